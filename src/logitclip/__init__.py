@@ -1,0 +1,1 @@
+"""logitclip: train on noisy labels by clipping the norm of the logits."""

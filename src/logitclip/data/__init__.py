@@ -1,0 +1,1 @@
+"""Datasets by name: see `dataset.py` for what one is, and one file for each family."""

@@ -1,0 +1,77 @@
+"""What a dataset is: two splits, its classes, and the defaults its benchmark is run with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from logitclip.registry import Registry
+
+DATASETS = Registry(
+    "dataset",
+    injected=("root", "download", "mirror"),
+    modules=tuple(f"logitclip.data.{m}" for m in ("digits", "fashion_mnist", "cifar", "webvision", "folder", "table")),
+)
+
+
+class Examples(Protocol):
+    """Inputs that can be indexed by a tensor of positions: a tensor in memory, or files decoded when asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Split:
+    """Inputs with their labels. `labels` may be noisy; `clean_labels` are the truth, where it is known."""
+
+    x: Examples  # [N, C, H, W] uint8 images or [N, D] float32 features
+    labels: Tensor  # [N] int64, or [N, K] float32 when they are soft
+    clean_labels: Tensor | None = None  # [N] int64
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.labels):
+            raise ValueError(f"{len(self.x)} inputs and {len(self.labels)} labels do not belong together.")
+        if self.clean_labels is not None and len(self.clean_labels) != len(self.labels):
+            raise ValueError(f"{len(self.labels)} labels and {len(self.clean_labels)} clean labels differ in number.")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def relabel(self, labels: Tensor) -> Split:
+        """The same inputs under other labels; what were the labels become the clean ones, unless these are known."""
+        clean = self.labels if self.clean_labels is None else self.clean_labels
+        return replace(self, labels=labels, clean_labels=clean)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A training and a test split, and what is known about the data.
+
+    `protocol` holds the defaults of its benchmark under the names of `RunConfig`'s fields: model, epochs, batch_size,
+    lr, momentum, nesterov, weight_decay, schedule, milestones (as fractions of the epochs), augment, drop_last.
+    """
+
+    name: str
+    train: Split
+    test: Split
+    num_classes: int
+    class_names: tuple[str, ...]
+    asymmetric: Mapping[int, int] | None = None  # source -> target class of asymmetric noise; None: the next class
+    mean: tuple[float, ...] = ()  # per channel, of inputs scaled to [0, 1]
+    std: tuple[float, ...] = ()
+    label_sets: Mapping[str, Tensor] = field(default_factory=dict)  # human labels of the training split, by name
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if len(self.class_names) != self.num_classes:
+            raise ValueError(f"{self.name}: {self.num_classes} classes but {len(self.class_names)} class names.")
+        for split in (self.train, self.test):
+            labels = split.labels
+            if labels.dtype == torch.int64 and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes:
+                bad = labels[(labels < 0) | (labels >= self.num_classes)][0]
+                raise ValueError(f"{self.name}: label {int(bad)} is outside 0..{self.num_classes - 1}.")

@@ -1,0 +1,186 @@
+"""Everything that has a name on the command line: registries and spec strings.
+
+A *spec* is ``"name"`` or ``"name:key=value,key=value"``: ``"gce:q=0.7"``, ``"symmetric:rate=0.5"``. The keys, called
+*knobs*, are the keyword-only parameters of the registered function, so a function's signature is its whole declaration.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import math
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+
+def suggest(name: str, known: typing.Iterable[str]) -> str:
+    """The end of an error message about an unknown name: a near miss, or the list.
+
+    >>> suggest("gcee", ["ce", "gce"])
+    "Did you mean 'gce'?"
+    """
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if near:
+        return f"Did you mean {near[0]!r}?"
+    return f"Known: {', '.join(known)}." if known else "It takes none."
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One keyword-only parameter of a registered function."""
+
+    name: str
+    annotation: Any
+    default: Any  # inspect.Parameter.empty when the knob must be given
+
+    @property
+    def required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+
+@dataclass
+class Registry:
+    """Functions by name. `injected` names the keyword-only parameters that code supplies and users do not write."""
+
+    kind: str
+    injected: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()  # imported before the first look-up, so that they can register themselves
+    _entries: dict[str, Callable[..., Any]] = field(default_factory=dict)
+
+    def register(self, function: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
+        """Add `function` under `name` (its own by default); usable as a decorator. A taken name is an error."""
+        name = name or function.__name__
+        if name in self._entries:
+            raise ValueError(f"The {self.kind} {name!r} is registered already; choose another name.")
+        self._entries[name] = function
+        return function
+
+    def __iter__(self) -> Iterator[str]:
+        self._load()
+        return iter(sorted(self._entries))
+
+    def __contains__(self, name: str) -> bool:
+        self._load()
+        return name in self._entries
+
+    def __getitem__(self, name: str) -> Callable[..., Any]:
+        self._load()
+        if name not in self._entries:
+            raise ValueError(f"Unknown {self.kind} {name!r}. {suggest(name, self._entries)}")
+        return self._entries[name]
+
+    def knobs(self, name: str) -> dict[str, Knob]:
+        """What may be written after the colon, in the order of the signature."""
+        function = self[name]
+        hints = typing.get_type_hints(function)
+        return {
+            p.name: Knob(p.name, hints.get(p.name, Any), p.default)
+            for p in inspect.signature(function).parameters.values()
+            if p.kind is p.KEYWORD_ONLY and p.name not in self.injected
+        }
+
+    def parse(self, spec: str, **more: Any) -> tuple[str, dict[str, Any]]:
+        """Split a spec into its name and its checked knobs; `more` are knobs given as keywords.
+
+        One bare value stands for the first knob: ``"timm:resnet18"`` is ``"timm:name=resnet18"``.
+        """
+        if not isinstance(spec, str):
+            raise TypeError(f"A {self.kind} is named by a spec string such as 'name:key=value', got {spec!r}.")
+        name, _, text = spec.strip().partition(":")
+        knobs, values = self.knobs(name), {}
+        # A value may hold a comma (a path, say): only a comma before `key=` ends it.
+        for i, item in enumerate(re.split(r",(?=\s*[A-Za-z_]\w*=)", text) if text else []):
+            key, sign, value = item.partition("=")
+            if not sign and i == 0 and knobs:
+                key, value = next(iter(knobs)), item
+            elif not sign:
+                raise ValueError(f"In the {self.kind} {spec!r}, {item!r} is not of the form key=value.")
+            key = key.strip()
+            if key in values or key in more:
+                raise ValueError(f"The knob {key!r} is given twice in the {self.kind} {spec!r}.")
+            self._check_knob(name, key, knobs)
+            values[key] = _convert(value.strip(), knobs[key], f"{self.kind} {name!r}")
+        for key, value in more.items():
+            self._check_knob(name, key, knobs)
+            values[key] = value
+        missing = [k.name for k in knobs.values() if k.required and k.name not in values]
+        if missing:
+            raise ValueError(f"The {self.kind} {name!r} needs {missing[0]!r}: write '{name}:{missing[0]}=...'.")
+        return name, values
+
+    def _check_knob(self, name: str, key: str, knobs: dict[str, Knob]) -> None:
+        if key not in knobs:
+            raise ValueError(f"The {self.kind} {name!r} has no knob {key!r}. {suggest(key, knobs)}")
+
+    def build(self, spec: str, **more: Any) -> Callable[..., Any]:
+        """The registered function with the knobs of `spec` bound."""
+        name, knobs = self.parse(spec, **more)
+        return functools.partial(self[name], **knobs)
+
+    def canonical(self, spec: str, *, full: bool = False) -> str:
+        """One spelling per meaning: knobs in signature order, without those at their default (with them, if `full`)."""
+        name, given = self.parse(spec)
+        knobs = self.knobs(name)
+        values = {k: given.get(k, knob.default) for k, knob in knobs.items() if full or k in given}
+        shown = {k: v for k, v in values.items() if full or v != knobs[k].default}
+        text = ",".join(f"{k}={_show(v)}" for k, v in shown.items())
+        return f"{name}:{text}" if text else name
+
+    def describe(self, name: str) -> tuple[str, str]:
+        """`(spec with its defaults, first line of the docstring)`, for listings."""
+        knobs = ",".join(f"{k}={'...' if v.required else _show(v.default)}" for k, v in self.knobs(name).items())
+        summary = (inspect.getdoc(self[name]) or "").partition("\n")[0]
+        return (f"{name}:{knobs}" if knobs else name), summary
+
+    def _load(self) -> None:
+        for module in self.modules:
+            importlib.import_module(module)
+
+
+def _convert(text: str, knob: Knob, owner: str) -> Any:
+    """Read `text` as the type the knob is annotated with."""
+    allowed = typing.get_args(knob.annotation) if _is_union(knob.annotation) else (knob.annotation,)
+    word = text.lower()
+    if word == "none" and (types.NoneType in allowed or knob.default is None):
+        return None
+    for wanted in (bool, int, float):
+        if wanted not in allowed:
+            continue
+        if wanted is bool:
+            if word in ("true", "false"):
+                return word == "true"
+            continue
+        try:
+            value = wanted(text)
+        except ValueError:
+            continue
+        if isinstance(value, float) and math.isnan(value):
+            continue
+        return value
+    for choice in allowed:
+        if typing.get_origin(choice) is typing.Literal:
+            choices = typing.get_args(choice)
+            if text in choices:
+                return text
+            raise ValueError(f"{knob.name} of the {owner} is one of {', '.join(choices)}; got {text!r}.")
+    if str in allowed or Any in allowed:
+        return text
+    names = " or ".join("none" if a is types.NoneType else getattr(a, "__name__", str(a)) for a in allowed)
+    raise ValueError(f"{knob.name} of the {owner} must be a {names}, got {text!r}.")
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def _show(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) and value == float(f"{value:g}") else str(value)
