@@ -1,1 +1,62 @@
-"""Networks by name; each returns logits."""
+"""Networks by name; each returns logits.
+
+A model is a function `fn(num_classes, *, knobs) -> nn.Module`. It learns about its input by naming a parameter
+`in_channels` (an image model) or `in_features` (one that flattens), which `build` supplies.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from logitclip.registry import Registry
+
+FAMILIES = ("mlp", "cnn", "wrn", "resnet", "preact_resnet", "densenet", "squeezenet", "external")
+MODELS = Registry("model", injected=("in_channels", "in_features"), modules=tuple(f"{__name__}.{f}" for f in FAMILIES))
+
+
+def build(spec: str, num_classes: int, input_shape: Sequence[int], *, seed: int = 0) -> nn.Module:
+    """The network that `spec` names, for inputs of `input_shape`, on the CPU and in training mode.
+
+    The initial weights are a function of `seed` alone, and the global random state is left as it was. One input of
+    zeros is sent through, so a model that cannot take this shape is refused here and not in the first epoch.
+
+    Args:
+        input_shape: `(C, H, W)` of images or `(D,)` of features, without the batch.
+
+    >>> build("mlp:width=64", num_classes=10, input_shape=(1, 8, 8))(torch.zeros(5, 1, 8, 8)).shape
+    torch.Size([5, 10])
+    """
+    make, name = MODELS.build(spec), spec.partition(":")[0].strip()
+    shape = tuple(int(n) for n in input_shape)
+    if num_classes < 2:
+        raise ValueError(f"num_classes must be at least 2, got {num_classes}.")
+    if not shape or min(shape) < 1:
+        raise ValueError(f"input_shape must be (C, H, W) or (D,) with positive sizes, got {shape}.")
+    known = {"in_features": math.prod(shape), "in_channels": shape[0] if len(shape) == 3 else None}
+    wanted = {k: known[k] for k in MODELS.injected if k in inspect.signature(make).parameters}
+    if None in wanted.values():
+        raise ValueError(f"The model {name!r} takes images (C, H, W), got inputs of shape {shape}; 'mlp' takes any.")
+    # Only the CPU's generator is used, restored and seeded (torch.manual_seed would reseed every GPU too).
+    with torch.random.fork_rng(devices=()), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        model = make(num_classes, **wanted)
+        _check(model, name, shape, num_classes)
+    return model
+
+
+def _check(model: nn.Module, name: str, shape: tuple[int, ...], num_classes: int) -> None:
+    try:
+        with torch.no_grad():
+            logits = model.eval()(torch.zeros(1, *shape))
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).strip().partition("\n")[0]
+        raise ValueError(f"The model {name!r} cannot take inputs of shape {shape}: {reason}") from error
+    if not isinstance(logits, Tensor) or logits.shape != (1, num_classes):
+        got = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
+        raise ValueError(f"The model {name!r} must return logits of shape (N, {num_classes}), got {got} for N = 1.")
+    model.train()

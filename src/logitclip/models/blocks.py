@@ -1,0 +1,125 @@
+"""What the networks share: convolutions, stems, pre-activation blocks, heads, initialisation."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+Activation = Literal["relu", "relu6", "leaky_relu", "gelu", "silu", "tanh"]
+Norm = Literal["none", "batch"]
+Stem = Literal["imagenet", "cifar"]
+
+# In place where the backward pass needs only the result: it saves one copy of every feature map.
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": lambda: nn.ReLU(inplace=True),
+    "relu6": lambda: nn.ReLU6(inplace=True),
+    "leaky_relu": lambda: nn.LeakyReLU(inplace=True),
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "tanh": nn.Tanh,
+}
+
+
+def one_of(name: str, value: Any, allowed: Iterable[Any]) -> Any:
+    """`value`, refused unless it is one of `allowed`."""
+    if value not in (allowed := tuple(allowed)):
+        raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}.")
+    return value
+
+
+def at_least(minimum: int, **values: int) -> None:
+    """Refuse the first of `values` below `minimum`."""
+    for name, value in values.items():
+        if value < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, got {value}.")
+
+
+def make_activation(name: str) -> nn.Module:
+    """The activation of that name. `relu6`, min(max(0, x), 6), is the paper's comparison with bounded features."""
+    return ACTIVATIONS[one_of("activation", name, ACTIVATIONS)]()
+
+
+def named(**parts: nn.Module) -> nn.Sequential:
+    """A sequence whose parts are attributes: `model.head`."""
+    return nn.Sequential(OrderedDict(parts))
+
+
+def conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, *, bias: bool = False) -> nn.Conv2d:
+    """A convolution that keeps the size of the image, divided by `stride`."""
+    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=bias)
+
+
+def conv_norm(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, activation: str = "") -> nn.Sequential:
+    """Convolution, batch norm and, if one is named, an activation."""
+    tail = [make_activation(activation)] if activation else []
+    return nn.Sequential(conv(inputs, outputs, kernel, stride), nn.BatchNorm2d(outputs), *tail)
+
+
+def make_stem(kind: str, in_channels: int, width: int, activation: str) -> nn.Sequential:
+    """The first layer: `imagenet` divides the image by 4 (7x7 stride 2, max-pool), `cifar` keeps it whole (3x3)."""
+    if one_of("stem", kind, ("imagenet", "cifar")) == "cifar":
+        return conv_norm(in_channels, width, activation=activation)
+    return conv_norm(in_channels, width, 7, 2, activation).append(nn.MaxPool2d(3, 2, padding=1))
+
+
+def make_stages(
+    block: Callable[..., nn.Module], inputs: int, widths: Sequence[int], counts: Sequence[int]
+) -> nn.Sequential:
+    """Stages of `block(inputs, outputs, stride)`: `counts[i]` of `widths[i]`; all but the first halve the image."""
+    stages = nn.Sequential()
+    for i, (width, count) in enumerate(zip(widths, counts, strict=True)):
+        strides = [2 if i else 1] + [1] * (count - 1)
+        sources = [inputs] + [width] * (count - 1)
+        stages.append(nn.Sequential(*(block(n, width, stride) for n, stride in zip(sources, strides, strict=True))))
+        inputs = width
+    return stages
+
+
+def make_head(features: int, num_classes: int) -> nn.Sequential:
+    """Mean over the image, then the linear layer, for images of any size."""
+    return named(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), linear=nn.Linear(features, num_classes))
+
+
+class PreActBlock(nn.Module):
+    """Norm and activation before each of two 3x3 convolutions, with a 1x1 shortcut where the shape changes.
+
+    Args:
+        activated_shortcut: an identity shortcut carries the activated input (as DivideMix's network does), not the
+            raw one (as in He et al., 2016). A 1x1 shortcut always starts from the activated input.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        stride: int,
+        *,
+        activation: str,
+        dropout: float = 0.0,
+        activated_shortcut: bool = False,
+    ) -> None:
+        super().__init__()
+        self.before = nn.Sequential(nn.BatchNorm2d(inputs), make_activation(activation))
+        self.body = nn.Sequential(
+            conv_norm(inputs, outputs, 3, stride, activation), nn.Dropout(dropout), conv(outputs, outputs)
+        )
+        changed = stride != 1 or inputs != outputs
+        self.shortcut = conv(inputs, outputs, 1, stride) if changed else nn.Identity()
+        self.activated_shortcut = activated_shortcut or changed
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.before(x)
+        return self.body(y) + self.shortcut(y if self.activated_shortcut else x)
+
+
+def init_he(model: nn.Module, mode: Literal["fan_in", "fan_out"] = "fan_out", *, zero_bias: bool = False) -> nn.Module:
+    """He et al.'s normal initialisation of every convolution; `zero_bias` also zeroes the biases of linear layers."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
+        if isinstance(module, nn.Linear) and zero_bias:
+            nn.init.zeros_(module.bias)
+    return model

@@ -1,0 +1,35 @@
+"""The multilayer perceptron: for features, and for small images on a CPU."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from logitclip.models import MODELS
+from logitclip.models.blocks import Activation, Norm, at_least, make_activation, named, one_of
+
+
+@MODELS.register
+def mlp(
+    num_classes: int,
+    *,
+    in_features: int,
+    width: int = 256,
+    depth: int = 3,
+    norm: Norm = "none",
+    activation: Activation = "relu",
+    dropout: float = 0.0,
+) -> nn.Module:
+    """Multilayer perceptron: `depth` hidden layers of `width`; it flattens inputs of any shape.
+
+    `depth=0` is multinomial logistic regression. Weights are initialised as `nn.Linear` does.
+    """
+    at_least(1, width=width)
+    at_least(0, depth=depth)
+    normed = one_of("norm", norm, ("none", "batch")) == "batch"
+    hidden = nn.Sequential()
+    for inputs in ([in_features] + [width] * depth)[:depth]:
+        hidden.append(nn.Linear(inputs, width))
+        if normed:
+            hidden.append(nn.BatchNorm1d(width))
+        hidden.extend([make_activation(activation), nn.Dropout(dropout)])
+    return named(flatten=nn.Flatten(), hidden=hidden, head=nn.Linear(width if depth else in_features, num_classes))

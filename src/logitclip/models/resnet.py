@@ -1,0 +1,70 @@
+"""Residual networks (He et al., 2015), with torchvision's layers and initialisation."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor, nn
+
+from logitclip.models import MODELS
+from logitclip.models.blocks import (
+    Activation,
+    Stem,
+    conv_norm,
+    init_he,
+    make_activation,
+    make_head,
+    make_stages,
+    make_stem,
+    named,
+    one_of,
+)
+
+COUNTS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}  # blocks in each stage
+
+
+class Block(nn.Module):
+    """activation(body(x) + shortcut(x)): two 3x3 convolutions, or in a bottleneck 1x1, 3x3 (with the stride), 1x1."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, *, activation: str, bottleneck: bool) -> None:
+        super().__init__()
+        if bottleneck:
+            inner = outputs // 4
+            self.body = nn.Sequential(
+                conv_norm(inputs, inner, 1, 1, activation),
+                conv_norm(inner, inner, 3, stride, activation),
+                conv_norm(inner, outputs, 1),
+            )
+        else:
+            self.body = nn.Sequential(conv_norm(inputs, outputs, 3, stride, activation), conv_norm(outputs, outputs))
+        changed = stride != 1 or inputs != outputs
+        self.shortcut = conv_norm(inputs, outputs, 1, stride) if changed else nn.Identity()
+        self.activation = make_activation(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.activation(self.body(x) + self.shortcut(x))
+
+
+@MODELS.register
+def resnet(
+    num_classes: int,
+    *,
+    in_channels: int = 3,
+    depth: int = 18,
+    stem: Stem = "imagenet",
+    activation: Activation = "relu",
+) -> nn.Module:
+    """ResNet of depth 18, 34 or 50, as in torchvision; `stem=cifar` keeps small images whole.
+
+    The paper's ResNet-34 on CIFAR is the ImageNet one: the released code takes it from torchvision.
+    """
+    counts = COUNTS[one_of("depth of a resnet", depth, COUNTS)]
+    bottleneck = depth >= 50
+    widths = [w * (4 if bottleneck else 1) for w in (64, 128, 256, 512)]
+    block = partial(Block, activation=activation, bottleneck=bottleneck)
+    model = named(
+        stem=make_stem(stem, in_channels, 64, activation),
+        stages=make_stages(block, 64, widths, counts),
+        head=make_head(widths[-1], num_classes),
+    )
+    return init_he(model)
