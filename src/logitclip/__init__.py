@@ -1,1 +1,54 @@
-"""logitclip: train on noisy labels by clipping the norm of the logits."""
+"""logitclip: train on noisy labels by clipping the norm of the logits.
+
+The public names, on one screen; each is imported when it is first used, so `import logitclip` is instant.
+
+>>> import logitclip as lc
+>>> criterion = lc.LogitClip("ce", tau=1.0)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LogitClip",
+    "Loss",
+    "clip_by_value",
+    "clip_logits",
+    "data",
+    "linear_clip_cross_entropy",
+    "logit_norm",
+    "losses",
+    "models",
+    "noise",
+    "norm_penalty",
+    "theory",
+]
+
+if TYPE_CHECKING:  # where each lives
+    from logitclip import data, losses, models, noise, theory
+    from logitclip.clip import clip_by_value, clip_logits, logit_norm, norm_penalty
+    from logitclip.criterion import LogitClip, Loss
+    from logitclip.fused import linear_clip_cross_entropy
+
+_WHERE = {
+    "clip": ("clip_logits", "clip_by_value", "logit_norm", "norm_penalty"),
+    "criterion": ("LogitClip", "Loss"),
+    "fused": ("linear_clip_cross_entropy",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _WHERE.items():
+        if name in names:
+            return getattr(importlib.import_module(f"logitclip.{module}"), name)
+    if name in __all__:
+        return importlib.import_module(f"logitclip.{name}")
+    raise AttributeError(f"module 'logitclip' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,285 @@
+"""`Loss` and `LogitClip`, the modules a training loop uses.
+
+`Loss` is the one place that knows class weights, per-example weights, `ignore_index` and reductions. `LogitClip` puts
+Eq. 4 before a loss. Classes are in dimension 1 (0 for a single vector), as in torch.nn.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from logitclip import theory
+from logitclip.clip import CLIPS, check_clip, check_logits, check_positive, clip_logits
+from logitclip.losses import LOSSES, check_target, evaluate
+from logitclip.registry import suggest
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+class Loss(nn.Module):
+    """Any loss by name, used like `nn.CrossEntropyLoss`.
+
+    Args:
+        spec: a loss and its knobs, as in ``"gce:q=0.7"``; knobs may also be given as keywords, ``Loss("gce", q=0.7)``.
+        reduction: "mean", "sum" or "none". The mean divides by the sum of the weights of hard targets and by the number
+            of examples for probability targets, like `nn.CrossEntropyLoss`; over nothing at all it is 0, not NaN.
+        weight: a weight per class, [K].
+        ignore_index: targets with this value do not count.
+
+    The call takes logits [N, K, ...] or [K], class indices [N, ...] or probabilities in the shape of the logits, and
+    optionally `example_weight` [N, ...]. The result is float32 for half-precision logits.
+
+    >>> Loss("mae")(torch.zeros(2, 4), torch.tensor([0, 3]))
+    tensor(1.5000)
+    """
+
+    weight: Tensor | None
+    epoch: Tensor | None
+    class_counts: Tensor | None
+
+    def __init__(
+        self,
+        spec: str = "ce",
+        *,
+        reduction: Reduction = "mean",
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        **knobs: Any,
+    ) -> None:
+        super().__init__()
+        if reduction not in get_args(Reduction):
+            raise ValueError(f"Unknown reduction {reduction!r}. {suggest(str(reduction), get_args(Reduction))}")
+        if weight is not None and (weight.ndim != 1 or not weight.is_floating_point()):
+            raise ValueError(f"weight must be one float per class, got {weight.dtype} of shape {tuple(weight.shape)}.")
+        self.name, self.knobs = LOSSES.parse(spec, **knobs)
+        self.function: Any = LOSSES[self.name]
+        self.reduction, self.ignore_index = reduction, ignore_index
+        self.register_buffer("weight", weight)
+        # Set by start_epoch; buffers, so that a compiled criterion does not recompile when they change.
+        self.register_buffer("epoch", None)
+        self.register_buffer("class_counts", None)
+        probe = torch.full((1,), -1.0), torch.full((1, 2) if self.function.second == "log_probs" else (1,), -1.0)
+        injected = {"num_classes": 2} if "num_classes" in self.function.wants else {}
+        self.function.phi(*probe, **self.knobs, **injected)  # a knob out of its range is an error now, not in training
+
+    def start_epoch(self, epoch: int, class_counts: Tensor | None = None) -> None:
+        """Tell a loss with a schedule (CORES) where training is; the others take no notice.
+
+        Args:
+            epoch: counted from 0.
+            class_counts: how many examples carry each label, [K].
+        """
+        for name, value in (("epoch", epoch), ("class_counts", class_counts)):
+            if value is None or name not in self.function.wants:
+                continue
+            value = torch.as_tensor(value, dtype=torch.float32)
+            buffer = getattr(self, name)
+            if buffer is None:
+                setattr(self, name, value.clone())
+            else:
+                buffer.copy_(value)
+
+    def link(self, logits: Tensor) -> Tensor:
+        """What is done to the logits before the loss: nothing."""
+        return logits
+
+    def forward(self, logits: Tensor, target: Tensor, example_weight: Tensor | None = None) -> Tensor:
+        return self.reduced(logits, target, example_weight)
+
+    def reduced(
+        self,
+        logits: Tensor,
+        target: Tensor,
+        example_weight: Tensor | None = None,
+        clip: tuple[float, float, float] | None = None,
+    ) -> Tensor:
+        """The loss of logits that are clipped on the way: `clip` is (tau, delta, p)."""
+        soft = target.is_floating_point()
+        if logits.ndim > 2:
+            logits = logits.movedim(1, -1)
+            target = target.movedim(1, -1) if soft and target.ndim == logits.ndim else target
+        target, kept = check_target(logits, target, self.ignore_index)
+        if self.weight is not None and len(self.weight) != logits.shape[-1]:
+            raise ValueError(f"weight has {len(self.weight)} entries for {logits.shape[-1]} classes.")
+        knobs = self.knobs
+        if self.epoch is not None or self.class_counts is not None:
+            knobs = {**knobs, "epoch": self.epoch, "class_counts": self.class_counts}
+        values, weights = evaluate(self.function, logits, target, knobs, clip, self.weight)
+        if example_weight is not None:
+            if example_weight.shape != values.shape:
+                raise ValueError(
+                    f"example_weight must have the shape {tuple(values.shape)}, got {tuple(example_weight.shape)}."
+                )
+            weights = example_weight if weights is None else weights * example_weight
+        if kept is not None:
+            weights = kept.to(values.dtype) if weights is None else weights * kept
+        if self.weight is not None and not soft:
+            of_class = self.weight.to(values.dtype)[target]
+            weights = of_class if weights is None else weights * of_class
+        if weights is None and values.numel():
+            return values.mean() if self.reduction == "mean" else values.sum() if self.reduction == "sum" else values
+        if weights is None:
+            weights = torch.ones_like(values)
+        weighted = values * weights
+        if self.reduction != "mean":
+            return weighted.sum() if self.reduction == "sum" else weighted
+        total = weights.sum()
+        return weighted.sum() / torch.where(total == 0, 1.0, total)
+
+    def extra_repr(self) -> str:
+        knobs = "".join(f", {key}={value}" for key, value in self.knobs.items())
+        return f"{self.name!r}{knobs}, reduction={self.reduction!r}"
+
+
+class Linked(nn.Module):
+    """A criterion on transformed logits: ``criterion(link(logits), target)``."""
+
+    def __init__(self, criterion: str | Callable[..., Tensor], link: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        if isinstance(criterion, str):
+            criterion = Loss(criterion)
+        if not callable(criterion):
+            raise TypeError(f"criterion must be the name of a loss or a callable such as a module, got {criterion!r}.")
+        self.criterion = criterion
+        self._link = link
+
+    def link(self, logits: Tensor) -> Tensor:
+        """What is done to the logits before the loss; classes in dimension 1 (0 for a single vector)."""
+        dim = 1 if logits.ndim > 1 else 0
+        return self._link(logits.movedim(dim, -1)).movedim(-1, dim)
+
+    def forward(self, logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return self.criterion(self.link(logits), target, *args, **kwargs)
+
+    def start_epoch(self, epoch: int, class_counts: Tensor | None = None) -> None:
+        """Passed on to the criterion; see `Loss.start_epoch`."""
+        if isinstance(self.criterion, (Loss, Linked)):
+            self.criterion.start_epoch(epoch, class_counts)
+
+
+class LogitClip(Linked):
+    """A loss on clipped logits: Eq. 4, then the criterion.
+
+    Args:
+        criterion: a loss by name, ``"gce:q=0.7"``, or any criterion you already have, which is then called as it is
+            with the clipped logits.
+        tau: the threshold on the norm of the logits.
+        delta: the norm of clipped logits; None means tau (Eq. 3).
+        p: which norm, from 1 to `math.inf`.
+
+    Use it for training only: predictions are the same with and without the clip.
+
+    >>> criterion = LogitClip("ce", tau=1.0)
+    >>> criterion(torch.tensor([[30.0, 40.0]]), torch.tensor([0]))
+    tensor(0.7981)
+    """
+
+    def __init__(
+        self, criterion: str | Callable[..., Tensor], tau: float, delta: float | None = None, p: float = 2.0
+    ) -> None:
+        self.tau, self.delta, self.p = float(tau), float(check_clip(tau, delta, p)), float(p)
+        super().__init__(criterion, partial(clip_logits, tau=self.tau, delta=self.delta, p=self.p))
+
+    @classmethod
+    def official(cls, criterion: str | Callable[..., Tensor], temp: float) -> LogitClip:
+        """Threshold temp and scale 1/temp: what the released code does, and what the paper tabulates as "1/tau".
+
+        >>> LogitClip.official("ce", temp=2.0)
+        LogitClip(
+          tau=2.0, delta=0.5, p=2.0
+          (criterion): Loss('ce', reduction='mean')
+        )
+        """
+        check_positive("temp", temp)
+        return cls(criterion, tau=temp, delta=1 / temp)
+
+    def forward(self, logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if isinstance(self.criterion, Loss):  # clip and loss in one
+            return self.criterion.reduced(logits, target, *args, **kwargs, clip=(self.tau, self.delta, self.p))
+        _check_multiclass(logits, target)
+        return super().forward(logits, target, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        return f"tau={self.tau}, delta={self.delta}, p={self.p}"
+
+    @torch.no_grad()
+    def diagnose(self, logits: Tensor, target: Tensor | None = None) -> Diagnosis:
+        """What the clip does to these logits; call it now and then in your own loop.
+
+        With `target`, and a loss by name, it also warns (`UserWarning`) when the mean loss sits at the lowest value
+        that clipped logits can reach: it has no gradient left then, and if the accuracy is poor, tau is too small.
+
+        >>> report = LogitClip("ce", tau=1.0).diagnose(torch.tensor([[30.0, 40.0], [0.3, 0.4]]))
+        >>> report.clipped, report.norm_quantiles[0.5]
+        (0.5, 25.25)
+        """
+        check_logits(logits)
+        dim = 1 if logits.ndim > 1 else 0
+        norms = torch.linalg.vector_norm(logits.float(), self.p, dim=dim).flatten()
+        at = (0.05, 0.25, 0.5, 0.75, 0.95)
+        # torch.quantile takes at most 2**24 numbers; dense outputs can have more.
+        values = torch.quantile(norms[:: 1 + norms.numel() // 2**24], torch.tensor(at, device=norms.device))
+        report = Diagnosis(
+            clipped=float((norms >= self.tau).float().mean()),
+            norm_quantiles={q: round(float(v), 6) for q, v in zip(at, values, strict=True)},
+        )
+        if target is None or not isinstance(self.criterion, Loss):
+            return report
+        mean, classes = Loss(self.criterion.name, **self.criterion.knobs), logits.shape[dim]
+        loss = float(mean.reduced(logits, target, clip=(self.tau, self.delta, self.p)))
+        chance = float(mean(logits.new_zeros(1, classes).float(), torch.zeros(1, dtype=torch.int64)))
+        known = theory.knobs(mean.name)
+        knobs = {k.name: k.default for k in LOSSES.knobs(mean.name).values()} | mean.knobs
+        lowest, _ = theory.base_loss_bounds(
+            mean.name, self.tau, classes, self.delta, self.p, **{k: v for k, v in knobs.items() if k in known}
+        )
+        if loss - lowest < 0.05 * (chance - lowest):
+            warnings.warn(
+                f"The mean {mean.name} loss, {loss:.4g}, has reached {lowest:.4g}, the lowest value that logits clipped "
+                f"at tau={self.tau:g}, delta={self.delta:g} allow. If the accuracy is still poor, raise them: too "
+                "small a tau underfits (the paper's Table 8).",
+                stacklevel=2,
+            )
+        return replace(report, loss=loss, lowest_loss=lowest)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What a clip does to a batch: see `LogitClip.diagnose`."""
+
+    clipped: float  # share of the rows whose norm is at least tau
+    norm_quantiles: dict[float, float]  # of the norms before the clip
+    loss: float | None = None  # the mean loss
+    lowest_loss: float | None = None  # what it cannot go below
+
+
+def clipped(criterion: str | Callable[..., Tensor], spec: str) -> nn.Module:
+    """A criterion behind any clip by name: "none", "norm:tau=1", "official:temp=1.5", "value:limit=1", ...
+
+    >>> clipped("ce", "value:limit=1")(torch.tensor([[30.0, 40.0]]), torch.tensor([0]))
+    tensor(0.6931)
+    """
+    name, knobs = CLIPS.parse(spec)
+    if name == "none":
+        return Loss(criterion) if isinstance(criterion, str) else Linked(criterion, CLIPS["none"])
+    if name == "norm":
+        return LogitClip(criterion, **knobs)
+    if name == "official":
+        return LogitClip.official(criterion, **knobs)
+    link = partial(CLIPS[name], **knobs)
+    link(torch.zeros(1, 2))  # a knob out of its range is an error now, not in training
+    return Linked(criterion, link)
+
+
+def _check_multiclass(logits: Tensor, target: Any) -> None:
+    """Refuse single logits and multi-label targets, which a softmax over clipped logits is not made for."""
+    dim = 1 if logits.ndim > 1 else 0
+    if logits.shape[dim] == 1 or (isinstance(target, Tensor) and target.shape == logits.shape):
+        check_target(logits.movedim(dim, -1), target.movedim(dim, -1) if target.ndim == logits.ndim else target)
