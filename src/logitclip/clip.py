@@ -29,9 +29,7 @@ def check_clip(tau: float, delta: float | None, p: float) -> float:
 
 
 def clip_logits(logits: Tensor, tau: float, delta: float | None = None, *, p: float = 2.0, dim: int = -1) -> Tensor:
-    r"""Clip the p-norm of each logit vector.
-
-    .. math:: \mathrm{clip}_{\tau,\delta}(z) = \delta\, z / \|z\|_p \ \text{ if } \|z\|_p \ge \tau, \ \text{ else } z
+    """Clip the p-norm of each logit vector: `delta z/|z|_p` if `|z|_p >= tau`, else `z`.
 
     The direction, and so the prediction, stays as it is. With ``delta=None`` the scale is the threshold (Eq. 3) and the
     function is continuous; with ``delta != tau`` it jumps at the threshold, as Eq. 4 does.
@@ -50,7 +48,7 @@ def clip_logits(logits: Tensor, tau: float, delta: float | None = None, *, p: fl
     tensor([[0.6000, 0.8000],
             [0.3000, 0.4000]])
 
-    Paper: Eq. 4.
+    Paper: Eq. 3, Eq. 4.
     """
     delta = check_clip(tau, delta, p)
     check_logits(logits)
@@ -79,7 +77,7 @@ def clip_by_value(logits: Tensor, limit: float) -> Tensor:
 
 
 def logit_norm(logits: Tensor, temperature: float, *, dim: int = -1) -> Tensor:
-    r"""LogitNorm: give every logit vector the norm 1/temperature, :math:`z / (T (\|z\|_2 + 10^{-7}))`.
+    """LogitNorm: give every logit vector the norm 1/temperature, `z / (T (|z| + 1e-7))`.
 
     >>> logit_norm(torch.tensor([3.0, 4.0]), temperature=0.5)
     tensor([1.2000, 1.6000])

@@ -149,7 +149,7 @@ def check_target(logits: Tensor, target: Tensor, ignore_index: int | None = None
 
 @loss
 def ce(log_p: Tensor, _: None) -> Tensor:
-    r"""Cross entropy, :math:`-\log p_y`.
+    """Cross entropy, `-log p_y`.
 
     >>> ce(torch.zeros(1, 4), torch.tensor([2]))
     tensor([1.3863])
@@ -161,7 +161,7 @@ def ce(log_p: Tensor, _: None) -> Tensor:
 
 @loss
 def focal(log_p: Tensor, _: None, *, gamma: float = 0.5, detach_weight: bool = False) -> Tensor:
-    r"""Focal loss, :math:`-(1-p_y)^\gamma \log p_y`.
+    """Focal loss, `-(1-p_y)^gamma log p_y`.
 
     `detach_weight` treats the factor as a constant, which is what the public robust-loss code bases do.
     """
@@ -173,13 +173,13 @@ def focal(log_p: Tensor, _: None, *, gamma: float = 0.5, detach_weight: bool = F
 
 @loss
 def mae(log_p: Tensor, _: None, *, scale: float = 2.0) -> Tensor:
-    r"""Mean absolute error, :math:`\|e_y - p\|_1 = 2(1-p_y)`; ``scale=1`` is the "reduced" MAE of other code bases."""
+    """Mean absolute error, `|e_y - p|_1 = 2(1-p_y)`; ``scale=1`` is the "reduced" MAE of other code bases."""
     return scale * one_minus_p(log_p)
 
 
 @loss
 def phuber_ce(log_p: Tensor, _: None, *, threshold: float = 10.0) -> Tensor:
-    r"""Partially Huberised CE: :math:`-\log p_y`, made linear in p_y where :math:`p_y \le 1/t`, t the threshold.
+    """Partially Huberised CE: `-log p_y`, made linear in p_y where `p_y <= 1/t`, t the threshold.
 
     The paper takes a threshold of 10 on CIFAR-10 and 30 on CIFAR-100 and WebVision.
     """
@@ -191,19 +191,19 @@ def phuber_ce(log_p: Tensor, _: None, *, threshold: float = 10.0) -> Tensor:
 
 @loss
 def rce(log_p: Tensor, _: None, *, log_zero: float = LOG_ZERO) -> Tensor:
-    r"""Reverse cross entropy, :math:`-A (1-p_y)` with A the value taken for log 0 (`log_zero`, ln 1e-4)."""
+    """Reverse cross entropy, `-A (1-p_y)` with A the value taken for log 0 (`log_zero`, ln 1e-4)."""
     return -log_zero * one_minus_p(log_p)
 
 
 @loss
 def sce(log_p: Tensor, _: None, *, alpha: float = 0.5, beta: float = 1.0, log_zero: float = LOG_ZERO) -> Tensor:
-    r"""Symmetric cross entropy, :math:`\alpha\,\mathrm{CE} + \beta\,\mathrm{RCE}`."""
+    """Symmetric cross entropy, `alpha CE + beta RCE`."""
     return alpha * -log_p + beta * -log_zero * one_minus_p(log_p)
 
 
 @loss
 def gce(log_p: Tensor, _: None, *, q: float = 0.7) -> Tensor:
-    r"""Generalised cross entropy, :math:`(1-p_y^q)/q`.
+    """Generalised cross entropy, `(1 - p_y^q)/q`.
 
     >>> gce(torch.zeros(1, 4), torch.tensor([2]), q=1.0)
     tensor([0.7500])
@@ -214,7 +214,7 @@ def gce(log_p: Tensor, _: None, *, q: float = 0.7) -> Tensor:
 
 @loss
 def taylor_ce(log_p: Tensor, _: None, *, order: int = 2) -> Tensor:
-    r"""Taylor cross entropy, :math:`\sum_{i=1}^{t} (1-p_y)^i/i` up to the order t.
+    """Taylor cross entropy, `sum_i (1-p_y)^i / i` for i from 1 to `order`.
 
     The paper does not state its order; 2 is this project's choice.
     """
@@ -228,20 +228,20 @@ def taylor_ce(log_p: Tensor, _: None, *, order: int = 2) -> Tensor:
 
 @loss
 def nce(log_p: Tensor, mean_log_p: Tensor, *, num_classes: int, scale: float = 1.0) -> Tensor:
-    r"""Normalised cross entropy, :math:`\log p_y / \sum_k \log p_k`."""
+    """Normalised cross entropy, `log p_y / sum_k log p_k`."""
     return scale / num_classes * (log_p / mean_log_p)
 
 
 @loss
 def ael(log_p: Tensor, _: None, *, a: float = 2.5) -> Tensor:
-    r"""Asymmetric exponential loss, :math:`e^{-p_y/a}` (not shifted: its minimum is :math:`e^{-1/a}`)."""
+    """Asymmetric exponential loss, `exp(-p_y/a)` (not shifted: its minimum is `exp(-1/a)`)."""
     check_positive("a", a)
     return torch.exp(log_p.exp() / -a)
 
 
 @loss
 def aul(log_p: Tensor, _: None, *, a: float = 5.5, q: float = 3.0) -> Tensor:
-    r"""Asymmetric unhinged loss, :math:`((a-p_y)^q - (a-1)^q)/q` with a > 1."""
+    """Asymmetric unhinged loss, `((a-p_y)^q - (a-1)^q)/q` with a > 1."""
     if not a > 1:
         raise ValueError(f"a must be above 1, got {a}.")
     check_positive("q", q)
@@ -250,7 +250,7 @@ def aul(log_p: Tensor, _: None, *, a: float = 5.5, q: float = 3.0) -> Tensor:
 
 @loss
 def agce(log_p: Tensor, _: None, *, a: float = 0.6, q: float = 0.6) -> Tensor:
-    r"""Asymmetric generalised cross entropy, :math:`((a+1)^q - (a+p_y)^q)/q`."""
+    """Asymmetric generalised cross entropy, `((a+1)^q - (a+p_y)^q)/q`."""
     check_positive("a", a)
     check_positive("q", q)
     return ((a + 1) ** q - (a + log_p.exp()) ** q) / q
@@ -269,11 +269,11 @@ def cores(
     sieve_after: int = 30,
     prior: Literal["labels", "uniform"] = "labels",
 ) -> tuple[Tensor, Tensor | None]:
-    r"""CORES: :math:`\mathrm{CE} - \beta_e \sum_k \pi_k\,\ell_k` with :math:`\ell_k = -\log(p_k + 10^{-8})`.
+    """CORES: `CE - beta_e sum_k pi_k l_k` with `l_k = -log(p_k + 1e-8)`.
 
     Without an epoch beta is constant and every example counts. With one, beta is 0 for `warmup` epochs, then rises
     linearly over `ramp` epochs and stays; after epoch `sieve_after` examples with CE above the mean of
-    :math:`\ell_k` are left out. `class_counts`, the counts of the (noisy) labels, give pi; without them, or with
+    `l_k` are left out. `class_counts`, the counts of the (noisy) labels, give pi; without them, or with
     ``prior="uniform"``, it is uniform. `Loss.start_epoch` supplies both.
     """
     _at_least("ramp", ramp, 1)
@@ -296,7 +296,7 @@ def cores(
 def nce_mae(
     log_p: Tensor, mean_log_p: Tensor, *, num_classes: int, alpha: float = 50.0, beta: float = 1.0, scale: float = 1.0
 ) -> Tensor:
-    r"""NCE + MAE, :math:`\alpha\,\mathrm{NCE} + \beta(1-p_y)`: the reduced MAE, unless `scale` says otherwise."""
+    """NCE + MAE, `alpha NCE + beta (1-p_y)`: the reduced MAE, unless `scale` says otherwise."""
     return _phi(nce)(log_p, mean_log_p, num_classes=num_classes, scale=alpha) + beta * scale * one_minus_p(log_p)
 
 
@@ -311,7 +311,7 @@ def nce_agce(
     a: float = 1.8,
     q: float = 3.0,
 ) -> Tensor:
-    r"""NCE + AGCE, :math:`\alpha\,\mathrm{NCE} + \beta\,\mathrm{AGCE}_{a,q}`; the paper's WebVision has a = 2.5."""
+    """NCE + AGCE, `alpha NCE + beta AGCE`; the paper's WebVision has a = 2.5."""
     passive = _phi(agce)(log_p, None, a=a, q=q)
     return _phi(nce)(log_p, mean_log_p, num_classes=num_classes, scale=alpha) + beta * passive
 
@@ -326,7 +326,7 @@ def nce_rce(
     beta: float = 1.0,
     log_zero: float = LOG_ZERO,
 ) -> Tensor:
-    r"""NCE + RCE, :math:`\alpha\,\mathrm{NCE} + \beta\,\mathrm{RCE}`; not in the paper, defaults of its authors."""
+    """NCE + RCE, `alpha NCE + beta RCE`; not in the paper, defaults of its authors."""
     passive = -log_zero * one_minus_p(log_p)
     return _phi(nce)(log_p, mean_log_p, num_classes=num_classes, scale=alpha) + beta * passive
 

@@ -1,0 +1,253 @@
+"""The command line. Data goes to stdout, progress and errors to stderr; a mistake is one sentence and exit code 2.
+
+Nothing heavy is imported before a command runs, so that `logitclip --help` is quick.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+from tyro.conf import Positional
+
+import logitclip
+
+Kind = Literal["losses", "clips", "noises", "data", "models", "augments"]
+
+
+def list_names(kind: Positional[Kind], /, *, json: bool = False) -> None:
+    """List what can be named: losses, clips, noises, data, models or augments, with their knobs.
+
+    Args:
+        kind: What to list.
+        json: Print a JSON object instead of a table.
+    """
+    from rich.markup import escape
+
+    from logitclip.registry import Registry
+
+    registry: Registry
+    if kind == "losses":
+        from logitclip.losses import LOSSES as registry
+    elif kind == "clips":
+        from logitclip.clip import CLIPS as registry
+    elif kind == "noises":
+        from logitclip.noise import NOISES as registry
+    elif kind == "data":
+        from logitclip.data import DATASETS as registry
+    elif kind == "models":
+        from logitclip.models import MODELS as registry
+    else:
+        from logitclip.data.augment import AUGMENTS as registry
+    rows = {name: registry.describe(name) for name in registry}
+    if json:
+        _print_json({name: {"spec": spec, "summary": summary} for name, (spec, summary) in rows.items()})
+        return
+    table = _table(kind.capitalize(), "spec, with its defaults", "what it is")
+    for name, (spec, summary) in rows.items():
+        table.add_row(spec.replace(name, f"[bold]{name}[/]", 1).replace(",", ", "), escape(summary.replace("`", "")))
+    _print(table)
+
+
+def bound(
+    *,
+    tau: float,
+    classes: int,
+    delta: float | None = None,
+    p: float = math.inf,
+    loss: str = "ce",
+    noise: str | None = None,
+    json: bool = False,
+) -> None:
+    """Print every bound of the paper for one clip, loss and noise, and the smallest that applies.
+
+    Example: logitclip bound --tau 1 --classes 10 --noise symmetric:rate=0.5
+
+    Args:
+        tau: Threshold on the norm of the logits.
+        classes: Number of classes, K.
+        delta: Norm of clipped logits; tau if not given.
+        p: Which norm; the paper prints its bounds for inf, and for smaller p sharper ones are shown beside them.
+        loss: A loss spec such as gce:q=0.7.
+        noise: symmetric:rate=R, asymmetric:rate=R, pair:rate=R, instance:rate=R or transition:matrix=FILE.
+        json: Print a JSON object instead of a table.
+    """
+    from logitclip import theory
+
+    loss_name, loss_knobs = _loss_for_theory(loss)
+    rows = theory.all_bounds(
+        tau, classes, delta=delta, p=p, loss=loss_name, knobs=loss_knobs, **_noise_for_theory(noise)
+    )
+    if json:
+        _print_json([{**asdict(row), "applies": row.applies} for row in rows])
+        return
+    scale = "" if delta is None else f", delta = {delta:g}"
+    table = _table(f"tau = {tau:g}{scale}, p = {p:g}, K = {classes}", "quantity", "bound", "paper", "lower", "upper")
+    for row in rows:
+        style = "bold green" if row.smallest else "" if row.applies else "dim"
+        if row.applies:
+            table.add_row(row.quantity, row.name, row.paper, f"{row.lower:.6g}", f"{row.upper:.6g}", style=style)
+        else:
+            table.add_row(row.quantity, f"{row.name}: {row.reason}", row.paper, "-", "-", style=style)
+    _print(table)
+    _print("[bold green]Green[/]: the smallest that applies. f~ minimises the noisy risk R^eta, f* the clean risk R.")
+
+
+def paper(item: Positional[str] = "", /) -> None:
+    """Show where the code keeps a numbered item of the paper, or list them all.
+
+    Example: logitclip paper "Eq. 4"
+
+    Args:
+        item: An equation, proposition or theorem, as in "Eq. 4", "Prop 2.1" or "Thm E.1".
+    """
+    from logitclip.registry import suggest
+
+    homes = {tag: home for home in _tagged() for tag in home[0]}
+    if not item:
+        table = _table("The paper in the code", "item", "function", "file")
+        for tag, (_, name, file, line, _doc) in sorted(homes.items()):
+            table.add_row(tag, name, f"{file}:{line}")
+        _print(table)
+        return
+    known = {_normalised(tag): tag for tag in homes}
+    if _normalised(item) not in known:
+        raise ValueError(f"No home for {item!r} in the code. {suggest(item, homes)}")
+    tag = known[_normalised(item)]
+    _, name, file, line, doc = homes[tag]
+    from rich.markup import escape
+
+    _print(f"[bold]{tag}[/] is [bold]{name}[/] in src/logitclip/{file}, line {line}\n")
+    _print(escape(doc))
+
+
+def noise(
+    spec: Positional[str],
+    /,
+    *,
+    data: str = "digits",
+    root: Path | None = None,
+    noise_seed: int = 0,
+    save: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Preview a label noise: its rate, the rates of the classes, and the transition matrix.
+
+    Example: logitclip noise --data digits symmetric:rate=0.5
+
+    Args:
+        spec: The noise, as in symmetric:rate=0.5; see `logitclip list noises`.
+        data: The dataset, as in cifar10; see `logitclip list data`.
+        root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
+        noise_seed: The seed of the noise, which is a draw of its own.
+        save: Also save the labels there, as .npz and .json; file:path=... reads them back.
+        json: Print a JSON object instead of a table.
+    """
+    from logitclip import data as datasets
+    from logitclip import noise as noises
+
+    dataset = datasets.load(data, **({} if root is None else {"root": root}))
+    record = noises.apply(spec, dataset, noise_seed)
+    if save is not None:
+        record.save(save)
+    if json:
+        _print_json(record.describe())
+    else:
+        _print(noises.preview(record, dataset.class_names))
+
+
+COMMANDS = {"list": list_names, "bound": bound, "paper": paper, "noise": noise}
+
+
+def main() -> None:
+    """Run the command line; the console script `logitclip`."""
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="logitclip",
+            description=f"logitclip {logitclip.__version__}: train on labels you do not trust. "
+            "The norm of the logits is clipped before the loss, so that wrong labels are not memorised.",
+        )
+    except BrokenPipeError:  # `logitclip list losses | head`
+        sys.stderr.close()  # or the interpreter complains about the pipe when it ends
+        raise SystemExit(0) from None
+    except (ValueError, OSError, ImportError) as error:
+        sys.stdout.flush()
+        print(f"logitclip: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+# -- helpers -----------------------------------------------------------------------------------------------------------
+
+
+def _loss_for_theory(spec: str) -> tuple[str, dict[str, Any]]:
+    from logitclip import theory
+    from logitclip.losses import LOSSES
+
+    name, knobs = LOSSES.parse(spec)
+    return name, {key: value for key, value in knobs.items() if key in theory.knobs(name)}
+
+
+def _noise_for_theory(spec: str | None) -> dict[str, Any]:
+    if spec is None:
+        return {}
+    from logitclip.noise import NOISES
+
+    name, knobs = NOISES.parse(spec)
+    if name == "transition":
+        from logitclip.noise import read_matrix
+
+        return {"noise": name, "transition": read_matrix(knobs["matrix"]).tolist()}
+    return {"noise": name, "rate": knobs.get("rate")}
+
+
+def _tagged() -> Iterator[tuple[list[str], str, str, int, str]]:
+    """Every function or class with a `Paper: ...` line: tags, name, file, line and docstring. Nothing is imported."""
+    root = Path(__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                doc = ast.get_docstring(node) or ""
+                for line in doc.splitlines():
+                    if line.startswith("Paper: "):
+                        tags = [tag.strip() for tag in line.removeprefix("Paper: ").rstrip(".").split(",")]
+                        yield tags, node.name, str(file.relative_to(root)), node.lineno, doc
+
+
+def _normalised(item: str) -> str:
+    words = {"equation": "eq", "proposition": "prop", "theorem": "thm"}
+    text = item.lower().replace(".", " ").split()
+    return " ".join(words.get(word, word) for word in text)
+
+
+def _table(title: str, *columns: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in ("lower", "upper") else "left", overflow="fold")
+    return table
+
+
+def _print(what: Any) -> None:
+    from rich.console import Console
+
+    Console(soft_wrap=False, highlight=False).print(what)
+
+
+def _print_json(what: Any) -> None:
+    print(json.dumps(what, indent=2, default=str))
+
+
+if __name__ == "__main__":
+    main()
