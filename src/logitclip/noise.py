@@ -1,0 +1,819 @@
+"""Label noise: every rule is a pure function of labels and a generator, and every use of one leaves a record.
+
+A rule takes class labels as a tensor, an array or a list and returns new ones of the same kind (arrays for lists); it
+changes neither its input nor the global random state. `apply` runs a rule by its spec, under a seed of its own, and
+returns a `NoisyLabels` record that knows what was done, can be saved, and is read back by the rule `file`.
+
+    noisy = symmetric(labels, 10, rate=0.5, generator=torch.Generator().manual_seed(0))
+    record = apply("asymmetric:rate=0.4", dataset, seed=0)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import inspect
+import json
+import math
+import operator
+import os
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from logitclip.registry import Registry
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+NOISES = Registry("noise", injected=("generator", "images", "mapping", "label_sets"))
+
+Draw = Literal["exact", "per_class", "independent"]
+Arrows = Literal["map", "blocks", "pairs"]
+Instance = Literal["pdn", "released"]
+Scaling = Literal["raw", "standard"]
+
+
+def _rule(function: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Register a rule. It is given a checked int64 copy of the labels; its caller gets back the kind that came in."""
+
+    @functools.wraps(function)
+    def noise(labels: Any, num_classes: int, **options: Any) -> Any:
+        if "generator" in options:
+            _check_generator(options["generator"])
+        noisy = function(_class_labels(labels, num_classes), num_classes, **options)
+        return noisy.to(labels.device) if isinstance(labels, Tensor) else noisy.numpy()
+
+    return NOISES.register(noise)
+
+
+# -- the rules ---------------------------------------------------------------------------------------------------------
+
+
+@_rule
+def none(labels: Tensor, num_classes: int) -> Tensor:
+    """Leave the labels as they are."""
+    return labels
+
+
+@_rule
+def symmetric(
+    labels: Tensor,
+    num_classes: int,
+    *,
+    rate: float,
+    draw: Draw = "exact",
+    include_self: bool = False,
+    generator: torch.Generator,
+) -> Tensor:
+    """Flip a share `rate` of the labels to any other class, each as likely: eta_jk = rate / (K - 1).
+
+    Args:
+        draw: Which labels. "exact": that share of all, to the label (the released code); "per_class": of each class;
+            "independent": each label by a coin of its own, so that the share is `rate` only on average.
+        include_self: Draw the new label from all K classes, as DivideMix and SOP do: one in K is the old one, and the
+            share of wrong labels is rate * (K - 1) / K.
+
+    >>> clean = torch.arange(1000) % 10
+    >>> noisy = symmetric(clean, 10, rate=0.5, generator=torch.Generator().manual_seed(0))
+    >>> int((noisy != clean).sum())
+    500
+    """
+    chosen = _choose(labels, num_classes, rate, draw, generator)
+    if include_self:
+        labels[chosen] = torch.randint(num_classes, chosen.shape, generator=generator)
+    else:  # one of K - 1 steps around the circle of classes: never back to the start
+        step = torch.randint(1, num_classes, chosen.shape, generator=generator)
+        labels[chosen] = (labels[chosen] + step) % num_classes
+    return labels
+
+
+@_rule
+def asymmetric(
+    labels: Tensor,
+    num_classes: int,
+    *,
+    rate: float,
+    variant: Arrows = "map",
+    draw: Draw = "exact",
+    mapping: Mapping[int, int] | None = None,
+    generator: torch.Generator,
+) -> Tensor:
+    """Flip a share `rate` of the labels along fixed arrows between similar classes.
+
+    Three rules of this name are in use for CIFAR-100 and give different noise; the record says which one it was.
+
+    Args:
+        variant: "map": along `mapping`; "blocks": to the next class inside blocks of five consecutive classes, the last
+            back to the first; "pairs": two random classes of each block of five are exchanged, the others left alone.
+        draw: As for `symmetric`. "exact" (the released code) picks the share from *all* labels and then follows the
+            arrows: a class without an arrow keeps its labels, and the share of wrong ones is smaller than `rate`.
+        mapping: Source class -> target class, for the variant "map"; a dataset brings its own (CIFAR-10's five arrows).
+            None: every class to the next one, the last to the first.
+
+    >>> asymmetric([0, 1, 2, 3], 4, rate=1.0, mapping={3: 1}, generator=torch.Generator())
+    array([0, 1, 2, 1])
+    """
+    target = _arrows(num_classes, variant, mapping, generator)
+    chosen = _choose(labels, num_classes, rate, draw, generator)
+    labels[chosen] = target[labels[chosen]]
+    return labels
+
+
+@_rule
+def pair(labels: Tensor, num_classes: int, *, rate: float, draw: Draw = "exact", generator: torch.Generator) -> Tensor:
+    """Flip a share `rate` of the labels to the next class, the last to the first, whatever the dataset.
+
+    >>> pair([0, 1, 2], 3, rate=1.0, generator=torch.Generator())
+    array([1, 2, 0])
+    """
+    chosen = _choose(labels, num_classes, rate, draw, generator)
+    labels[chosen] = (labels[chosen] + 1) % num_classes
+    return labels
+
+
+@_rule
+def transition(labels: Tensor, num_classes: int, *, matrix: Any, generator: torch.Generator) -> Tensor:
+    """Draw each label from the row of its class: P(noisy = k | clean = j) = matrix[j, k].
+
+    Args:
+        matrix: [K, K], rows that sum to one; in a spec, the path of a .npy, .npz or .csv file that holds it.
+
+    >>> transition([0, 1, 1], 2, matrix=[[0, 1], [0, 1]], generator=torch.Generator())
+    array([1, 1, 1])
+    """
+    rows = _stochastic(matrix, num_classes)
+    u = torch.rand(len(labels), dtype=torch.float64, generator=generator)
+    noisy = torch.empty_like(labels)
+    for c, members in _by_class(labels, num_classes):
+        noisy[members] = _inverse_cdf(rows[c], u[members])
+    return noisy
+
+
+@_rule
+def instance(
+    labels: Tensor,
+    num_classes: int,
+    *,
+    rate: float,
+    variant: Instance = "pdn",
+    std: float = 0.1,
+    scaling: Scaling | None = None,
+    images: Any = None,
+    generator: torch.Generator,
+) -> Tensor:
+    """Mislabel each example by a chance, and as a class, that depend on the example (part-dependent noise, PDN).
+
+    With q_i a normal of mean `rate` and deviation `std` cut to [0, 1], and one random matrix W_y per true class y:
+
+        P(noisy = k | x_i, y) = q_i softmax_{k != y}(x_i W_y)_k,    P(noisy = y | x_i, y) = 1 - q_i
+
+    The cut moves the mean when `rate` is within some 2 `std` of 0 or 1 (rate 0.05 gives 0.096); `std=0` avoids it.
+
+    Args:
+        variant: "pdn": as above. "released": what LogitClip's code does: an exact share `rate` of all examples, picked
+            regardless of x, is mislabelled (q_i is 0 or 1); only the class it is mistaken for depends on x.
+        std: Of q_i, in the variant "pdn".
+        scaling: What x is. "raw": pixels 0..255, or features as they are, flattened: PDN's own choice, the default of
+            "pdn". The logits are then so large that each image has one wrong class, mostly that of its whole class.
+            "standard": each channel (each column of features) brought to mean 0 and deviation 1: the default of
+            "released", whose code projects normalised images (augmented ones too, at random, which is left out here).
+        images: [N, C, H, W] or [N, D]; anything that a tensor of positions can index. Read in small parts.
+    """
+    p = instance_probabilities(
+        labels, num_classes, rate=rate, variant=variant, std=std, scaling=scaling, images=images, generator=generator
+    )
+    return _inverse_cdf(p, torch.rand(len(labels), dtype=torch.float64, generator=generator))
+
+
+@_rule
+def open_set(labels: Tensor, num_classes: int, *, rate: float, source: Any, generator: torch.Generator) -> Tensor:
+    """Replace a share `rate` of the *images* by those of another dataset, under the labels the old ones had.
+
+    Unlike the other rules it returns no labels, which stay as they are, but the exchange: pairs [M, 2] of a position in
+    this dataset and the index of the source image that takes it, no position and no image twice. `apply` carries the
+    exchange out and holds it in `NoisyLabels.replaced` and the new images in `NoisyLabels.images`.
+
+    Args:
+        source: The other images, or their dataset; in a spec, its name, which the `load` given to `apply` looks up.
+
+    >>> exchange = open_set([0, 1, 2, 0], 3, rate=0.5, source=torch.zeros(9, 2), generator=torch.Generator())
+    >>> exchange.shape
+    (2, 2)
+    """
+    if isinstance(source, str):
+        raise ValueError(f"open_set needs the images of {source!r}, not only the name: pass load=... to noise.apply.")
+    positions, available = _choose(labels, num_classes, rate, "exact", generator), len(_inputs(source))
+    if available < len(positions):
+        raise ValueError(f"open_set replaces {len(positions)} images but its source has only {available}.")
+    return torch.stack([positions, torch.randperm(available, generator=generator)[: len(positions)]], dim=1)
+
+
+SETS = {  # the words people use -> the names in the files of CIFAR-10N and CIFAR-100N
+    "worst": "worse_label",
+    "aggregate": "aggre_label",
+    "random1": "random_label1",
+    "random2": "random_label2",
+    "random3": "random_label3",
+    "fine": "noisy_label",
+}
+
+
+@_rule
+def real(labels: Tensor, num_classes: int, *, set: str, label_sets: Mapping[str, Any] | None = None) -> Tensor:
+    """Take labels that people gave, from the label sets that came with the dataset.
+
+    Args:
+        set: Its name in the dataset's files, or one of worst, aggregate, random1, random2, random3 (CIFAR-10N) and fine
+            (CIFAR-100N).
+    """
+    found = dict(label_sets or {})
+    if not found:
+        raise ValueError(f"The noise 'real:set={set}' needs human labels, and this dataset came without any.")
+    name = set if set in found else SETS.get(set, set)
+    if name not in found:
+        friendly = [alias for alias, official in SETS.items() if official in found]
+        raise ValueError(f"The dataset has no label set {set!r}. It has: {', '.join([*found, *friendly])}.")
+    chosen = _class_labels(found[name], num_classes, what=f"the label set {name!r}")
+    if len(chosen) != len(labels):
+        raise ValueError(f"The label set {name!r} has {len(chosen)} labels for {len(labels)} examples.")
+    return chosen
+
+
+@_rule
+def votes(labels: Tensor, num_classes: int, *, counts: Any) -> Tensor:
+    """Soft targets from the votes of several annotators: target_ik = counts_ik / sum_j counts_ij (CIFAR-10H).
+
+    Args:
+        counts: [N, K], how many people gave example i the label k; in a spec, the path of a .npy, .npz or .csv file.
+
+    Returns:
+        float32 [N, K].
+
+    >>> votes([0, 1], 2, counts=[[3, 1], [0, 5]]).tolist()
+    [[0.75, 0.25], [0.0, 1.0]]
+    """
+    table, shape = _array(counts, "counts"), (len(labels), num_classes)
+    if table.shape != shape:
+        raise ValueError(f"counts must have a row per example and a column per class, {shape}, got {(*table.shape,)}.")
+    if not bool((table.isfinite() & (table >= 0)).all()):
+        raise ValueError("counts must be finite and not negative.")
+    total = table.sum(1, keepdim=True)
+    if not bool((total > 0).all()):
+        raise ValueError(f"Example {int(total.argmin())} has no votes: every row of counts needs at least one.")
+    return (table / total).float()
+
+
+@_rule
+def file(labels: Tensor, num_classes: int, *, path: str) -> Tensor:
+    """Labels from a record that `NoisyLabels.save` wrote, after checking that it belongs to these clean labels."""
+    record = NoisyLabels.load(path)
+    record.check(labels, num_classes)
+    if record.replaced is not None:
+        raise ValueError(f"{path} replaces images, not labels: read it with noise.apply('file:path={path}', ...).")
+    return record.labels
+
+
+# -- what they are made of ---------------------------------------------------------------------------------------------
+
+
+def _choose(labels: Tensor, num_classes: int, rate: float, draw: str, generator: torch.Generator) -> Tensor:
+    """Positions of the labels to flip. Under one seed those of a lower rate are among those of a higher one."""
+    _check_rate(rate)
+    _check_choice("draw", draw, Draw)
+    n = len(labels)
+    if draw == "independent":
+        return (torch.rand(n, dtype=torch.float64, generator=generator) < rate).nonzero().squeeze(1)
+    order = torch.randperm(n, generator=generator)
+    if draw == "exact":
+        return order[: _share(rate, n)]
+    order = order[labels[order].argsort(stable=True)]  # class after class, in random order within each
+    sizes = labels.bincount(minlength=num_classes)
+    quota = torch.tensor([_share(rate, size) for size in sizes.tolist()])
+    rank = torch.arange(n) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+    return order[rank < quota.repeat_interleave(sizes)]
+
+
+def _share(rate: float, n: int) -> int:
+    return math.floor(rate * n + 1e-6)  # 0.29 * 100 is 28.999999999999996
+
+
+def _arrows(num_classes: int, variant: str, mapping: Mapping[int, int] | None, generator: torch.Generator) -> Tensor:
+    """target[c]: the class that c is mistaken for, c itself where it has no arrow."""
+    _check_choice("variant", variant, Arrows)
+    classes = torch.arange(num_classes)
+    target = classes.clone()
+    if variant != "map":
+        if mapping is not None:
+            raise ValueError(f"mapping belongs to the variant 'map' of asymmetric noise, not to {variant!r}.")
+        for block in classes.split(5):
+            if variant == "blocks":
+                target[block] = block.roll(-1)
+            elif len(block) > 1:
+                two = block[torch.randperm(len(block), generator=generator)[:2]]
+                target[two] = two.flip(0)
+        return target
+    if mapping is None:
+        return (classes + 1) % num_classes
+    if not mapping:
+        raise ValueError("mapping is empty, so asymmetric noise would change nothing; None means the next class.")
+    for source, to in mapping.items():
+        if not all(_is_integer(c) and 0 <= c < num_classes for c in (source, to)):
+            raise ValueError(f"mapping joins classes in 0..{num_classes - 1}, got the arrow {source!r} -> {to!r}.")
+        target[source] = to
+    return target
+
+
+def instance_probabilities(
+    labels: Any,
+    num_classes: int,
+    *,
+    rate: float,
+    variant: Instance = "pdn",
+    std: float = 0.1,
+    scaling: Scaling | None = None,
+    images: Any = None,
+    generator: torch.Generator,
+) -> Tensor:
+    """The distribution [N, K], float32, that `instance` draws each label from; arguments as there.
+
+    Drawn in this order: the chance q of every example, then W [D, K] ~ N(0, 1) of class after class. `instance` goes on
+    from there, so under the same seed these are its very probabilities.
+    """
+    labels = _class_labels(labels, num_classes)
+    _check_rate(rate)
+    _check_choice("variant", variant, Instance)
+    _check_generator(generator)
+    if not _is_number(std) or not 0 <= std < math.inf:
+        raise ValueError(f"std must be finite and not negative, got {std!r}.")
+    if scaling is None:
+        scaling = "raw" if variant == "pdn" else "standard"
+    _check_choice("scaling", scaling, Scaling)
+    images = np.asarray(images) if isinstance(images, (list, tuple)) else images
+    if images is None:
+        raise ValueError("instance noise looks at the images: pass images=..., [N, C, H, W] or [N, D].")
+    if len(images) != len(labels):
+        raise ValueError(f"instance noise needs an image per label, got {len(images)} images for {len(labels)} labels.")
+    if variant == "pdn":
+        q = _truncated_normal(len(labels), rate, std, generator)
+    else:
+        q = torch.zeros(len(labels))
+        q[_choose(labels, num_classes, rate, "exact", generator)] = 1
+    mean, deviation = _moments(images) if scaling == "standard" else (None, None)
+    width = _part(images, torch.tensor([0])).flatten(1).shape[1]
+    p = torch.empty(len(labels), num_classes)
+    # One class at a time: a product of matrices instead of N small ones, and never more than one W in memory.
+    for c, members in _by_class(labels, num_classes):
+        w = torch.randn(width, num_classes, generator=generator)
+        for part in members.split(1024):
+            x = _part(images, part)
+            if deviation is not None:
+                x = (x - mean) / deviation
+            logits = x.flatten(1) @ w
+            if not bool(logits.isfinite().all()):
+                raise ValueError("instance noise needs finite images, got some with NaN or infinity.")
+            logits[:, c] = -math.inf
+            p[part] = q[part, None] * logits.softmax(1)
+            p[part, c] = 1 - q[part]
+    return p
+
+
+def _truncated_normal(n: int, mean: float, std: float, generator: torch.Generator) -> Tensor:
+    """[n], normal given that it lies in [0, 1], by the inverse of its distribution function."""
+    if std == 0:
+        return torch.full((n,), float(mean))
+    u = torch.rand(n, dtype=torch.float64, generator=generator)
+    low, high = torch.special.ndtr((torch.tensor([0.0, 1.0], dtype=torch.float64) - mean) / std)
+    return (mean + std * torch.special.ndtri(low + (high - low) * u)).clamp(0, 1).float()
+
+
+def _moments(images: Any) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of each channel [C, 1, 1], or of each column [D]; 1 where nothing varies."""
+    first, second, count = torch.zeros(()), torch.zeros(()), 0
+    for part in torch.arange(len(images)).split(1024):
+        x = _part(images, part)
+        variance, mean = (v.double() for v in torch.var_mean(x, [d for d in range(x.ndim) if d != 1], correction=0))
+        first, second = first + len(x) * mean, second + len(x) * (variance + mean**2)
+        count += len(x)
+    mean = first / count
+    deviation = (second / count - mean**2).clamp_min(0).sqrt()
+    deviation = torch.where(deviation > 1e-6 * mean.abs(), deviation, 1.0)
+    shape = (-1, *[1] * (_part(images, torch.tensor([0])).ndim - 2))
+    return mean.float().view(shape), deviation.float().view(shape)
+
+
+def _part(images: Any, index: Tensor) -> Tensor:
+    """The images at these positions as float32, [n, ...]; only they are converted, or decoded."""
+    x = torch.as_tensor(images[index.numpy() if isinstance(images, np.ndarray) else index]).cpu().float()
+    if x.ndim < 2:
+        raise ValueError(f"images must be [N, C, H, W] or [N, D], got {x.ndim} dimension.")
+    return x
+
+
+def _inverse_cdf(probabilities: Tensor, u: Tensor) -> Tensor:
+    """The first class whose cumulative probability exceeds u, for each u; probabilities [K] for all, or a row each."""
+    cdf = probabilities.double().cumsum(-1)
+    u = u * cdf[..., -1]  # rows sum to one up to rounding; no class of probability zero is ever drawn
+    return torch.searchsorted(cdf, u if cdf.ndim == 1 else u[:, None], right=True).view(-1)
+
+
+def _by_class(labels: Tensor, num_classes: int) -> Iterator[tuple[int, Tensor]]:
+    """`(class, positions of its members)` for every class, those without members too."""
+    sizes = labels.bincount(minlength=num_classes).tolist()
+    return enumerate(labels.argsort(stable=True).split(sizes))
+
+
+# -- checks ------------------------------------------------------------------------------------------------------------
+
+
+def _class_labels(labels: Any, num_classes: int, *, what: str = "labels") -> Tensor:
+    """A copy of `labels` as int64 [N] on the CPU, each in 0..K-1, or an error that says what is wrong."""
+    if not _is_integer(num_classes) or num_classes < 2:
+        raise ValueError(f"num_classes must be an integer of at least 2, got {num_classes!r}.")
+    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if array.ndim != 1 or not len(array):
+        raise ValueError(f"{what} must have one dimension and at least one entry, got the shape {array.shape}.")
+    if array.dtype.kind not in "iu":
+        raise ValueError(f"{what} must be integers, got {array.dtype}.")
+    low, high = array.min(), array.max()
+    if low < 0 or high >= num_classes:
+        raise ValueError(f"{what} must lie in 0..{num_classes - 1}, got {low if low < 0 else high}.")
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def _noisy_labels(labels: Tensor, num_classes: int, n: int) -> Tensor:
+    """What a rule returned, or a file held, checked: [n] int64 or [n, K] float32."""
+    if len(labels) != n or (labels.ndim > 1 and labels.shape != (n, num_classes)):
+        raise ValueError(f"noisy labels must be [{n}] or, if soft, [{n}, {num_classes}]; got {list(labels.shape)}.")
+    return labels.float() if labels.ndim > 1 else _class_labels(labels, num_classes, what="noisy labels")
+
+
+def _check_rate(rate: Any) -> None:
+    if not _is_number(rate) or not 0 <= rate <= 1:
+        raise ValueError(f"rate must be a share between 0 and 1, got {rate!r}.")
+
+
+def _check_choice(name: str, value: Any, choices: Any) -> None:
+    if value not in typing.get_args(choices):
+        raise ValueError(f"{name} must be one of {', '.join(typing.get_args(choices))}; got {value!r}.")
+
+
+def _check_generator(generator: Any) -> None:
+    if not isinstance(generator, torch.Generator) or generator.device.type != "cpu":
+        raise ValueError(f"generator must be a torch.Generator on the CPU, got {generator!r}.")
+
+
+def _is_integer(value: Any) -> bool:
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return _is_integer(value) or isinstance(value, (float, np.floating))
+
+
+def _stochastic(matrix: Any, num_classes: int) -> Tensor:
+    rows = _array(matrix, "matrix")
+    if rows.shape != (num_classes, num_classes):
+        raise ValueError(f"matrix must be [{num_classes}, {num_classes}], a row per class, got {list(rows.shape)}.")
+    if not bool((rows.isfinite() & (rows >= 0)).all()):
+        raise ValueError("matrix must hold probabilities: finite and not negative.")
+    worst = (rows.sum(1) - 1).abs().argmax()
+    if abs(float(rows[worst].sum()) - 1) > 1e-5:
+        raise ValueError(f"Each row of matrix must sum to 1; row {int(worst)} sums to {float(rows[worst].sum()):g}.")
+    return rows
+
+
+def _array(value: Any, what: str) -> Tensor:
+    """float64 from an array, or from the file that a spec names."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu().double()
+    try:
+        return torch.from_numpy(np.array(_read(Path(value)) if isinstance(value, (str, Path)) else value, np.float64))
+    except Exception as error:  # a damaged file can make numpy raise almost anything
+        source = f"the file {value}" if isinstance(value, (str, Path)) else "an array of numbers"
+        raise ValueError(f"{what} cannot be read as {source}: {error}") from error
+
+
+def _read(path: Path) -> np.ndarray:
+    if path.suffix == ".csv":
+        return np.loadtxt(path, delimiter=",", ndmin=2)
+    loaded = np.load(path, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        return loaded
+    with loaded:
+        if len(loaded.files) != 1:
+            raise ValueError(f"it holds {len(loaded.files)} arrays, one is expected.")
+        return loaded[loaded.files[0]]
+
+
+# -- records -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class NoisyLabels:
+    """Labels, the truth, and what made the one of the other."""
+
+    labels: Tensor  # [N] int64, or [N, K] float32 when they are soft
+    clean_labels: Tensor  # [N] int64
+    num_classes: int
+    rule: str  # canonical spec
+    options: Mapping[str, Any]  # every knob of the rule, defaults too
+    seed: int
+    replaced: Tensor | None = None  # open_set: [M, 2] int64, position and index of the source image
+    images: Tensor | None = None  # open_set: the inputs after the exchange; not saved
+
+    @functools.cached_property
+    def wrong(self) -> Tensor:
+        """[N] float64: 1 where the label is wrong or the image replaced, 0 elsewhere; the wrong weight, if soft."""
+        if self.labels.ndim == 2:
+            return 1 - self.labels.double().gather(1, self.clean_labels[:, None]).squeeze(1)
+        wrong = (self.labels != self.clean_labels).double()
+        return wrong if self.replaced is None else wrong.index_fill(0, self.replaced[:, 0], 1)
+
+    @property
+    def rate(self) -> float:
+        """The share of wrong labels, as it came out."""
+        return float(self.wrong.mean())
+
+    @property
+    def class_sizes(self) -> Tensor:
+        """[K] int64: examples of each true class."""
+        return self.clean_labels.bincount(minlength=self.num_classes)
+
+    @property
+    def class_rates(self) -> Tensor:
+        """[K] float64: the share of each true class that is wrong; 0 for a class without examples."""
+        wrong = self.clean_labels.bincount(self.wrong, minlength=self.num_classes)
+        return wrong / self.class_sizes.clamp_min(1)
+
+    @functools.cached_property
+    def transition(self) -> Tensor:
+        """[K, K] float64: the share of each true class (row) that has each label; 0 for a class without examples."""
+        k = self.num_classes
+        if self.labels.ndim == 2:
+            counts = torch.zeros(k, k, dtype=torch.float64).index_add(0, self.clean_labels, self.labels.double())
+        else:
+            counts = (self.clean_labels * k + self.labels).bincount(minlength=k * k).view(k, k)
+        return counts / self.class_sizes.clamp_min(1).double()[:, None]
+
+    @functools.cached_property
+    def content_hash(self) -> str:
+        """SHA-256 of the labels, the truth, the exchange if there is one, and the rule, its options and its seed."""
+        made = json.dumps([self.rule, dict(self.options), self.seed, self.num_classes], sort_keys=True)
+        return _sha256(made, *self._arrays().values())
+
+    def _arrays(self) -> dict[str, Tensor]:
+        arrays = {"labels": self.labels, "clean_labels": self.clean_labels, "replaced": self.replaced}
+        return {name: array for name, array in arrays.items() if array is not None}
+
+    def describe(self) -> dict[str, Any]:
+        """The record in numbers and words, without its arrays; what `save` writes as JSON."""
+        return {
+            "rule": self.rule,
+            "options": dict(self.options),
+            "seed": self.seed,
+            "num_classes": self.num_classes,
+            "examples": len(self.labels),
+            "rate": self.rate,
+            "class_rates": self.class_rates.tolist(),
+            "clean_hash": _sha256(self.clean_labels),
+            "content_hash": self.content_hash,
+        }
+
+    def check(self, clean_labels: Any, num_classes: int) -> None:
+        """Raise an error if the record was made for other data."""
+        clean = _class_labels(clean_labels, num_classes)
+        if num_classes != self.num_classes:
+            raise ValueError(f"The noise record has {self.num_classes} classes, the data {num_classes}.")
+        if len(clean) != len(self.labels):
+            raise ValueError(f"The noise record has {len(self.labels)} labels, the data {len(clean)}.")
+        if not torch.equal(clean, self.clean_labels):
+            raise ValueError("The noise record was made for other true labels, or for the same in another order.")
+
+    def save(self, path: str | Path) -> Path:
+        """Write `path`.npz (the arrays) and `path`.json (the rest), each in one step. Returns the path of the first."""
+        npz, text = _record_files(path)
+        npz.parent.mkdir(parents=True, exist_ok=True)
+        arrays: dict[str, Any] = {name: array.numpy() for name, array in self._arrays().items()}
+        with _replacing(npz) as stream:
+            np.savez_compressed(stream, **arrays)
+        with _replacing(text) as stream:  # last: it holds the hash that vouches for both
+            stream.write(json.dumps(self.describe(), indent=1).encode() + b"\n")
+        return npz
+
+    @classmethod
+    def load(cls, path: str | Path) -> NoisyLabels:
+        """Read what `save` wrote, and refuse it unless its content has the hash it claims."""
+        npz, text = _record_files(path)
+        try:
+            about = json.loads(text.read_text())
+            with np.load(npz, allow_pickle=False) as stored:
+                arrays = {name: torch.from_numpy(stored[name]) for name in stored.files}
+            made = {name: about[name] for name in ("rule", "options", "seed", "num_classes")}
+            record = cls(**arrays, **made)
+            intact = record.content_hash == about["content_hash"]
+            _class_labels(record.clean_labels, record.num_classes, what="its true labels")
+            _noisy_labels(record.labels, record.num_classes, len(record.clean_labels))
+        except FileNotFoundError as error:
+            raise ValueError(f"There is no noise record {path}: {error.filename} is missing.") from error
+        except Exception as error:  # what a damaged archive makes zipfile, zlib and numpy raise has no common type
+            raise ValueError(f"{path} is not a noise record: {type(error).__name__}, {error}") from error
+        if not intact:
+            raise ValueError(f"The noise record {path} was changed after it was saved: its hash does not match.")
+        return record
+
+
+def apply(
+    spec: str,
+    data: Any,
+    seed: int = 0,
+    *,
+    num_classes: int | None = None,
+    images: Any = None,
+    mapping: Mapping[int, int] | None = None,
+    label_sets: Mapping[str, Any] | None = None,
+    load: Callable[[str], Any] | None = None,
+    **knobs: Any,
+) -> NoisyLabels:
+    """Run a noise rule by its spec and record what it did.
+
+    Args:
+        data: A dataset, whose training labels are taken, with its images, its arrows for asymmetric noise and its human
+            label sets; or labels alone, with `num_classes`. The arguments of these names take precedence.
+        seed: Of the noise alone: it does not share a stream of random numbers with a model or a loader of that seed.
+        load: From a name to a dataset, for the source of `open_set`.
+        **knobs: Knobs of the rule that are not in the spec; arrays, say.
+
+    >>> record = apply("pair:rate=0.5", [0, 1, 2, 0], seed=3, num_classes=3)
+    >>> record.rate, record.rule, record.options
+    (0.5, 'pair:rate=0.5', {'rate': 0.5, 'draw': 'exact'})
+    """
+    given = clean = data
+    if hasattr(data, "train"):
+        given, clean = data.train.labels, data.train.clean_labels
+        clean = given if clean is None else clean
+        num_classes = data.num_classes if num_classes is None else num_classes
+        images = data.train.x if images is None else images
+        mapping = data.asymmetric if mapping is None else mapping
+        label_sets = data.label_sets if label_sets is None else label_sets
+    if num_classes is None:
+        raise ValueError("noise.apply needs num_classes=... when it is given labels and not a dataset.")
+    given, clean = _class_labels(given, num_classes), _class_labels(clean, num_classes, what="clean labels")
+    name, options = NOISES.parse(spec, **knobs)
+
+    def loaded(source: Any) -> Any:
+        return load(source) if load is not None and isinstance(source, str) else source
+
+    if name == "file":
+        record = NoisyLabels.load(options["path"])
+        record.check(clean, num_classes)
+        return _with_images(record, images, loaded(record.options.get("source")))
+
+    context = {"images": images, "mapping": mapping, "label_sets": label_sets, "generator": _generator(seed)}
+    if options.get("variant", "map") != "map":  # the other kinds of asymmetric noise have arrows of their own
+        del context["mapping"]
+    accepted = inspect.signature(NOISES[name]).parameters
+    context = {key: value for key, value in context.items() if key in accepted}
+    if "source" in options:
+        options["source"] = loaded(options["source"])
+    result = NOISES[name](given.clone(), num_classes, **options, **context)
+    written = ",".join(f"{key}={_written(value)}" for key, value in knobs.items())
+    spec += f"{',' if ':' in spec else ':'}{written}" if written else ""
+    record = NoisyLabels(
+        labels=given if name == "open_set" else _noisy_labels(result, num_classes, len(given)),
+        clean_labels=clean,
+        num_classes=operator.index(num_classes),
+        rule=NOISES.canonical(spec),
+        options={key: knob.default for key, knob in NOISES.knobs(name).items()} | NOISES.parse(spec)[1],
+        seed=operator.index(seed),
+        replaced=result if name == "open_set" else None,
+    )
+    return _with_images(record, images, options.get("source"))
+
+
+def _generator(seed: int) -> torch.Generator:
+    """A stream for noise only: with the bare seed, a loader that shuffles by it would meet all flipped labels first."""
+    if not _is_integer(seed):
+        raise ValueError(f"The seed of the noise must be an integer, got {seed!r}.")
+    digest = hashlib.sha256(f"label noise {operator.index(seed)}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+
+
+def _written(value: Any) -> Any:
+    """How a record names a knob that came as a keyword: a number as it is, a dataset by name, an array by its hash."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, (str, int, float, os.PathLike)):
+        return value
+    return value.name if hasattr(value, "train") else f"array-{_sha256(value)[:12]}"
+
+
+def _inputs(source: Any) -> Any:
+    return source.train.x if hasattr(source, "train") else source
+
+
+def _with_images(record: NoisyLabels, images: Any, source: Any) -> NoisyLabels:
+    """Carry out the exchange of an open_set record, in a copy of the images."""
+    if record.replaced is None or images is None:
+        return record
+    if isinstance(source, str):
+        raise ValueError(f"The noise record takes images from {source!r}: pass load=... to noise.apply to get them.")
+    source = _inputs(source)
+    if not (isinstance(images, Tensor) and isinstance(source, Tensor)):
+        raise ValueError("open_set needs both datasets as tensors in memory; one of them decodes files.")
+    kinds = [f"{list(x.shape[1:])} {x.dtype}" for x in (images, source)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"open_set needs images of one kind, got {kinds[0]} and {kinds[1]}.")
+    return replace(record, images=images.index_copy(0, record.replaced[:, 0], source[record.replaced[:, 1]]))
+
+
+def _sha256(*parts: Any) -> str:
+    """Of strings and arrays; the same on every machine."""
+    digest = hashlib.sha256()
+    for part in parts:
+        array = np.asarray(part.detach().cpu() if isinstance(part, Tensor) else part)
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
+    return digest.hexdigest()
+
+
+def _record_files(path: str | Path) -> tuple[Path, Path]:
+    stem = os.fspath(path).removesuffix(".npz").removesuffix(".json")
+    return Path(f"{stem}.npz"), Path(f"{stem}.json")
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[typing.BinaryIO]:
+    """A stream whose content becomes `path` in one step at the end, or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(draft, "wb") as stream:
+            yield stream
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+# -- preview -----------------------------------------------------------------------------------------------------------
+
+
+def preview(record: NoisyLabels, class_names: Sequence[str] | None = None) -> RenderableType:
+    """What the noise did, for a terminal: rate, rates per class and the transition matrix, coloured by its values.
+
+    Beyond 12 classes the matrix gives way to the range of the rates and the largest confusions. For `rich`'s print.
+    """
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    names = [str(c) for c in (range(record.num_classes) if class_names is None else class_names)]
+    percent, rates = 100 * record.transition, 100 * record.class_rates
+    wrong = "images are replaced" if record.replaced is not None else "labels are wrong"
+    head = Text.assemble(
+        (record.rule, "bold"),
+        f", seed {record.seed}\n",
+        (f"{100 * record.rate:.2f} %", "bold"),
+        f" of {len(record.labels):,} {wrong}; content {record.content_hash[:12]}\n",
+    )
+    table = Table(box=None, padding=0, header_style="dim")
+    if record.num_classes <= 12:
+        head.append("\ntrue class (row), label (column), in % of the row", "dim")
+        table.add_column("", no_wrap=True, max_width=12)
+        for title in ("examples", " wrong ", *(f"{name[:4]} " for name in names)):
+            table.add_column(title, justify="right", no_wrap=True)
+        for j, (name, size) in enumerate(zip(names, record.class_sizes.tolist(), strict=True)):
+            cells = [_cell(value, right=j == k) for k, value in enumerate(percent[j].tolist())]
+            table.add_row(name, f"{size:,}", f"{rates[j]:.1f} ", *cells)
+        return Group(head, table)
+
+    order = rates.argsort().tolist()
+    marks = {"least": order[0], "median": order[len(order) // 2], "most": order[-1]}
+    head.append("wrong per class: " + ", ".join(f"{word} {rates[c]:.1f} % ({names[c]})" for word, c in marks.items()))
+    head.append("\n\nlargest confusions, in % of the true class", "dim")
+    for title in ("true class", "label"):
+        table.add_column(title, no_wrap=True, min_width=16)
+    table.add_column("share ", justify="right")
+    wrong_only = percent - percent.diag().diag()
+    for cell in wrong_only.flatten().topk(15).indices.tolist():
+        j, k = divmod(cell, record.num_classes)
+        if wrong_only[j, k] > 0:
+            table.add_row(names[j], names[k], _cell(float(percent[j, k]), right=False))
+    return Group(head, table)
+
+
+def _cell(percent: float, *, right: bool) -> Any:
+    """A number on a background that brightens with it, green for right labels and red for wrong ones."""
+    from rich.text import Text
+
+    if percent == 0:
+        return Text(" .  ", "dim")
+    glow = round(40 + 16 * math.sqrt(percent))
+    number = f"{percent:4.1f} " if percent < 99.95 else " 100 "
+    return Text(number, f"white on rgb(0,{glow},0)" if right else f"white on rgb({glow},0,0)")
