@@ -42,6 +42,11 @@ class Split:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def to(self, device: torch.device | str) -> Split:
+        """The same split with what it holds in memory on `device`; inputs on disk stay there."""
+        held = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: value.to(device) for name, value in held.items()})
+
     def relabel(self, labels: Tensor) -> Split:
         """The same inputs under other labels; what were the labels become the clean ones, unless these are known."""
         clean = self.labels if self.clean_labels is None else self.clean_labels
@@ -72,6 +77,10 @@ class Dataset:
             raise ValueError(f"{self.name}: {self.num_classes} classes but {len(self.class_names)} class names.")
         for split in (self.train, self.test):
             labels = split.labels
-            if labels.dtype == torch.int64 and len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes:
+            if (
+                labels.dtype == torch.int64
+                and len(labels)
+                and not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes
+            ):
                 bad = labels[(labels < 0) | (labels >= self.num_classes)][0]
                 raise ValueError(f"{self.name}: label {int(bad)} is outside 0..{self.num_classes - 1}.")

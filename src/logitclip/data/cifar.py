@@ -1,0 +1,344 @@
+"""CIFAR-10 and CIFAR-100, from the official folders or archives, with the human labels of CIFAR-N."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from logitclip.data.dataset import DATASETS, Dataset, Split
+from logitclip.data.download import Remote, fetch, md5, unpack, verify
+from logitclip.data.labels import as_labels, human_labels, read_labels, read_pickle
+
+PIXELS = 3 * 32 * 32
+
+
+# -- what was published ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One form of a release: an archive with a folder of files, each given with its MD5."""
+
+    archive: Remote
+    folder: str
+    train: Mapping[str, str]
+    test: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Release:
+    """CIFAR-10 or CIFAR-100 as published."""
+
+    name: str
+    title: str
+    layouts: tuple[Layout, ...]  # the binary one first: it needs no pickle, so it is what a download takes
+    classes: Mapping[str, tuple[str, ...]]  # the labels of a record, in its order, as the Python files call them
+    human: Remote
+    human_sets: Mapping[str, Mapping[str, str]]  # for each kind of label: name in that file -> MD5 of its 50,000 bytes
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    asymmetric: Mapping[int, int] | None = None
+    count: int = 50_000
+    test_count: int = 10_000
+
+
+KRIZ = "https://www.cs.toronto.edu/~kriz"
+CIFAR_N = "https://github.com/UCSC-REAL/cifar-10-100n/raw/main/data"
+
+CIFAR10 = Release(
+    name="cifar10",
+    title="CIFAR-10",
+    layouts=(
+        Layout(
+            Remote(f"{KRIZ}/cifar-10-binary.tar.gz", 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530"),
+            folder="cifar-10-batches-bin",
+            train={
+                "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+                "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+                "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+                "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+                "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+            },
+            test={"test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d"},
+        ),
+        Layout(
+            Remote(f"{KRIZ}/cifar-10-python.tar.gz", 170_498_071, "c58f30108f718f92721af3b95e74349a"),
+            folder="cifar-10-batches-py",
+            train={
+                "data_batch_1": "c99cafc152244af753f735de768cd75f",
+                "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+                "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+                "data_batch_4": "634d18415352ddfa80567beed471001a",
+                "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+            },
+            test={"test_batch": "40351d587109b95175f43aff81a1287e"},
+        ),
+    ),
+    classes={"labels": tuple("airplane automobile bird cat deer dog frog horse ship truck".split())},  # noqa: SIM905
+    human=Remote(f"{CIFAR_N}/CIFAR-10_human.pt"),
+    human_sets={
+        "labels": {
+            "aggre_label": "4c923cb1af2aee8a8ad935b5aa4a71e8",
+            "worse_label": "ea8c18d6bc66d6bed531867413bd9b38",
+            "random_label1": "b2bfe565c66e32e0240ddc3b23b8b9e2",
+            "random_label2": "2b82ae63b0a579ce80d1f57b2c38b313",
+            "random_label3": "dbc67e1f13d8fc043fce72a07e745db5",
+        }
+    },
+    mean=(0.492, 0.482, 0.446),
+    std=(0.247, 0.244, 0.262),
+    asymmetric={9: 1, 2: 0, 4: 7, 3: 5, 5: 3},  # truck -> automobile, bird -> airplane, deer -> horse, cat <-> dog
+)
+
+CIFAR100 = Release(
+    name="cifar100",
+    title="CIFAR-100",
+    layouts=(
+        Layout(
+            Remote(f"{KRIZ}/cifar-100-binary.tar.gz", 168_513_733, "03b5dce01913d631647c71ecec9e9cb8"),
+            folder="cifar-100-binary",
+            train={"train.bin": "6172c7755cfe09b2fe270c85cebc1b15"},
+            test={"test.bin": "4499cfba6c016c1be1438163640a0898"},
+        ),
+        Layout(
+            Remote(f"{KRIZ}/cifar-100-python.tar.gz", 169_001_437, "eb9058c3a382ffc7106e4002c42a8d85"),
+            folder="cifar-100-python",
+            train={"train": "16019d7e3df5f24257cddd939b257f8d"},
+            test={"test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
+        ),
+    ),
+    classes={
+        "coarse_labels": tuple(
+            """aquatic_mammals fish flowers food_containers fruit_and_vegetables household_electrical_devices
+            household_furniture insects large_carnivores large_man-made_outdoor_things large_natural_outdoor_scenes
+            large_omnivores_and_herbivores medium_mammals non-insect_invertebrates people reptiles small_mammals trees
+            vehicles_1 vehicles_2""".split()  # noqa: SIM905
+        ),
+        "fine_labels": tuple(
+            """apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel
+            can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur
+            dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion
+            lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter palm_tree
+            pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road rocket rose sea seal
+            shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower sweet_pepper table tank
+            telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman
+            worm""".split()  # noqa: SIM905
+        ),
+    },
+    human=Remote(f"{CIFAR_N}/CIFAR-100_human.pt"),
+    human_sets={
+        "fine_labels": {"noisy_label": "0cd7feaf8063dff76fb1f4663463866e"},
+        "coarse_labels": {"noisy_coarse_label": "a41ceba4beaaf95ada2755b50f2c8e3c"},
+    },
+    mean=(0.507, 0.487, 0.441),
+    std=(0.267, 0.256, 0.276),
+)
+
+PROTOCOL: Mapping[str, Any] = {
+    "model": "wrn:depth=40,width=2",
+    "epochs": 200,
+    "batch_size": 128,
+    "lr": 0.1,
+    "momentum": 0.9,
+    "nesterov": False,
+    "weight_decay": 5e-4,
+    "schedule": "multistep",
+    "milestones": (0.4, 0.7),
+    "augment": "flip_crop:padding=4",
+    "drop_last": True,
+}
+
+
+# -- the datasets ----------------------------------------------------------------------------------------------------
+
+
+@DATASETS.register
+def cifar10(
+    root: str | Path,
+    *,
+    subset: bool = False,
+    human: bool = False,
+    swap: bool = False,
+    download: bool = False,
+    mirror: str | Path | None = None,
+) -> Dataset:
+    """CIFAR-10: 50,000 + 10,000 photos of 32x32 pixels in 10 classes, and the CIFAR-10N labels if they are there.
+
+    Args:
+        root: has ``cifar-10-batches-bin``, ``cifar-10-batches-py`` or one of their archives.
+        subset: accept a part of the data, or changed data: no counts and no checksums are held against it. Beside the
+            files, ``train_index.npy`` may say which of the 50,000 images they are, which human labels need.
+        human: insist on CIFAR-10N: ``CIFAR-10_human.pt`` must be in `root`, or is downloaded.
+        swap: train on the 10,000 test images, those CIFAR-10H has votes for, and test on the 50,000.
+    """
+    if swap and human:
+        raise ValueError("CIFAR-10N has labels of the 50,000 training images only: human does not go with swap.")
+    data = _dataset(CIFAR10, "labels", Path(root), subset, human, download, mirror)
+    return replace(data, train=data.test, test=data.train, label_sets={}) if swap else data
+
+
+@DATASETS.register
+def cifar100(
+    root: str | Path,
+    *,
+    labels: Literal["fine", "coarse"] = "fine",
+    subset: bool = False,
+    human: bool = False,
+    download: bool = False,
+    mirror: str | Path | None = None,
+) -> Dataset:
+    """CIFAR-100: 50,000 + 10,000 photos of 32x32 pixels in 100 classes, and the CIFAR-100N labels if they are there.
+
+    Args:
+        root: has ``cifar-100-binary``, ``cifar-100-python`` or one of their archives.
+        labels: the 100 fine classes, or the 20 coarse ones they make up.
+        subset: accept a part of the data, or changed data: no counts and no checksums are held against it. Beside the
+            files, ``train_index.npy`` may say which of the 50,000 images they are, which human labels need.
+        human: insist on CIFAR-100N: ``CIFAR-100_human.pt`` must be in `root`, or is downloaded.
+    """
+    if labels not in ("fine", "coarse"):
+        raise ValueError(f"labels must be 'fine' or 'coarse', got {labels!r}.")
+    return _dataset(CIFAR100, f"{labels}_labels", Path(root), subset, human, download, mirror)
+
+
+def _dataset(
+    release: Release,
+    kind: str,
+    root: Path,
+    subset: bool,
+    human: bool,
+    download: bool,
+    mirror: str | Path | None,
+) -> Dataset:
+    folder, layout = _find(release, root, download, mirror)
+    train = _read(release, folder, layout.train, release.count, kind, subset)
+    test = _read(release, folder, layout.test, release.test_count, kind, subset)
+    positions = _positions(folder / "train_index.npy", len(train), release.count) if subset else None
+    file = _find_human(release, root, human, download, mirror)
+    if subset and positions is None:
+        if human:
+            raise ValueError(
+                f"Human labels of a part of the data need {folder / 'train_index.npy'}: which images it is."
+            )
+        file = None
+    return Dataset(
+        name=release.name,
+        train=train,
+        test=test,
+        num_classes=len(release.classes[kind]),
+        class_names=release.classes[kind],
+        asymmetric=release.asymmetric,
+        mean=release.mean,
+        std=release.std,
+        label_sets={} if file is None else _label_sets(release, kind, file, train.labels, positions),
+        protocol=PROTOCOL,
+    )
+
+
+# -- the files -------------------------------------------------------------------------------------------------------
+
+
+def _find(release: Release, root: Path, download: bool, mirror: str | Path | None) -> tuple[Path, Layout]:
+    """The folder of the release: as it is, from its archive, or from the net."""
+    for layout in release.layouts:
+        if (root / layout.folder).is_dir():
+            return root / layout.folder, layout
+    archives = [layout for layout in release.layouts if (root / layout.archive.name).is_file()]
+    layout = (archives or release.layouts)[0]
+    archive = root / layout.archive.name
+    if download:
+        fetch(layout.archive, root, mirror)
+    elif archives:
+        verify(archive, layout.archive)
+    else:
+        raise ValueError(
+            f"{release.title} is not in {root}: put the folder {layout.folder} or {archive.name} there (from "
+            f"{layout.archive.url}), or ask for the download."
+        )
+    return unpack(archive, root / layout.folder), layout
+
+
+def _find_human(release: Release, root: Path, required: bool, download: bool, mirror: str | Path | None) -> Path | None:
+    official = root / release.human.name
+    for path in (official, official.with_suffix(".npz")):
+        if path.is_file():
+            return path
+    if not required:
+        return None
+    if not download:
+        raise ValueError(
+            f"There is no {release.human.name} in {root}: get it from {release.human.url}, or ask for the download."
+        )
+    return fetch(release.human, root, mirror)
+
+
+def _label_sets(release: Release, kind: str, file: Path, clean: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
+    published = release.human_sets[kind]
+    return human_labels(
+        file,
+        clean,
+        len(release.classes[kind]),
+        keys=published if positions is None else dict.fromkeys(published),
+        clean_key="clean_coarse_label" if kind == "coarse_labels" else "clean_label",
+        positions=positions,
+    )
+
+
+def _read(release: Release, folder: Path, files: Mapping[str, str], official: int, kind: str, subset: bool) -> Split:
+    """The images in `files` with their labels of one kind."""
+    there = [name for name in files if (folder / name).is_file()]
+    if missing := [name for name in files if name not in there and not (subset and there)]:
+        raise ValueError(f"{folder / missing[0]} is missing: unpack the archive of {release.title} again.")
+    parts = [_read_file(folder / name, release) for name in there]
+    x = torch.from_numpy(np.concatenate([images for images, _ in parts])).view(-1, 3, 32, 32)
+    if not subset:
+        if len(x) != official:
+            raise ValueError(
+                f"{folder} has {len(x):,} records in {', '.join(files)} where {release.title} has {official:,}: put "
+                f"the official files there, or write '{release.name}:subset=true' if a part of the data is meant."
+            )
+        for name, digest in files.items():
+            if md5(folder / name) != digest:
+                raise ValueError(
+                    f"{folder / name} is damaged: its checksum is not the official file's. Unpack the archive of "
+                    f"{release.title} again, or write '{release.name}:subset=true' if changed data are meant."
+                )
+    return Split(x, torch.cat([labels[kind] for _, labels in parts]))
+
+
+def _read_file(path: Path, release: Release) -> tuple[np.ndarray, dict[str, Tensor]]:
+    """The pixels of a file, [n, 3072] uint8, and its labels of every kind."""
+    kinds = list(release.classes)
+    if path.suffix == ".bin":  # records: a byte for each label, then the pixels
+        raw, width = np.fromfile(path, np.uint8), len(kinds) + PIXELS
+        if not raw.size or raw.size % width:
+            raise ValueError(f"{path} is cut off: its {raw.size:,} bytes are no whole number of {width}-byte records.")
+        records = raw.reshape(-1, width)
+        images, columns = records[:, len(kinds) :], {kind: records[:, i] for i, kind in enumerate(kinds)}
+    else:
+        content = read_pickle(path)
+        if missing := [key for key in ("data", *kinds) if key not in content]:
+            raise ValueError(f"{path} has no {missing[0]!r}: it is not a file of {release.title}.")
+        images, columns = content["data"], {kind: np.asarray(content[kind]) for kind in kinds}
+        if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != (PIXELS,):
+            raise ValueError(
+                f"{path} must have its images as bytes [n, {PIXELS}]: it is not a file of {release.title}."
+            )
+    labels = {
+        kind: as_labels(column, f"{path}: {kind}", length=len(images), num_classes=len(release.classes[kind]))
+        for kind, column in columns.items()
+    }
+    return images, labels
+
+
+def _positions(path: Path, count: int, official: int) -> Tensor | None:
+    """Which of the official training images a part of the data is, if a file says so."""
+    if not path.is_file():
+        return None
+    return as_labels(read_labels(path)[path.stem], str(path), length=count, num_classes=official)

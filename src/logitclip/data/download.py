@@ -1,0 +1,200 @@
+"""Files from their official addresses or a mirror: resumed, verified, and put in place whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import logging
+import os
+import shutil
+import tarfile
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+log = logging.getLogger(__name__)
+
+_BLOCK = 1 << 18
+_TIMEOUT = 30.0  # seconds without a byte
+_PAUSE = 1.0  # seconds before a fruitless attempt is repeated
+_ATTEMPTS = 3  # fruitless ones in a row
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A published file: its address, its size in bytes and its MD5, as far as the publisher states them."""
+
+    url: str
+    size: int | None = None
+    md5: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.url.rpartition("/")[2]
+
+
+def md5(path: Path) -> str:
+    """The MD5 of a file. It guards against damage, not against an attacker, and is what dataset publishers state."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
+def verify(path: Path, remote: Remote) -> None:
+    """Raise a ValueError unless `path` is the published file, byte for byte."""
+    size = path.stat().st_size
+    if remote.size is not None and size != remote.size:
+        what = f"has {size:,} bytes where {remote.size:,} are published: it is cut off or another file"
+    elif remote.md5 is not None and md5(path) != remote.md5:
+        what = f"is damaged: its checksum is not the published {remote.md5}"
+    else:
+        return
+    raise ValueError(f"{path} {what}. Delete it and download it again from {remote.url}.")
+
+
+def fetch(remote: Remote, folder: str | Path, mirror: str | Path | None = None) -> Path:
+    """Bring a published file into `folder`, unless it is there, and return its path.
+
+    What arrives is kept in ``<name>.part``, and a download that broke or was killed goes on from there. Only a file of
+    the published size and checksum gets its real name. Processes that want the same file wait for one another.
+
+    Args:
+        mirror: a folder, or the beginning of an address, that has the file under the same name.
+    """
+    folder = Path(folder)
+    source = remote.url if mirror is None else f"{str(mirror).rstrip('/')}/{remote.name}"
+    if "://" not in source and not Path(source).is_file():
+        raise ValueError(f"The mirror {mirror} has no file {remote.name}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    target, part = folder / remote.name, folder / f"{remote.name}.part"
+    with _one_process_in(folder):
+        if target.exists():
+            try:
+                verify(target, remote)
+                return target
+            except ValueError as error:
+                log.warning("%s It is downloaded anew.", error)
+        with part.open("ab") as out:
+            _receive(source, out, remote)
+        try:
+            verify(part, remote)
+        except ValueError:
+            part.unlink()  # damaged bytes are nothing to go on from
+            raise ValueError(
+                f"What {source} sent is not the published {remote.name} (size or checksum differ); nothing was kept. "
+                "Try again, or name another mirror."
+            ) from None
+        os.replace(part, target)
+    return target
+
+
+def unpack(archive: Path, folder: Path) -> Path:
+    """Unpack the top folder of a tar archive as `folder`, which appears complete or not at all.
+
+    Absolute and parent paths, links and devices are refused, and then nothing of the archive is kept.
+    """
+    scratch = folder.with_name(f".{folder.name}.unpacking")
+    with _one_process_in(folder.parent):
+        if folder.is_dir():  # another process was faster
+            return folder
+        shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
+        try:
+            with tarfile.open(archive) as tar:
+                for member in tar:
+                    _unpack_member(tar, member, scratch)
+            if not (scratch / folder.name).is_dir():
+                raise ValueError(f"it holds no folder {folder.name}")
+            os.replace(scratch / folder.name, folder)
+        except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
+            raise ValueError(
+                f"{archive} cannot be unpacked: {error}. Nothing of it was kept; delete it and download it again."
+            ) from error
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return folder
+
+
+def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, scratch: Path) -> None:
+    path = PurePosixPath(member.name)
+    if path.is_absolute() or ".." in path.parts or "\\" in member.name or ":" in member.name:
+        raise ValueError(f"its member {member.name!r} would be written outside of its folder")
+    if member.isdir():
+        (scratch / path).mkdir(parents=True, exist_ok=True)
+        return
+    content = tar.extractfile(member) if member.isreg() else None
+    if content is None:
+        raise ValueError(f"its member {member.name!r} is a link or a device")
+    (scratch / path).parent.mkdir(parents=True, exist_ok=True)
+    with content, (scratch / path).open("wb") as out:
+        shutil.copyfileobj(content, out)
+
+
+@contextlib.contextmanager
+def _one_process_in(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in here for `folder`; the lock goes with the process, however that ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such lock
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network drives have none either
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _receive(source: str, out: IO[bytes], remote: Remote) -> None:
+    """Append to `out` what it lacks; a connection that breaks is taken up again where it broke."""
+    size, fruitless, problem = remote.size, 0, "the connection was closed"
+    if size is None or out.tell() > size:
+        out.truncate(0)  # of unknown size: whether it is the beginning of the same file cannot be known
+    columns = (TextColumn(remote.name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(remote.name, total=size)
+        while size is None or out.tell() < size:
+            before = out.tell()
+            try:
+                with _open(source, out) as stream:
+                    while (size is None or out.tell() <= size) and (block := stream.read(_BLOCK)):
+                        out.write(block)
+                        progress.update(task, completed=out.tell())
+                if size is None:
+                    return
+            except (OSError, http.client.HTTPException) as error:
+                if isinstance(error, urllib.error.HTTPError) and 400 <= error.code < 500:
+                    raise ConnectionError(f"{source} cannot be downloaded: {error}.") from error
+                problem = str(error)
+                log.info("%s: %s", source, problem)
+            fruitless = 0 if out.tell() > before else fruitless + 1
+            if fruitless == _ATTEMPTS:
+                raise ConnectionError(
+                    f"The download of {source} stopped after {out.tell():,} of {size or 0:,} bytes ({problem}). "
+                    f"Run it again to go on from there, or put {remote.name} into {Path(out.name).parent} yourself."
+                )
+            if fruitless:
+                time.sleep(_PAUSE)
+
+
+def _open(source: str, out: IO[bytes]) -> IO[bytes]:
+    """The rest of `source`, from where `out` ends."""
+    if "://" not in source:
+        stream = Path(source).open("rb")  # noqa: SIM115 (the caller closes it)
+        stream.seek(out.tell())
+        return stream
+    request = urllib.request.Request(source, headers={"User-Agent": "logitclip", "Range": f"bytes={out.tell()}-"})
+    response = urllib.request.urlopen(request, timeout=_TIMEOUT)
+    if response.status != 206:  # the server knows no ranges and sends the whole file
+        out.truncate(0)
+    return response

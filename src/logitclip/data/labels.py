@@ -1,0 +1,171 @@
+"""Labels from files: the human label sets CIFAR-10N and CIFAR-100N.
+
+The official files are pickles, and a pickle may run anything. So none is trusted here: the few names that such a file
+needs (an array, its type, its bytes) are answered with harmless classes of our own, and every other name is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class _DType:
+    """Stands for numpy.dtype: only plain numbers."""
+
+    def __init__(self, code: str, *_: Any) -> None:
+        if code not in {f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)}:
+            raise pickle.UnpicklingError(f"arrays of type {code!r} are not admitted")
+        self.code = code
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.code = f"{'>' if state[1] == '>' else '<'}{self.code}"
+
+
+class _Array:
+    """Stands for numpy.ndarray, which is pickled as an empty array and, as its state, its shape, type and bytes."""
+
+    def __init__(self, *_: Any) -> None:
+        self.value = np.empty(0, np.uint8)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, dtype, fortran, raw = state
+        raw = raw.encode("latin1") if isinstance(raw, str) else raw  # Python 2 wrote bytes as str
+        self.value = np.frombuffer(raw, dtype.code).reshape(shape, order="F" if fortran else "C")
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """Stands for _codecs.encode, by which old pickles spell bytes."""
+    return text.encode("latin1")
+
+
+def _scalar(dtype: _DType, raw: bytes | str) -> int:
+    """Stands for the function that makes a numpy number."""
+    return int(np.frombuffer(raw.encode("latin1") if isinstance(raw, str) else raw, dtype.code)[0])
+
+
+_ADMITTED: dict[str, Any] = {
+    "numpy.core.multiarray._reconstruct": _Array,
+    "numpy._core.multiarray._reconstruct": _Array,
+    "numpy.core.multiarray.scalar": _scalar,
+    "numpy._core.multiarray.scalar": _scalar,
+    "numpy.ndarray": _Array,
+    "numpy.dtype": _DType,
+    "_codecs.encode": _latin1,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        name = f"{module_name}.{global_name}"
+        if name not in _ADMITTED:
+            raise pickle.UnpicklingError(f"it asks for {name}, which no label or image file needs")
+        return _ADMITTED[name]
+
+
+def read_pickle(path: Path) -> dict[str, Any]:
+    """A pickled dict of arrays, lists and text, such as the batches of ``cifar-10-batches-py``; nothing is executed."""
+    with path.open("rb") as file:
+        return _read(path, lambda: _Unpickler(file, encoding="latin1").load())
+
+
+def read_torch(path: Path) -> dict[str, Any]:
+    """A dict of arrays saved by torch, such as ``CIFAR-10_human.pt``; nothing is executed."""
+    serialization = torch.serialization
+    others = (
+        serialization.get_safe_globals()
+    )  # somebody may have admitted numpy's own names, which must not mix with ours
+    serialization.clear_safe_globals()
+    try:
+        serialization.add_safe_globals([(stand_in, name) for name, stand_in in _ADMITTED.items()])
+        return _read(path, lambda: torch.load(path, map_location="cpu", weights_only=True))
+    finally:
+        serialization.clear_safe_globals()
+        serialization.add_safe_globals(others)
+
+
+def _read(path: Path, load: Callable[[], Any]) -> dict[str, Any]:
+    try:
+        content = load()
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # whatever bytes make an unpickler raise, the file is at fault
+        reason = str(error).partition("\n")[0]
+        raise ValueError(
+            f"{path} is damaged or unsafe and was not opened ({reason}). Delete it and download it again."
+        ) from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__} instead of a dict. Delete it and download it again.")
+    return {str(key): value.value if isinstance(value, _Array) else value for key, value in content.items()}
+
+
+def read_labels(path: str | Path) -> dict[str, np.ndarray]:
+    """The arrays of a label file by name: the official ``.pt``, or ``.npz``, or ``.npy`` (named as the file)."""
+    path = Path(path)
+    if path.suffix == ".pt":
+        return {name: np.asarray(value) for name, value in read_torch(path).items()}
+    if path.suffix not in (".npz", ".npy"):
+        raise ValueError(f"{path} is no label file: it must be .pt, .npz or .npy.")
+    try:
+        content = np.load(path, allow_pickle=False)
+        return {path.stem: content} if isinstance(content, np.ndarray) else dict(content)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # numpy and zipfile raise a dozen kinds on damaged files
+        raise ValueError(
+            f"{path} is damaged or holds pickled objects ({error}). Delete it and download it again."
+        ) from error
+
+
+def as_labels(array: np.ndarray, source: str, *, length: int, num_classes: int) -> Tensor:
+    """One class for each of `length` examples, [length] int64; `source` names the file in errors."""
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise ValueError(f"{source} must be a list of class numbers, got shape {array.shape} of {array.dtype}.")
+    if len(array) != length:
+        raise ValueError(f"{source} has {len(array):,} labels for {length:,} examples; is it of another dataset?")
+    labels = torch.from_numpy(array.astype(np.int64))
+    outside = labels[(labels < 0) | (labels >= num_classes)]
+    if len(outside):
+        raise ValueError(f"{source} has the class {int(outside[0])}, outside 0..{num_classes - 1}.")
+    return labels
+
+
+def human_labels(
+    path: str | Path,
+    clean: Tensor,
+    num_classes: int,
+    *,
+    keys: Mapping[str, str | None],
+    clean_key: str = "clean_label",
+    positions: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """The label sets of a CIFAR-N file, checked against the dataset's own labels.
+
+    Args:
+        clean: the dataset's labels, [N]; those that the file has under `clean_key` must be the same.
+        keys: the sets to take, each with the MD5 of its labels as bytes, or None where there is nothing to compare.
+        positions: which labels of the file are those of the N examples, if these are a part of the data.
+    """
+    arrays, found = read_labels(path), {}
+    for key in (clean_key, *keys):
+        if key not in arrays:
+            raise ValueError(f"{path} has no {key!r}, only {', '.join(sorted(arrays))}.")
+        array = arrays[key]
+        if positions is not None:
+            if len(array) <= int(positions.max()):
+                raise ValueError(f"{path}: {key} has {len(array):,} labels, none at position {int(positions.max()):,}.")
+            array = array[positions.numpy()]
+        found[key] = as_labels(array, f"{path}: {key}", length=len(clean), num_classes=num_classes)
+    if not torch.equal(found.pop(clean_key), clean):
+        raise ValueError(f"{path}: {clean_key} differs from the dataset's labels; the file is of other data or order.")
+    for key, digest in keys.items():
+        if digest and hashlib.md5(found[key].byte().numpy(), usedforsecurity=False).hexdigest() != digest:
+            raise ValueError(f"{path}: {key} is not the published label set. Delete it and download it again.")
+    return found
