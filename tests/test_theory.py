@@ -637,7 +637,8 @@ EYE, OK = [[1.0, 0.0], [0.0, 1.0]], (0.0, 1.0)
         (lambda: loss_bounds(-1.0, 10), "tau must be positive, got -1.0"),
         (lambda: loss_bounds(math.nan, 10), "tau must be positive, got nan"),
         (lambda: loss_bounds(1.0, 10, delta=0.0), "delta must be positive, got 0.0"),
-        (lambda: loss_bounds(1.0, 1), "num_classes must be at least 2, got 1"),
+        (lambda: loss_bounds(1.0, 1), "num_classes must be an integer of at least 2, got 1"),
+        (lambda: loss_bounds(1.0, 10.0), "num_classes must be an integer of at least 2, got 10.0"),  # pyright: ignore
         (lambda: loss_bounds(1.0, 10, p=0.5), "p must be at least 1, got 0.5"),
         (lambda: loss_bounds(1.0, 10, p=math.nan), "p must be at least 1"),
         (lambda: ce_bound_from_gap(-0.1, 10), "at least 0, got -0.1"),

@@ -550,9 +550,9 @@ def _require(rule: bool, sentence: str, value: object) -> None:
 
 
 def _check_classes(num_classes: int) -> int:
-    num_classes = operator.index(num_classes)
-    _require(num_classes >= 2, "num_classes must be at least 2", num_classes)
-    return num_classes
+    whole = hasattr(num_classes, "__index__")
+    _require(whole and num_classes >= 2, "num_classes must be an integer of at least 2", num_classes)
+    return operator.index(num_classes)
 
 
 def _check_rate(rate: float) -> None:
