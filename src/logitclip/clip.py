@@ -13,6 +13,7 @@ from torch import Tensor
 from logitclip.registry import Registry
 
 CLIPS = Registry("clip")
+PENALTIES = Registry("penalty")
 
 
 def check_clip(tau: float, delta: float | None, p: float) -> float:
@@ -52,13 +53,25 @@ def clip_logits(logits: Tensor, tau: float, delta: float | None = None, *, p: fl
     """
     delta = check_clip(tau, delta, p)
     check_logits(logits)
-    z = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    norm = torch.linalg.vector_norm(z, p, dim=dim, keepdim=True)
-    # Below tau the clamp keeps 1/norm finite and cuts its gradient, so that zero logits are safe.
-    factor = delta * norm.clamp_min(tau).reciprocal()
-    if delta != tau:  # for delta = tau the factor is 1 below the threshold already
-        factor = torch.where(norm >= tau, factor, 1.0)
+    z = full_precision(logits)
+    norm = vector_norm(z, p, dim)
+    # Chosen before the reciprocal, so that zero logits are safe and the factor below the threshold is exactly 1.
+    factor = torch.where(norm >= tau, norm / delta, 1.0).reciprocal()
     return (z * factor).to(logits.dtype)
+
+
+def full_precision(logits: Tensor) -> Tensor:
+    """Half-precision logits as float32, others as they are."""
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+
+
+def vector_norm(z: Tensor, p: float, dim: int) -> Tensor:
+    """The p-norm along `dim`, which is kept with size 1."""
+    if p in (1, 2, math.inf):
+        return torch.linalg.vector_norm(z, p, dim=dim, keepdim=True)
+    # Other powers may leave the range of floats (1e4 to the 10th does in float32): take them of entries of at most 1.
+    largest = z.detach().abs().amax(dim, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
+    return largest * torch.linalg.vector_norm(z / largest, p, dim=dim, keepdim=True)
 
 
 def clip_by_value(logits: Tensor, limit: float) -> Tensor:
@@ -86,9 +99,8 @@ def logit_norm(logits: Tensor, temperature: float, *, dim: int = -1) -> Tensor:
     """
     check_positive("temperature", temperature)
     check_logits(logits)
-    z = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    norm = torch.linalg.vector_norm(z, dim=dim, keepdim=True)
-    return (z / ((norm + 1e-7) * temperature)).to(logits.dtype)
+    z = full_precision(logits)
+    return (z / ((vector_norm(z, 2, dim) + 1e-7) * temperature)).to(logits.dtype)
 
 
 def norm_penalty(logits: Tensor, *, dim: int = -1) -> Tensor:
@@ -100,13 +112,12 @@ def norm_penalty(logits: Tensor, *, dim: int = -1) -> Tensor:
     Paper: Norm Regularization.
     """
     check_logits(logits)
-    z = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    return torch.linalg.vector_norm(z, dim=dim).mean()
+    return vector_norm(full_precision(logits), 2, dim).mean()
 
 
 def check_positive(name: str, value: float) -> None:
-    if not value > 0:
-        raise ValueError(f"{name} must be positive, got {value}.")
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite, got {value}.")
 
 
 def check_logits(logits: Tensor) -> None:
@@ -150,3 +161,18 @@ def _logit_norm(logits: Tensor, *, temperature: float) -> Tensor:
 
 
 CLIPS.register(_logit_norm, name="logit_norm")
+
+
+def _no_penalty(logits: Tensor) -> Tensor:
+    """No penalty."""
+    return logits.new_zeros(())
+
+
+def _weighted_norm(logits: Tensor, *, weight: float) -> Tensor:
+    """The mean norm of the logits times a weight (norm regularisation)."""
+    check_positive("weight", weight)
+    return weight * norm_penalty(logits)
+
+
+PENALTIES.register(_no_penalty, name="none")
+PENALTIES.register(_weighted_norm, name="norm")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from logitclip.clip import check_clip, clip_logits
+from logitclip.clip import check_clip, clip_logits, full_precision
 
 BLOCK = 128 * 1024  # entries in a block: a few of them fit the second-level cache
 MIN_BLOCKED = 64 * 1024  # entries below which one pass of plain operations is as fast
@@ -60,8 +60,7 @@ def pick(log_probs: Tensor, target: Tensor) -> Tensor:
 
 def clipped_log_probs(logits: Tensor, tau: float | None, delta: float | None, *, p: float = 2.0) -> Tensor:
     """`log softmax(clip(z))` over the last dimension, [..., K]; half precision is computed in float32."""
-    if logits.dtype in (torch.float16, torch.bfloat16):
-        logits = logits.float()
+    logits = full_precision(logits)
     return torch.log_softmax(logits if tau is None else clip_logits(logits, tau, delta, p=p), dim=-1)
 
 
@@ -168,7 +167,7 @@ class _Blocked(torch.autograd.Function):
                 e -= torch.amax(e, 1, out=shift[rows])[:, None]
             torch.sum(e.exp_(), 1, out=total[rows])
         log_sum = total.log() if shift is None else total.log().add_(shift)
-        log_p.mul_(scale).sub_(log_sum)
+        log_p.mul_(scale).sub_(log_sum).clamp_(max=0)  # rounding must not make p_y exceed 1
         if mean_log_p is not None:
             mean_log_p.sub_(log_sum)
         # One block is small: keep its exponentials, so that the backward pass need not compute them again.
@@ -230,8 +229,7 @@ def _blocks(n: int, num_classes: int) -> list[slice]:
 
 def _factor(norm: Tensor, tau: float, delta: float | None, out: Tensor) -> Tensor:
     """The factor of Eq. 4 from the norms, as in `clip_logits`."""
-    torch.reciprocal(norm.clamp_min(tau), out=out).mul_(tau if delta is None else delta)
-    return out if delta in (None, tau) else out.masked_fill_(norm < tau, 1.0)
+    return torch.div(norm, tau if delta is None else delta, out=out).masked_fill_(norm < tau, 1.0).reciprocal_()
 
 
 def _plain_gradient(

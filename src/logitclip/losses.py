@@ -245,7 +245,7 @@ def aul(log_p: Tensor, _: None, *, a: float = 5.5, q: float = 3.0) -> Tensor:
     if not a > 1:
         raise ValueError(f"a must be above 1, got {a}.")
     check_positive("q", q)
-    return ((a - log_p.exp()) ** q - (a - 1) ** q) / q
+    return _power_gap(a - 1, one_minus_p(log_p), q)
 
 
 @loss
@@ -253,7 +253,7 @@ def agce(log_p: Tensor, _: None, *, a: float = 0.6, q: float = 0.6) -> Tensor:
     """Asymmetric generalised cross entropy, `((a+1)^q - (a+p_y)^q)/q`."""
     check_positive("a", a)
     check_positive("q", q)
-    return ((a + 1) ** q - (a + log_p.exp()) ** q) / q
+    return -_power_gap(a + 1, torch.expm1(log_p), q)
 
 
 @loss
@@ -334,6 +334,11 @@ def nce_rce(
 def one_minus_p(log_p: Tensor) -> Tensor:
     """1 - p from log p, exact also where p rounds to 1."""
     return -torch.expm1(log_p)
+
+
+def _power_gap(base: float, change: Tensor, q: float) -> Tensor:
+    """((base + change)^q - base^q) / q, to full precision also where the two powers are large and close."""
+    return base**q / q * torch.expm1(q * torch.log1p(change / base))
 
 
 def _phi(function: Any) -> Callable[..., Tensor]:
