@@ -264,34 +264,41 @@ def test_without_a_clip_only_the_robust_losses_are_bounded():
 # --- losses that depend on all probabilities -------------------------------------------------------------------------
 
 
-def joint(loss, z, *, prior=None, **knobs):
+def joint(loss, z, *, shares=None, **knobs):
+    knobs = {**DEFAULTS[loss], **knobs}
     log_p = log_softmax(z, axis=-1)
     nce = log_p[..., 0] / log_p.sum(-1)
     target = np.exp(log_p[..., 0])
     if loss == "nce":
-        return knobs.get("scale", 1.0) * nce
+        return knobs["scale"] * nce
     if loss == "cores":
-        prior = np.full(z.shape[-1], 1 / z.shape[-1]) if prior is None else np.array(prior)
-        return -log_p[..., 0] + knobs.get("beta", 2.0) * log_p @ prior
-    if loss == "nce_mae":
-        return knobs.get("alpha", 1.0) * nce + knobs.get("beta", 1.0) * FORMULAS["mae"](target, scale=1.0)
-    if loss == "nce_agce":
-        passive = FORMULAS["agce"](target, a=knobs.get("a", 6.0), q=knobs.get("q", 1.5))
-        return knobs.get("alpha", 1.0) * nce + knobs.get("beta", 4.0) * passive
-    return knobs.get("alpha", 1.0) * nce + knobs.get("beta", 1.0) * FORMULAS["rce"](target)
+        shares = np.full(z.shape[-1], 1 / z.shape[-1]) if shares is None else np.array(shares)
+        return -log_p[..., 0] + knobs["beta"] * np.log(np.exp(log_p) + 1e-8) @ shares
+    passive = loss.removeprefix("nce_")
+    inner = {knob: value for knob, value in knobs.items() if knob not in ("alpha", "beta")}
+    return knobs["alpha"] * nce + knobs["beta"] * FORMULAS[passive](target, **inner)
 
 
+DEFAULTS = {
+    "nce": {"scale": 1.0},
+    "cores": {"beta": 2.0},
+    "nce_mae": {"alpha": 50.0, "beta": 1.0, "scale": 1.0},
+    "nce_agce": {"alpha": 50.0, "beta": 0.1, "a": 1.8, "q": 3.0},
+    "nce_rce": {"alpha": 1.0, "beta": 1.0},
+}
 JOINT = [
     ("nce", {}),
     ("nce", {"scale": 10.0}),
     ("cores", {}),
     ("cores", {"beta": 0.0}),
-    ("cores", {"beta": 0.5}),
+    ("cores", {"beta": 0.5, "prior": "uniform"}),
+    ("cores", {"prior": "uniform"}),
     ("nce_mae", {}),
-    ("nce_mae", {"alpha": 50.0}),
+    ("nce_mae", {"alpha": 1.0, "beta": 2.0, "scale": 2.0}),
     ("nce_agce", {}),
-    ("nce_agce", {"alpha": 50.0, "beta": 0.1, "a": 1.8, "q": 3.0}),
+    ("nce_agce", {"alpha": 1.0, "beta": 4.0, "a": 6.0, "q": 1.5}),
     ("nce_rce", {}),
+    ("nce_rce", {"alpha": 10.0, "beta": 0.1}),
 ]
 
 
@@ -330,12 +337,28 @@ def test_direct_bounds_hold(loss, knobs, radius, num_classes, p):
             assert high == pytest.approx(upper, rel=1e-6)
 
 
-def test_cores_bound_holds_for_any_prior():
-    rng, prior = np.random.default_rng(3), [0.7, 0.2, 0.1, 0.0]
-    low, high = extremes("cores", 2.0, 4, 2, {"prior": prior}, rng)
-    lower, upper = base_loss_bounds("cores", 2.0, 4, p=2, prior=prior)
-    assert lower <= low < high <= upper
+def test_cores_bound_holds_for_any_shares_of_the_labels():
+    rng = np.random.default_rng(3)
+    lower, upper = base_loss_bounds("cores", 2.0, 4, p=2)
+    for shares in ([0.7, 0.2, 0.1, 0.0], [0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]):
+        low, high = extremes("cores", 2.0, 4, 2, {"shares": shares}, rng)
+        assert lower <= low < high <= upper
+    tighter = base_loss_bounds("cores", 2.0, 4, p=2, prior="uniform")
+    assert tighter[0] == lower
+    assert tighter[1] < upper
     assert base_loss_bounds("cores", 1.0, 4, beta=0.0) == loss_bounds(1.0, 4)
+    assert base_loss_bounds("cores", INF, 4) == pytest.approx((2 * math.log(1e-8), INF))  # the 1e-8 in its log
+
+
+def test_knobs_and_defaults_are_those_of_the_losses():
+    from logitclip.losses import LOSSES
+
+    assert set(LOSSES) == {*FORMULAS, *dict(JOINT)}
+    for loss in LOSSES:
+        theirs = {knob.name: knob.default for knob in LOSSES.knobs(loss).values()}
+        assert theory.knobs(loss).items() <= theirs.items(), loss
+        unused = theirs.keys() - theory.knobs(loss).keys()
+        assert unused <= {"detach_weight", "warmup", "ramp", "sieve_after"}, loss
 
 
 @pytest.mark.parametrize("tau", [1e-9, 300.0, 400.0, 1e4, INF])
@@ -677,6 +700,8 @@ EYE, OK = [[1.0, 0.0], [0.0, 1.0]], (0.0, 1.0)
         (lambda: base_loss_bounds("aul", 1.0, 10, a=1), "a must be above 1"),
         (lambda: base_loss_bounds("agce", 1.0, 10, a=-1), "a must be positive"),
         (lambda: base_loss_bounds("cores", 1.0, 10, beta=-1), "beta must be at least 0"),
+        (lambda: base_loss_bounds("cores", 1.0, 10, prior="x"), "prior must be 'labels' or 'uniform', got 'x'"),
+        (lambda: theory.knobs("gcee"), "Did you mean 'gce'"),
         (lambda: base_loss_bounds("nce", 1.0, 10, scale=-1), "scale must be at least 0"),
         (lambda: all_bounds(1.0, 10, noise="open_set", rate=0.1), "No theorem is about 'open_set'"),
         (lambda: all_bounds(1.0, 10, noise="symmetric"), "A rate is needed"),

@@ -216,19 +216,24 @@ def _nce(ball: _Ball, *, scale: float = 1.0) -> Range:
     return scale * lower, scale / (1 + least / ball.upper)
 
 
-def _cores(ball: _Ball, *, beta: float = 2.0, prior: Sequence[float] | None = None) -> Range:
-    """CE_y - beta sum_k prior_k CE_k, where the sum is at least the entropy of the prior (Gibbs)."""
+def _cores(ball: _Ball, *, beta: float = 2.0, prior: str = "labels") -> Range:
+    """CE_y - beta sum_k prior_k l_k with l_k = -log(p_k + 1e-8), where the sum is at least the prior's entropy (Gibbs).
+
+    The shares of the labels are not known here: for "labels" the range holds for any.
+    """
     _require(beta >= 0, "beta must be at least 0", beta)
-    prior = _check_prior(prior, ball.num_classes)
-    entropy = -sum(share * math.log(share) for share in prior if share > 0)
-    return ball.lower - _times(beta, ball.upper), ball.upper - beta * max(entropy, ball.lower)
+    _require(prior in ("labels", "uniform"), "prior must be 'labels' or 'uniform'", prior)
+    smallest, largest = (-math.log(math.exp(-end) + 1e-8) for end in (ball.lower, ball.upper))
+    if prior == "uniform":
+        smallest = max(smallest, math.log(ball.num_classes) - math.log1p(1e-8 * ball.num_classes))
+    return ball.lower - beta * largest, ball.upper - beta * smallest
 
 
-def _nce_mae(ball: _Ball, *, alpha: float = 1.0, beta: float = 1.0) -> Range:
-    return _weighted_sum(alpha, _nce(ball), beta, _ends(_mae, ball, scale=1.0))
+def _nce_mae(ball: _Ball, *, alpha: float = 50.0, beta: float = 1.0, scale: float = 1.0) -> Range:
+    return _weighted_sum(alpha, _nce(ball), beta, _ends(_mae, ball, scale=scale))
 
 
-def _nce_agce(ball: _Ball, *, alpha: float = 1.0, beta: float = 4.0, a: float = 6.0, q: float = 1.5) -> Range:
+def _nce_agce(ball: _Ball, *, alpha: float = 50.0, beta: float = 0.1, a: float = 1.8, q: float = 3.0) -> Range:
     return _weighted_sum(alpha, _nce(ball), beta, _ends(_agce, ball, a=a, q=q))
 
 
@@ -240,6 +245,18 @@ _OF_TARGET: dict[str, Callable[..., Range]] = {
     f.__name__[1:]: f for f in (_ce, _focal, _mae, _phuber_ce, _rce, _sce, _gce, _taylor_ce, _ael, _aul, _agce)
 }
 _OF_ALL: dict[str, Callable[..., Range]] = {f.__name__[1:]: f for f in (_nce, _cores, _nce_mae, _nce_agce, _nce_rce)}
+
+
+def knobs(loss: str) -> dict[str, Any]:
+    """The knobs that change the range of a loss, with their defaults.
+
+    >>> knobs("aul")
+    {'a': 5.5, 'q': 3.0}
+    """
+    table = {**_OF_TARGET, **_OF_ALL}
+    if loss not in table:
+        raise ValueError(f"Unknown loss {loss!r}. {_suggest(loss, table)}")
+    return {k.name: k.default for k in inspect.signature(table[loss]).parameters.values() if k.kind is k.KEYWORD_ONLY}
 
 
 def phi(loss: str, log_p: float, **knobs: Any) -> Range:
@@ -288,7 +305,7 @@ def base_loss_bounds(
     """The range of any of the sixteen losses on clipped logits.
 
     For a loss of p_y alone it is [phi(N), phi(M)], always inside Prop 2.4's bound. For nce, cores and the sums it is a
-    direct bound. Knobs and defaults are those of the losses; cores also takes a class `prior`, uniform by default.
+    direct bound; that of cores is for its full `beta`. Knobs and defaults are those of the losses.
 
     >>> lower, upper = base_loss_bounds("gce", 1.0, 10, q=0.7)
     >>> round(lower, 4), round(upper, 4)
@@ -298,24 +315,22 @@ def base_loss_bounds(
     (0.0599, 0.1405)
     """
     ball = _ball(tau, num_classes, delta, p)
-    function = _look_up(loss, {**_OF_TARGET, **_OF_ALL}, knobs)
-    return _ends(function, ball, **knobs) if loss in _OF_TARGET else function(ball, **knobs)
+    _check_knobs(loss, knobs)
+    return _ends(_OF_TARGET[loss], ball, **knobs) if loss in _OF_TARGET else _OF_ALL[loss](ball, **knobs)
 
 
-def _of_target(loss: str, knobs: Mapping[str, Any]) -> Callable[..., Range]:
+def _of_target(loss: str, given: Mapping[str, Any]) -> Callable[..., Range]:
     if loss in _OF_ALL:
         raise ValueError(f"{loss} depends on all probabilities, not on p_y alone; use base_loss_bounds.")
-    return _look_up(loss, _OF_TARGET, knobs)
+    _check_knobs(loss, given)
+    return _OF_TARGET[loss]
 
 
-def _look_up(loss: str, table: Mapping[str, Callable[..., Range]], knobs: Mapping[str, Any]) -> Callable[..., Range]:
-    if loss not in table:
-        raise ValueError(f"Unknown loss {loss!r}. {_suggest(loss, table)}")
-    known = [k.name for k in inspect.signature(table[loss]).parameters.values() if k.kind is k.KEYWORD_ONLY]
-    for knob in knobs:
+def _check_knobs(loss: str, given: Mapping[str, Any]) -> None:
+    known = knobs(loss)
+    for knob in given:
         if knob not in known:
             raise ValueError(f"The loss {loss!r} has no knob {knob!r}. {_suggest(knob, known)}")
-    return table[loss]
 
 
 def _ends(function: Callable[..., Range], ball: _Ball, **knobs: Any) -> Range:
