@@ -6,6 +6,7 @@ Eq. 4 before a loss. Classes are in dimension 1 (0 for a single vector), as in t
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from logitclip import theory
-from logitclip.clip import CLIPS, check_clip, check_logits, check_positive, clip_logits
-from logitclip.losses import LOSSES, check_target, evaluate
+from logitclip.clip import CLIPS, check_clip, check_logits, check_positive, clip_logits, full_precision, vector_norm
+from logitclip.losses import LOSSES, check_classes, check_target, evaluate
 from logitclip.registry import suggest
 
 Reduction = Literal["mean", "sum", "none"]
@@ -28,8 +29,9 @@ class Loss(nn.Module):
 
     Args:
         spec: a loss and its knobs, as in ``"gce:q=0.7"``; knobs may also be given as keywords, ``Loss("gce", q=0.7)``.
-        reduction: "mean", "sum" or "none". The mean divides by the sum of the weights of hard targets and by the number
-            of examples for probability targets, like `nn.CrossEntropyLoss`; over nothing at all it is 0, not NaN.
+        reduction: "mean", "sum" or "none". Like that of `nn.CrossEntropyLoss`, the mean divides by the sum of the
+            weights of the examples; class weights are part of these for class indices, and weight the terms of
+            probability targets without counting in the sum. The mean over nothing at all is 0, not NaN.
         weight: a weight per class, [K].
         ignore_index: targets with this value do not count.
 
@@ -62,9 +64,10 @@ class Loss(nn.Module):
         self.function: Any = LOSSES[self.name]
         self.reduction, self.ignore_index = reduction, ignore_index
         self.register_buffer("weight", weight)
-        # Set by start_epoch; buffers, so that a compiled criterion does not recompile when they change.
-        self.register_buffer("epoch", None)
-        self.register_buffer("class_counts", None)
+        # Set by start_epoch; buffers, so that a compiled criterion does not recompile when they change. They are not
+        # saved: a resumed run calls start_epoch again.
+        self.register_buffer("epoch", None, persistent=False)
+        self.register_buffer("class_counts", None, persistent=False)
         probe = torch.full((1,), -1.0), torch.full((1, 2) if self.function.second == "log_probs" else (1,), -1.0)
         injected = {"num_classes": 2} if "num_classes" in self.function.wants else {}
         self.function.phi(*probe, **self.knobs, **injected)  # a knob out of its range is an error now, not in training
@@ -104,7 +107,7 @@ class Loss(nn.Module):
         soft = target.is_floating_point()
         if logits.ndim > 2:
             logits = logits.movedim(1, -1)
-            target = target.movedim(1, -1) if soft and target.ndim == logits.ndim else target
+            target = target.movedim(1, -1) if target.ndim == logits.ndim else target
         target, kept = check_target(logits, target, self.ignore_index)
         if self.weight is not None and len(self.weight) != logits.shape[-1]:
             raise ValueError(f"weight has {len(self.weight)} entries for {logits.shape[-1]} classes.")
@@ -156,7 +159,13 @@ class Linked(nn.Module):
         return self._link(logits.movedim(dim, -1)).movedim(-1, dim)
 
     def forward(self, logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not isinstance(self.criterion, (Loss, Linked)):  # these check for themselves
+            _check_multiclass(logits, target)
         return self.criterion(self.link(logits), target, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        name = getattr(getattr(self._link, "func", self._link), "__name__", repr(self._link)).lstrip("_")
+        return ", ".join([name, *(f"{key}={value}" for key, value in getattr(self._link, "keywords", {}).items())])
 
     def start_epoch(self, epoch: int, class_counts: Tensor | None = None) -> None:
         """Passed on to the criterion; see `Loss.start_epoch`."""
@@ -203,7 +212,6 @@ class LogitClip(Linked):
     def forward(self, logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if isinstance(self.criterion, Loss):  # clip and loss in one
             return self.criterion.reduced(logits, target, *args, **kwargs, clip=(self.tau, self.delta, self.p))
-        _check_multiclass(logits, target)
         return super().forward(logits, target, *args, **kwargs)
 
     def extra_repr(self) -> str:
@@ -214,7 +222,7 @@ class LogitClip(Linked):
         """What the clip does to these logits; call it now and then in your own loop.
 
         With `target`, and a loss by name, it also warns (`UserWarning`) when the mean loss sits at the lowest value
-        that clipped logits can reach: it has no gradient left then, and if the accuracy is poor, tau is too small.
+        that clipped logits can reach, and this is far above that of the loss without a clip: tau is too small then.
 
         >>> report = LogitClip("ce", tau=1.0).diagnose(torch.tensor([[30.0, 40.0], [0.3, 0.4]]))
         >>> report.clipped, report.norm_quantiles[0.5]
@@ -222,27 +230,29 @@ class LogitClip(Linked):
         """
         check_logits(logits)
         dim = 1 if logits.ndim > 1 else 0
-        norms = torch.linalg.vector_norm(logits.float(), self.p, dim=dim).flatten()
+        norms = vector_norm(full_precision(logits), self.p, dim).flatten()
+        if not norms.numel():
+            raise ValueError(f"There is nothing to diagnose in logits of shape {tuple(logits.shape)}.")
         at = (0.05, 0.25, 0.5, 0.75, 0.95)
         # torch.quantile takes at most 2**24 numbers; dense outputs can have more.
-        values = torch.quantile(norms[:: 1 + norms.numel() // 2**24], torch.tensor(at, device=norms.device))
+        values = torch.quantile(norms[:: 1 + norms.numel() // 2**24], norms.new_tensor(at))
         report = Diagnosis(
             clipped=float((norms >= self.tau).float().mean()),
             norm_quantiles={q: round(float(v), 6) for q, v in zip(at, values, strict=True)},
         )
         if target is None or not isinstance(self.criterion, Loss):
             return report
-        mean, classes = Loss(self.criterion.name, **self.criterion.knobs), logits.shape[dim]
+        mean = Loss(self.criterion.name, ignore_index=self.criterion.ignore_index, **self.criterion.knobs)
         loss = float(mean.reduced(logits, target, clip=(self.tau, self.delta, self.p)))
-        chance = float(mean(logits.new_zeros(1, classes).float(), torch.zeros(1, dtype=torch.int64)))
-        known = theory.knobs(mean.name)
-        knobs = {k.name: k.default for k in LOSSES.knobs(mean.name).values()} | mean.knobs
-        lowest, _ = theory.base_loss_bounds(
-            mean.name, self.tau, classes, self.delta, self.p, **{k: v for k, v in knobs.items() if k in known}
-        )
-        if loss - lowest < 0.05 * (chance - lowest):
+        classes, name = logits.shape[dim], mean.name
+        chance = float(mean(torch.zeros(1, classes), torch.zeros(1, dtype=torch.int64)))
+        knobs = {k: v for k, v in mean.knobs.items() if k in theory.knobs(name)}
+        lowest, _ = theory.base_loss_bounds(name, self.tau, classes, self.delta, self.p, **knobs)
+        unclipped, _ = theory.base_loss_bounds(name, math.inf, classes, **knobs)
+        # At the bottom, and the bottom is high: with a large tau a loss near its least value is simply a good fit.
+        if loss - lowest < 0.05 * (chance - lowest) and lowest - unclipped > 0.1 * (chance - unclipped):
             warnings.warn(
-                f"The mean {mean.name} loss, {loss:.4g}, has reached {lowest:.4g}, the lowest value that logits clipped "
+                f"The mean {name} loss, {loss:.4g}, has reached {lowest:.4g}, the lowest value that logits clipped "
                 f"at tau={self.tau:g}, delta={self.delta:g} allow. If the accuracy is still poor, raise them: too "
                 "small a tau underfits (the paper's Table 8).",
                 stacklevel=2,
@@ -279,7 +289,13 @@ def clipped(criterion: str | Callable[..., Tensor], spec: str) -> nn.Module:
 
 
 def _check_multiclass(logits: Tensor, target: Any) -> None:
-    """Refuse single logits and multi-label targets, which a softmax over clipped logits is not made for."""
+    """Refuse single logits, multi-label targets and another batch size, also if the criterion would take them."""
+    check_logits(logits)
     dim = 1 if logits.ndim > 1 else 0
-    if logits.shape[dim] == 1 or (isinstance(target, Tensor) and target.shape == logits.shape):
-        check_target(logits.movedim(dim, -1), target.movedim(dim, -1) if target.ndim == logits.ndim else target)
+    check_classes(logits.movedim(dim, -1))
+    if not isinstance(target, Tensor):
+        return
+    if dim == 1 and target.ndim and len(target) != len(logits):
+        raise ValueError(f"{len(logits)} rows of logits and {len(target)} targets do not belong together.")
+    if target.shape == logits.shape:
+        check_target(logits.movedim(dim, -1), target.movedim(dim, -1))

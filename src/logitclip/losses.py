@@ -79,8 +79,18 @@ def evaluate(
             raise ValueError(f"{function.__name__} takes class weights with class-index targets only.")
         log_p = (target * log_probs).sum(-1) if soft else pick(log_probs, target)
         return function.phi(log_p, log_probs, **knobs)
-    terms = target if class_weight is None else target * class_weight
+    terms = target if class_weight is None else target * class_weight.to(target.dtype)
     return (terms * function.phi(log_probs, log_probs.mean(-1, keepdim=True), **knobs)).sum(-1), None
+
+
+def check_classes(logits: Tensor) -> None:
+    """Check that logits [..., K] have at least two classes."""
+    check_logits(logits)
+    if logits.shape[-1] < 2:
+        raise ValueError(
+            f"There must be at least two logits per example, got {logits.shape[-1]}: turn a single one into two, for "
+            "instance by torch.cat([-logits, logits], 1) / 2, and use class indices 0 and 1."
+        )
 
 
 def check_target(logits: Tensor, target: Tensor, ignore_index: int | None = None) -> tuple[Tensor, Tensor | None]:
@@ -88,13 +98,8 @@ def check_target(logits: Tensor, target: Tensor, ignore_index: int | None = None
 
     What needs a look at the values is checked in eager mode on a CPU alone: elsewhere it would wait for the device.
     """
-    check_logits(logits)
+    check_classes(logits)
     classes = logits.shape[-1]
-    if classes < 2:
-        raise ValueError(
-            "A single logit per example has no norm to clip and no softmax: give two logits per example, for instance "
-            "torch.cat([-logits, logits], 1) / 2, and class indices 0 and 1."
-        )
     look = (
         logits.device.type == "cpu"
         and not torch.compiler.is_compiling()
@@ -109,7 +114,8 @@ def check_target(logits: Tensor, target: Tensor, ignore_index: int | None = None
             )
         if look and target.numel():
             tolerance = 1e-3 if target.dtype in (torch.float32, torch.float64) else 2e-2
-            if target.min() < 0 or (target.sum(-1, dtype=torch.float32) - 1).abs().max() > tolerance:
+            sums = target.sum(-1, dtype=torch.float32)
+            if not (target.min() >= 0 and (sums - 1).abs().max() <= tolerance):  # so that NaN is refused too
                 raise ValueError(
                     "Probability targets must be non-negative and sum to 1 over the classes. Multi-label targets are "
                     "not supported: train one two-class problem per label, or normalise the rows."
@@ -165,7 +171,7 @@ def focal(log_p: Tensor, _: None, *, gamma: float = 0.5, detach_weight: bool = F
 
     `detach_weight` treats the factor as a constant, which is what the public robust-loss code bases do.
     """
-    _at_least("gamma", gamma, 0)
+    _at_least(0, gamma=gamma)
     log_p_factor = log_p.detach() if detach_weight else log_p
     # With gamma < 1 the power has no gradient at p_y = 1: the clamp cuts it there, where the loss is flat anyway.
     return one_minus_p(log_p_factor).clamp_min(torch.finfo(log_p.dtype).tiny) ** gamma * -log_p
@@ -174,6 +180,7 @@ def focal(log_p: Tensor, _: None, *, gamma: float = 0.5, detach_weight: bool = F
 @loss
 def mae(log_p: Tensor, _: None, *, scale: float = 2.0) -> Tensor:
     """Mean absolute error, `|e_y - p|_1 = 2(1-p_y)`; ``scale=1`` is the "reduced" MAE of other code bases."""
+    _at_least(0, scale=scale)
     return scale * one_minus_p(log_p)
 
 
@@ -183,8 +190,7 @@ def phuber_ce(log_p: Tensor, _: None, *, threshold: float = 10.0) -> Tensor:
 
     The paper takes a threshold of 10 on CIFAR-10 and 30 on CIFAR-100 and WebVision.
     """
-    if not threshold > 1:
-        raise ValueError(f"threshold must be above 1, got {threshold}.")
+    _above_one(threshold=threshold)
     linear = math.log(threshold) + 1 - threshold * log_p.exp()
     return torch.where(log_p <= -math.log(threshold), linear, -log_p)
 
@@ -192,13 +198,16 @@ def phuber_ce(log_p: Tensor, _: None, *, threshold: float = 10.0) -> Tensor:
 @loss
 def rce(log_p: Tensor, _: None, *, log_zero: float = LOG_ZERO) -> Tensor:
     """Reverse cross entropy, `-A (1-p_y)` with A the value taken for log 0 (`log_zero`, ln 1e-4)."""
+    if not -math.inf < log_zero < 0:
+        raise ValueError(f"log_zero stands for log 0 and must be negative and finite, got {log_zero}.")
     return -log_zero * one_minus_p(log_p)
 
 
 @loss
 def sce(log_p: Tensor, _: None, *, alpha: float = 0.5, beta: float = 1.0, log_zero: float = LOG_ZERO) -> Tensor:
     """Symmetric cross entropy, `alpha CE + beta RCE`."""
-    return alpha * -log_p + beta * -log_zero * one_minus_p(log_p)
+    _at_least(0, alpha=alpha, beta=beta)
+    return alpha * -log_p + beta * _phi(rce)(log_p, None, log_zero=log_zero)
 
 
 @loss
@@ -218,7 +227,7 @@ def taylor_ce(log_p: Tensor, _: None, *, order: int = 2) -> Tensor:
 
     The paper does not state its order; 2 is this project's choice.
     """
-    _at_least("order", order, 1)
+    _at_least(1, order=order)
     x = one_minus_p(log_p)
     total = x / order
     for i in range(order - 1, 0, -1):
@@ -229,6 +238,7 @@ def taylor_ce(log_p: Tensor, _: None, *, order: int = 2) -> Tensor:
 @loss
 def nce(log_p: Tensor, mean_log_p: Tensor, *, num_classes: int, scale: float = 1.0) -> Tensor:
     """Normalised cross entropy, `log p_y / sum_k log p_k`."""
+    _at_least(0, scale=scale)
     return scale / num_classes * (log_p / mean_log_p)
 
 
@@ -242,8 +252,7 @@ def ael(log_p: Tensor, _: None, *, a: float = 2.5) -> Tensor:
 @loss
 def aul(log_p: Tensor, _: None, *, a: float = 5.5, q: float = 3.0) -> Tensor:
     """Asymmetric unhinged loss, `((a-p_y)^q - (a-1)^q)/q` with a > 1."""
-    if not a > 1:
-        raise ValueError(f"a must be above 1, got {a}.")
+    _above_one(a=a)
     check_positive("q", q)
     return _power_gap(a - 1, one_minus_p(log_p), q)
 
@@ -276,10 +285,13 @@ def cores(
     `l_k` are left out. `class_counts`, the counts of the (noisy) labels, give pi; without them, or with
     ``prior="uniform"``, it is uniform. `Loss.start_epoch` supplies both.
     """
-    _at_least("ramp", ramp, 1)
+    _at_least(0, beta=beta, warmup=warmup)
+    _at_least(1, ramp=ramp)
     reference = torch.logaddexp(log_probs, log_probs.new_tensor(math.log(1e-8)))  # -l_k
     mean = weighted = reference.mean(-1)
     if class_counts is not None and prior == "labels":
+        if class_counts.shape != reference.shape[-1:]:
+            raise ValueError(f"class_counts needs {reference.shape[-1]} entries, got {tuple(class_counts.shape)}.")
         weighted = (reference * (class_counts / class_counts.sum()).to(reference)).sum(-1)
     if epoch is None:
         return beta * weighted - log_p, None
@@ -297,7 +309,8 @@ def nce_mae(
     log_p: Tensor, mean_log_p: Tensor, *, num_classes: int, alpha: float = 50.0, beta: float = 1.0, scale: float = 1.0
 ) -> Tensor:
     """NCE + MAE, `alpha NCE + beta (1-p_y)`: the reduced MAE, unless `scale` says otherwise."""
-    return _phi(nce)(log_p, mean_log_p, num_classes=num_classes, scale=alpha) + beta * scale * one_minus_p(log_p)
+    _at_least(0, alpha=alpha, beta=beta)
+    return alpha * _phi(nce)(log_p, mean_log_p, num_classes=num_classes) + beta * _phi(mae)(log_p, None, scale=scale)
 
 
 @loss
@@ -312,8 +325,8 @@ def nce_agce(
     q: float = 3.0,
 ) -> Tensor:
     """NCE + AGCE, `alpha NCE + beta AGCE`; the paper's WebVision has a = 2.5."""
-    passive = _phi(agce)(log_p, None, a=a, q=q)
-    return _phi(nce)(log_p, mean_log_p, num_classes=num_classes, scale=alpha) + beta * passive
+    _at_least(0, alpha=alpha, beta=beta)
+    return alpha * _phi(nce)(log_p, mean_log_p, num_classes=num_classes) + beta * _phi(agce)(log_p, None, a=a, q=q)
 
 
 @loss
@@ -327,8 +340,9 @@ def nce_rce(
     log_zero: float = LOG_ZERO,
 ) -> Tensor:
     """NCE + RCE, `alpha NCE + beta RCE`; not in the paper, defaults of its authors."""
-    passive = -log_zero * one_minus_p(log_p)
-    return _phi(nce)(log_p, mean_log_p, num_classes=num_classes, scale=alpha) + beta * passive
+    _at_least(0, alpha=alpha, beta=beta)
+    passive = _phi(rce)(log_p, None, log_zero=log_zero)
+    return alpha * _phi(nce)(log_p, mean_log_p, num_classes=num_classes) + beta * passive
 
 
 def one_minus_p(log_p: Tensor) -> Tensor:
@@ -345,6 +359,13 @@ def _phi(function: Any) -> Callable[..., Tensor]:
     return function.phi
 
 
-def _at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise ValueError(f"{name} must be at least {least}, got {value}.")
+def _at_least(least: float, **knobs: float) -> None:
+    for name, value in knobs.items():
+        if not least <= value < math.inf:
+            raise ValueError(f"{name} must be at least {least} and finite, got {value}.")
+
+
+def _above_one(**knobs: float) -> None:
+    for name, value in knobs.items():
+        if not 1 < value < math.inf:
+            raise ValueError(f"{name} must be above 1 and finite, got {value}.")

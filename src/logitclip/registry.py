@@ -93,7 +93,7 @@ class Registry:
         """
         if not isinstance(spec, str):
             raise TypeError(f"A {self.kind} is named by a spec string such as 'name:key=value', got {spec!r}.")
-        name, _, text = spec.strip().partition(":")
+        name, _, text = (part.strip() for part in spec.partition(":"))
         knobs, values = self.knobs(name), {}
         # A value may hold a comma (a path, say): only a comma before `key=` ends it.
         for i, item in enumerate(re.split(r",(?=\s*[A-Za-z_]\w*=)", text) if text else []):
@@ -109,7 +109,8 @@ class Registry:
             values[key] = _convert(value.strip(), knobs[key], f"{self.kind} {name!r}")
         for key, value in more.items():
             self._check_knob(name, key, knobs)
-            values[key] = value
+            simple = value is None or isinstance(value, (str, int, float))  # then the same rules hold as in a spec
+            values[key] = _convert(str(value), knobs[key], f"{self.kind} {name!r}") if simple else value
         missing = [k.name for k in knobs.values() if k.required and k.name not in values]
         if missing:
             raise ValueError(f"The {self.kind} {name!r} needs {missing[0]!r}: write '{name}:{missing[0]}=...'.")
@@ -172,8 +173,9 @@ def _convert(text: str, knob: Knob, owner: str) -> Any:
             raise ValueError(f"{knob.name} of the {owner} is one of {', '.join(choices)}; got {text!r}.")
     if str in allowed or Any in allowed:
         return text
-    names = " or ".join("none" if a is types.NoneType else getattr(a, "__name__", str(a)) for a in allowed)
-    raise ValueError(f"{knob.name} of the {owner} must be a {names}, got {text!r}.")
+    words = {bool: "true or false", int: "an integer", float: "a number", types.NoneType: "none"}
+    wanted = " or ".join(words.get(a, getattr(a, "__name__", str(a))) for a in allowed)
+    raise ValueError(f"{knob.name} of the {owner} must be {wanted}, got {text!r}.")
 
 
 def _is_union(annotation: Any) -> bool:
