@@ -12,12 +12,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 import logitclip
+from logitclip.config import RunConfig
 
 Kind = Literal["losses", "clips", "noises", "data", "models", "augments"]
 
@@ -153,7 +154,7 @@ def noise(
     from logitclip import data as datasets
     from logitclip import noise as noises
 
-    dataset = datasets.load(data, **({} if root is None else {"root": root}))
+    dataset = datasets.load(data, root)
     record = noises.apply(spec, dataset, noise_seed)
     if save is not None:
         record.save(save)
@@ -163,7 +164,71 @@ def noise(
         _print(noises.preview(record, dataset.class_names))
 
 
-COMMANDS = {"list": list_names, "bound": bound, "paper": paper, "noise": noise}
+def train(config: Annotated[RunConfig, arg(name="")], *, json: bool = False) -> None:
+    """Train one model; with no options, cross entropy on the digits. Everything else is an option.
+
+    Example: logitclip train --noise symmetric:rate=0.5 --clip official:temp=1.5
+
+    Args:
+        json: Print the result as one JSON object on stdout.
+    """
+    from logitclip.run import run
+
+    bar = TrainingBar()
+    result = run(config, on_epoch=bar)
+    if json:
+        _print_json(asdict(result))
+        return
+    noisy = result.memorised is not None
+    rows = {
+        "test accuracy, mean of the last 10 epochs": f"[bold]{result.last10_accuracy:.2f} %[/]",
+        "test accuracy, best epoch (chosen on the test set)": f"{result.best_accuracy:.2f} %",
+        "validation accuracy, on noisy labels": _percent(result.val_accuracy),
+        "wrong labels among the training labels": f"{result.noise_rate:.2f} %" if noisy else "unknown or none",
+        "of these memorised (predicted as given)": _percent(result.memorised),
+        "of these recovered (predicted as true)": _percent(result.recovered),
+        "time": f"{result.seconds:.1f} s for {result.epochs} epochs on {result.device}",
+        "folder": str(result.folder),
+    }
+    setting = f"{result.config['data']}, {result.config['loss']}, clip {result.clip}, noise {result.config['noise']}"
+    table = _table(setting, "", "")
+    table.show_header = False
+    for name, value in rows.items():
+        if value is not None:
+            table.add_row(name, value)
+    _print(table)
+
+
+class TrainingBar:
+    """A progress bar on stderr: epoch, loss, accuracy, share of wrong labels memorised, time left."""
+
+    def __init__(self) -> None:
+        self.progress: Any = None  # made in the process that trains
+
+    def __call__(self, config: RunConfig, row: dict[str, Any]) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        if self.progress is None:
+            columns = (
+                progress.TextColumn("epoch"),
+                progress.MofNCompleteColumn(),
+                progress.BarColumn(bar_width=20),
+                progress.TextColumn("{task.fields[numbers]}"),
+                progress.TimeRemainingColumn(),
+            )
+            self.progress = progress.Progress(*columns, console=Console(stderr=True))
+            self.task = self.progress.add_task("", total=config.epochs, completed=row["epoch"], numbers="")
+            self.progress.start()
+        numbers = f"loss {row['loss']:.3f}  accuracy {row['test_accuracy']:.1f} %"
+        if row["memorised"] is not None:
+            numbers += f"  memorised {row['memorised']:.1f} %"
+        self.progress.update(self.task, completed=row["epoch"] + 1, numbers=numbers)
+        if row["epoch"] + 1 == config.epochs:
+            self.progress.stop()
+
+
+COMMANDS = {"train": train, "list": list_names, "bound": bound, "paper": paper, "noise": noise}
 
 
 def main() -> None:
@@ -227,6 +292,10 @@ def _normalised(item: str) -> str:
     words = {"equation": "eq", "proposition": "prop", "theorem": "thm"}
     text = item.lower().replace(".", " ").split()
     return " ".join(words.get(word, word) for word in text)
+
+
+def _percent(value: float | None) -> str | None:
+    return None if value is None else f"{value:.2f} %"
 
 
 def _table(title: str, *columns: str) -> Any:

@@ -47,6 +47,11 @@ class Split:
         held = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **{name: value.to(device) for name, value in held.items()})
 
+    def select(self, index: Tensor) -> Split:
+        """The examples at `index` alone. Inputs that are not a tensor must have a `select` of their own."""
+        x = self.x[index] if isinstance(self.x, Tensor) else self.x.select(index)  # type: ignore[attr-defined]
+        return Split(x, self.labels[index], None if self.clean_labels is None else self.clean_labels[index])
+
     def relabel(self, labels: Tensor) -> Split:
         """The same inputs under other labels; what were the labels become the clean ones, unless these are known."""
         clean = self.labels if self.clean_labels is None else self.clean_labels

@@ -36,8 +36,6 @@ def digits(root: str | Path | None = None) -> Dataset:
         test=test,
         num_classes=10,
         class_names=tuple("0123456789"),
-        mean=(0.2871,),
-        std=(0.3538,),
         protocol={
             "model": "mlp:width=256,depth=3",
             "epochs": 150,

@@ -71,6 +71,10 @@ class ImageFiles:
     def shape(self) -> torch.Size:
         return torch.Size((len(self), 3, self.size, self.size))
 
+    def select(self, index: Tensor) -> ImageFiles:
+        """The files at `index` alone."""
+        return ImageFiles(self.folder, [os.fsdecode(self.names[i]) for i in index.tolist()], self.size)
+
     def path(self, i: int) -> str:
         return os.path.join(self.folder, os.fsdecode(self.names[i]))
 

@@ -1,0 +1,359 @@
+"""The training loop. It knows no names and no folders: it trains a model on splits and reports a row per epoch."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from logitclip.criterion import LogitClip
+from logitclip.data import Dataset, Split
+from logitclip.data.augment import transform
+from logitclip.data.loading import batches
+from logitclip.methods.standard import standard
+
+log = logging.getLogger(__name__)
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+View = Callable[[Tensor, torch.Generator | None], Tensor]  # see logitclip.data.augment.transform
+
+
+class Diverged(ValueError):
+    """The loss is no longer a number."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train. The fields mean what they mean in `RunConfig`."""
+
+    epochs: int = 150
+    batch_size: int = 128
+    lr: float = 0.1
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    schedule: str = "multistep"
+    milestones: tuple[float, ...] = (0.4, 0.7)
+    grad_clip: float = 0.0
+    penalty: Callable[[Tensor], Tensor] | None = None  # added to the loss of a batch, from its logits
+    drop_last: bool = False
+    seed: int = 0
+    channels_last: bool = True
+    compile: bool = False
+    workers: int = 0
+    threads: int = 1
+    per_example: bool = False
+    measure_every: int = 1  # epochs between two looks at what has been memorised
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "threads", "measure_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if not self.lr > 0:
+            raise ValueError(f"lr must be positive, got {self.lr}.")
+        for name in ("momentum", "weight_decay", "grad_clip", "workers"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
+        if self.schedule not in ("multistep", "cosine", "constant"):
+            raise ValueError(f"schedule must be multistep, cosine or constant, got {self.schedule!r}.")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs a momentum above 0.")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training is after an epoch: the row to record, and how to save everything if one wants to."""
+
+    row: dict[str, Any]
+    method: Any
+    fabric: Any
+    examples: dict[str, Tensor]  # per-example records, if they are asked for
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.method.weights()
+
+    def state(self) -> dict[str, Any]:
+        precision = self.fabric.strategy.precision.state_dict()
+        return {"method": self.method.state_dict(), "precision": precision, "examples": self.examples}
+
+
+def learning_rate(settings: Settings, epoch: int) -> float:
+    """The learning rate of an epoch: divided by 10 at each milestone (a share of the epochs), or along a half cosine.
+
+    >>> [round(learning_rate(Settings(epochs=200), e), 6) for e in (0, 79, 80, 139, 140)]
+    [0.1, 0.1, 0.01, 0.01, 0.001]
+    """
+    if settings.schedule == "cosine":
+        return settings.lr * (1 + math.cos(math.pi * epoch / settings.epochs)) / 2
+    if settings.schedule == "constant":
+        return settings.lr
+    return settings.lr * 0.1 ** sum(epoch >= round(m * settings.epochs) for m in settings.milestones)
+
+
+def derived_seed(seed: int, purpose: str, *more: int | str) -> int:
+    """A seed of its own for each purpose, epoch and rank, so that no stream of random numbers need be stored."""
+    digest = hashlib.sha256(repr((seed, purpose, *more)).encode()).digest()
+    return int.from_bytes(digest[:7], "little")
+
+
+def stream(device: torch.device, *key: Any) -> torch.Generator:
+    """A generator on `device` seeded by `derived_seed(*key)`."""
+    return torch.Generator(device).manual_seed(derived_seed(*key))
+
+
+def fit(
+    dataset: Dataset,
+    model: nn.Module | Callable[[int], nn.Module],
+    criterion: nn.Module,
+    method: Callable[..., Any] = standard,
+    settings: Settings | None = None,
+    *,
+    view: View | None = None,
+    index: Tensor | None = None,
+    held_out: Tensor | None = None,
+    augment_held_out: bool = False,
+    fabric: Any = None,
+    resume: tuple[dict[str, Tensor], dict[str, Any], int] | None = None,
+    after_epoch: Callable[[Progress], None] | None = None,
+) -> Any:
+    """Train, and return the method with its trained network.
+
+    Args:
+        dataset: its training labels may be noisy; `train.clean_labels`, where known, tell what is memorised.
+        model: a network, or a function from a seed to one.
+        criterion: what to minimise, called with logits and targets.
+        method: how; see `logitclip.methods`.
+        view: from a batch of the dataset to the model's input, random with a generator and fixed without; by default
+            the dataset's normalisation.
+        index: which training examples to train on (all).
+        held_out: which training examples to validate on, with their possibly wrong labels (none).
+        augment_held_out: validate on augmented inputs, as the released code does.
+        fabric: a launched Lightning Fabric; by default one for this process.
+        resume: weights, state and the number of epochs done, from `Progress`.
+        after_epoch: called with a `Progress` after each epoch.
+    """
+    train, test = dataset.train, dataset.test
+    settings = settings or Settings()
+    fabric = make_fabric() if fabric is None else fabric
+    view = transform("none", dataset.mean, dataset.std) if view is None else view
+    index = torch.arange(len(train)) if index is None else index
+    make_model = (lambda _: model) if isinstance(model, nn.Module) else model
+    rank, world = fabric.global_rank, fabric.world_size
+    with _threads(settings.threads):
+        worker = method(train, make_model, criterion, settings, fabric)
+        first_learnt = torch.full((len(train),), -1)
+        examples: dict[str, Tensor] = {}
+        start = 0
+        if resume is not None:
+            weights, state, start = resume
+            worker.load(weights, state["method"])
+            fabric.strategy.precision.load_state_dict(state["precision"])
+            examples = state["examples"]
+            first_learnt = examples.get("first_learnt", first_learnt)
+        for epoch in range(start, settings.epochs):
+            if hasattr(criterion, "start_epoch"):
+                criterion.start_epoch(epoch, _class_counts(train, index, dataset.num_classes))
+            lr = learning_rate(settings, epoch)
+            worker.set_lr(lr)
+            order = batches(
+                train,
+                settings.batch_size,
+                index=index,
+                generator=stream(torch.device("cpu"), settings.seed, "order", epoch, rank),
+                drop_last=settings.drop_last,
+                rank=rank,
+                world=world,
+                workers=settings.workers,
+                device=fabric.device,
+            )
+            views = stream(fabric.device, settings.seed, "views", epoch, rank)
+            with _model_randomness(fabric.device, derived_seed(settings.seed, "model", epoch, rank)):
+                row = _train(worker, epoch, order, lambda x, g=views: view(x, g), fabric)
+            if not math.isfinite(row["loss"]):
+                raise Diverged(
+                    f"Training diverged in epoch {epoch}: the loss is {row['loss']}. Lower lr ({settings.lr:g}), "
+                    "or clip the gradients with grad_clip."
+                )
+            row = {"epoch": epoch, "lr": lr, **row}
+            row["test_accuracy"] = _accuracy(worker, test, view, settings, fabric)
+            row["val_accuracy"] = None
+            if held_out is not None and len(held_out):
+                seen = (lambda x, _, g=views: view(x, g)) if augment_held_out else view
+                row["val_accuracy"] = _accuracy(worker, train, seen, settings, fabric, held_out)
+            measure = (epoch + 1) % settings.measure_every == 0 or epoch == settings.epochs - 1
+            row |= _memorisation(worker, train, view, settings, fabric, index) if measure else _UNMEASURED
+            if settings.per_example:
+                examples = _per_example(worker, train, view, settings, fabric)
+                learnt = (examples["prediction"] == _hard(train.labels)) & (first_learnt < 0)
+                first_learnt[learnt] = epoch
+                examples["first_learnt"] = first_learnt
+            if after_epoch is not None:
+                after_epoch(Progress(row, worker, fabric, examples))
+    return worker
+
+
+def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, precision: str = "32") -> Any:
+    """A Lightning Fabric, not launched yet. Several devices of one machine are spawned; several nodes need torchrun."""
+    try:
+        from lightning_fabric import Fabric
+    except ImportError as error:
+        raise ImportError("Training needs Lightning Fabric: pip install 'logitclip[train]'.") from error
+    for noisy in ("lightning_fabric", "lightning_fabric.utilities.rank_zero"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    names = {"32": "32-true", "64": "64-true"}
+    launched = torch.distributed.is_torchelastic_launched()
+    strategy = "auto" if devices * nodes == 1 else "ddp" if launched or nodes > 1 else "ddp_spawn"
+    return Fabric(
+        accelerator=accelerator,
+        devices=devices,
+        num_nodes=nodes,
+        precision=names.get(precision, precision),  # type: ignore[arg-type]
+        strategy=strategy,
+    )
+
+
+# -- one epoch ---------------------------------------------------------------------------------------------------------
+
+
+def _train(worker: Any, epoch: int, order: Any, augment: Any, fabric: Any) -> dict[str, Any]:
+    """Train one epoch; the mean loss, the accuracy on the labels as given, and what the clip had to do."""
+    losses, sizes, hits, norms = [], [], [], []
+    tau = worker.criterion.tau if isinstance(worker.criterion, LogitClip) else None
+    p = worker.criterion.p if isinstance(worker.criterion, LogitClip) else 2.0
+    for _, y, step in worker.train_epoch(epoch, order, augment):
+        losses.append(step.loss * len(y))
+        sizes.append(len(y))
+        if step.logits is not None:
+            hits.append((step.logits.argmax(1) == _hard(y)).sum())
+            norms.append(torch.linalg.vector_norm(step.logits.float(), p, dim=1))
+    if not sizes:
+        raise ValueError("There is not one full batch to train on: lower batch_size, or set drop_last to False.")
+    loss, n, hit = _summed(
+        fabric, torch.stack(losses).double().sum(), sum(sizes), torch.stack(hits).sum() if hits else 0
+    )
+    row = {"loss": loss / n, "train_accuracy": 100 * hit / n if hits else None, "clipped": None, "norm_quantiles": None}
+    if norms:
+        all_norms = _gathered(fabric, torch.cat(norms))
+        row["norm_quantiles"] = [_rounded(q) for q in torch.quantile(all_norms, all_norms.new_tensor(QUANTILES))]
+        if tau is not None:
+            row["clipped"] = 100 * float((all_norms >= tau).double().mean())
+    return row
+
+
+def _accuracy(
+    worker: Any, split: Split, view: View, settings: Settings, fabric: Any, index: Tensor | None = None
+) -> float:
+    """The share of `split` predicted as labelled, in percent; each rank looks at its own examples."""
+    hits = torch.zeros((), dtype=torch.int64, device=fabric.device)
+    n = 0
+    for _, y, logits in _evaluate(worker, split, view, settings, fabric, index):
+        hits += (logits.argmax(1) == _hard(y)).sum()
+        n += len(y)
+    hit, n = _summed(fabric, hits, n)
+    return 100 * hit / n
+
+
+_UNMEASURED = {"memorised": None, "recovered": None}
+
+
+def _memorisation(
+    worker: Any, train: Split, view: View, settings: Settings, fabric: Any, index: Tensor
+) -> dict[str, Any]:
+    """Of the wrong labels trained on, the share predicted as given and the share predicted as true, in percent."""
+    if train.clean_labels is None:
+        return _UNMEASURED
+    wrong = index[_hard(train.labels)[index] != train.clean_labels[index]]
+    if not len(wrong):
+        return _UNMEASURED
+    given = true = torch.zeros((), dtype=torch.int64, device=fabric.device)
+    clean = train.clean_labels.to(fabric.device)
+    for at, y, logits in _evaluate(worker, train, view, settings, fabric, wrong):
+        prediction = logits.argmax(1)
+        given = given + (prediction == _hard(y)).sum()
+        true = true + (prediction == clean[at.to(clean.device)]).sum()
+    given, true = _summed(fabric, given, true)
+    return {"memorised": 100 * given / len(wrong), "recovered": 100 * true / len(wrong)}
+
+
+def _per_example(worker: Any, train: Split, view: View, settings: Settings, fabric: Any) -> dict[str, Tensor]:
+    """Loss (cross entropy), margin and prediction of every training example, in the order of the dataset."""
+    n = len(train)
+    record = torch.zeros(3, n, dtype=torch.float64)
+    for at, y, logits in _evaluate(worker, train, view, settings, fabric, None):
+        log_probs, label = logits.double().log_softmax(1), _hard(y)[:, None]
+        own = log_probs.gather(1, label)[:, 0]
+        other = log_probs.scatter(1, label, -torch.inf).amax(1)
+        record[:, at.cpu()] = torch.stack([-own, own - other, logits.argmax(1).double()]).cpu()
+    record = fabric.all_reduce(record.to(fabric.device), reduce_op="sum").cpu() if fabric.world_size > 1 else record
+    return {"loss": record[0].float(), "margin": record[1].float(), "prediction": record[2].long()}
+
+
+@torch.no_grad()
+def _evaluate(
+    worker: Any, split: Split, view: View, settings: Settings, fabric: Any, index: Tensor | None
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """(index, labels, logits) of this rank's part of a split, without augmentation, in order."""
+    part = (torch.arange(len(split)) if index is None else index)[fabric.global_rank :: fabric.world_size]
+    size = max(settings.batch_size, 256)
+    for at, x, y in batches(split, size, index=part, device=fabric.device, workers=settings.workers):
+        yield at, y, worker.predict(view(x, None))
+
+
+def _summed(fabric: Any, *values: Any) -> list[float]:
+    """The values, each summed over the ranks."""
+    row = torch.stack([torch.as_tensor(v, device=fabric.device).double() for v in values])
+    if fabric.world_size > 1:
+        row = fabric.all_reduce(row, reduce_op="sum")
+    return row.tolist()
+
+
+def _gathered(fabric: Any, values: Tensor) -> Tensor:
+    """The values of all ranks in one vector; ranks may hold different numbers of them."""
+    if fabric.world_size == 1:
+        return values
+    longest = int(fabric.all_reduce(torch.tensor(float(len(values)), device=values.device), reduce_op="max"))
+    padded = torch.nn.functional.pad(values, (0, longest - len(values)), value=torch.nan)
+    every = fabric.all_gather(padded).flatten()
+    return every[~every.isnan()]
+
+
+def _class_counts(train: Split, index: Tensor, num_classes: int) -> Tensor:
+    labels = train.labels[index.to(train.labels.device)]
+    if labels.is_floating_point():
+        return labels.sum(0)
+    return torch.bincount(labels, minlength=num_classes).float()
+
+
+def _hard(labels: Tensor) -> Tensor:
+    return labels.argmax(1) if labels.is_floating_point() else labels
+
+
+def _rounded(value: Tensor) -> float:
+    return round(float(value), 6)
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Use so many threads; the bits of a sum depend on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _model_randomness(device: torch.device, seed: int) -> Iterator[None]:
+    """Dropout can only use torch's own generators: seed them for this epoch, and put them back afterwards."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
