@@ -1,22 +1,60 @@
-# Everything a fresh machine needs is Python 3.11 or newer with pip.
+# All that a fresh machine needs is Python 3.11 or newer with pip.
 PYTHON ?= python3
-# Which torch to install. The cap lets pip pick a CPU build where one is offered; for another build, say
-#   make TORCH="torch --index-url https://download.pytorch.org/whl/cu128" demo
-TORCH ?= torch<2.14
-VENV := .venv
+# Which torch to install. The cap lets pip take a CPU build where one is offered. For another build, say
+#   make demo TORCH="torch --index-url https://download.pytorch.org/whl/cu128"
+TORCH ?= "torch<2.14"
+VENV ?= .venv
 BIN := $(VENV)/bin
+JOBS ?= 2
 
 .PHONY: demo test lint types layers tests test-slow package clean
+
+demo: $(VENV)/.for-use  ## the effect, on real digits with half of the labels wrong
+	@echo "Cross entropy on 1,400 handwritten digits, half of their labels wrong:"
+	$(BIN)/logitclip train --noise symmetric:rate=0.5
+	@echo "The same with the logits clipped:"
+	$(BIN)/logitclip train --noise symmetric:rate=0.5 --clip official:temp=1.5
+
+test: lint types layers tests package  ## everything that CI checks
+
+lint: $(VENV)/.for-development
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.for-development
+	$(BIN)/pyright
+
+layers: $(VENV)/.for-development
+	$(BIN)/lint-imports
+
+tests: $(VENV)/.for-development  ## tests and doctests, without the slow ones
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+
+test-slow: $(VENV)/.for-development  ## the slow tests alone
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow
+
+package: $(VENV)/.for-development  ## wheel and sdist, and the command line of a bare install
+	rm -rf build/package
+	$(BIN)/python -m build --outdir build/package .
+	$(PYTHON) -m venv build/package/bare
+	build/package/bare/bin/pip install --quiet $(TORCH)
+	build/package/bare/bin/pip install --quiet build/package/*.whl
+	build/package/bare/bin/logitclip --help
+	build/package/bare/bin/logitclip bound --tau 1 --classes 10 --noise symmetric:rate=0.5
+	rm -rf build/package/bare
+
+clean:
+	rm -rf $(VENV) build dist
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet $(if $(findstring --,$(TORCH)),$(TORCH),"$(TORCH)")
+	$(BIN)/pip install --quiet $(TORCH)
 
-$(VENV)/.installed-base: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet --editable ".[train,data,report]"
-	touch $@
+$(VENV)/.for-use: pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --editable ".[train,data]"
+	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+$(VENV)/.for-development: pyproject.toml | $(BIN)/python
 	$(BIN)/pip install --quiet --editable ".[dev]"
-	touch $@ $(VENV)/.installed-base
+	@touch $@ $(VENV)/.for-use
