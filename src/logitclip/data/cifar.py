@@ -341,4 +341,9 @@ def _positions(path: Path, count: int, official: int) -> Tensor | None:
     """Which of the official training images a part of the data is, if a file says so."""
     if not path.is_file():
         return None
-    return as_labels(read_labels(path)[path.stem], str(path), length=count, num_classes=official)
+    positions = torch.from_numpy(read_labels(path)[path.stem].astype(np.int64))
+    if positions.shape != (count,) or not 0 <= int(positions.min()) <= int(positions.max()) < official:
+        raise ValueError(
+            f"{path} must be {count} positions in 0..{official - 1}: which images of the full data these are."
+        )
+    return positions

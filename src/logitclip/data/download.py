@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import http.client
 import logging
@@ -97,7 +98,7 @@ def fetch(remote: Remote, folder: str | Path, mirror: str | Path | None = None) 
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack the top folder of a tar archive as `folder`, which appears complete or not at all.
+    """Unpack the top folder of a tar.gz archive as `folder`, which appears complete or not at all.
 
     Absolute and parent paths, links and devices are refused, and then nothing of the archive is kept.
     """
@@ -107,13 +108,16 @@ def unpack(archive: Path, folder: Path) -> Path:
             return folder
         shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
         try:
-            with tarfile.open(archive) as tar:
-                for member in tar:
-                    _unpack_member(tar, member, scratch)
+            with gzip.open(archive) as stream:
+                with tarfile.open(fileobj=stream, mode="r:") as tar:
+                    for member in tar:
+                        _unpack_member(tar, member, scratch)
+                while stream.read(_BLOCK):  # its checksum is at the very end
+                    pass
             if not (scratch / folder.name).is_dir():
                 raise ValueError(f"it holds no folder {folder.name}")
             os.replace(scratch / folder.name, folder)
-        except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
+        except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error, ValueError) as error:
             raise ValueError(
                 f"{archive} cannot be unpacked: {error}. Nothing of it was kept; delete it and download it again."
             ) from error
@@ -158,7 +162,7 @@ def _receive(source: str, out: IO[bytes], remote: Remote) -> None:
     """Append to `out` what it lacks; a connection that breaks is taken up again where it broke."""
     size, fruitless, problem = remote.size, 0, "the connection was closed"
     if size is None or out.tell() > size:
-        out.truncate(0)  # of unknown size: whether it is the beginning of the same file cannot be known
+        _empty(out)  # of unknown size: nobody can say whether it is the beginning of this file
     columns = (TextColumn(remote.name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -196,5 +200,10 @@ def _open(source: str, out: IO[bytes]) -> IO[bytes]:
     request = urllib.request.Request(source, headers={"User-Agent": "logitclip", "Range": f"bytes={out.tell()}-"})
     response = urllib.request.urlopen(request, timeout=_TIMEOUT)
     if response.status != 206:  # the server knows no ranges and sends the whole file
-        out.truncate(0)
+        _empty(out)
     return response
+
+
+def _empty(out: IO[bytes]) -> None:
+    out.seek(0)
+    out.truncate()

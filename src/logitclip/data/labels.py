@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,11 +63,14 @@ _ADMITTED: dict[str, Any] = {
 }
 
 
+_UNKNOWN = "it asks for {}, which no file of labels or images needs"
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str) -> Any:
         name = f"{module_name}.{global_name}"
         if name not in _ADMITTED:
-            raise pickle.UnpicklingError(f"it asks for {name}, which no label or image file needs")
+            raise pickle.UnpicklingError(_UNKNOWN.format(name))
         return _ADMITTED[name]
 
 
@@ -79,9 +83,8 @@ def read_pickle(path: Path) -> dict[str, Any]:
 def read_torch(path: Path) -> dict[str, Any]:
     """A dict of arrays saved by torch, such as ``CIFAR-10_human.pt``; nothing is executed."""
     serialization = torch.serialization
-    others = (
-        serialization.get_safe_globals()
-    )  # somebody may have admitted numpy's own names, which must not mix with ours
+    # Somebody may have admitted numpy's own names for the whole program; those must not mix with our stand-ins.
+    others = serialization.get_safe_globals()
     serialization.clear_safe_globals()
     try:
         serialization.add_safe_globals([(stand_in, name) for name, stand_in in _ADMITTED.items()])
@@ -96,14 +99,21 @@ def _read(path: Path, load: Callable[[], Any]) -> dict[str, Any]:
         content = load()
     except FileNotFoundError:
         raise
-    except Exception as error:  # whatever bytes make an unpickler raise, the file is at fault
-        reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"{path} is damaged or unsafe and was not opened ({reason}). Delete it and download it again."
-        ) from error
+    except Exception as error:  # whatever an unpickler raises, the file is at fault
+        raise _damaged(path, "unsafe", error) from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__} instead of a dict. Delete it and download it again.")
     return {str(key): value.value if isinstance(value, _Array) else value for key, value in content.items()}
+
+
+def _damaged(path: Path, other: str, error: Exception) -> ValueError:
+    reason = str(error)
+    if name := re.search(r"GLOBAL (\S+)", reason):
+        reason = _UNKNOWN.format(name[1])
+    elif "weights_only" in reason:  # torch goes on to advise that the file be trusted
+        reason = "it has more in it than whole numbers"
+    first_line = reason.partition("\n")[0] or type(error).__name__
+    return ValueError(f"{path} is damaged or {other} and was not read ({first_line}). Delete it and download it again.")
 
 
 def read_labels(path: str | Path) -> dict[str, np.ndarray]:
@@ -119,9 +129,7 @@ def read_labels(path: str | Path) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise
     except Exception as error:  # numpy and zipfile raise a dozen kinds on damaged files
-        raise ValueError(
-            f"{path} is damaged or holds pickled objects ({error}). Delete it and download it again."
-        ) from error
+        raise _damaged(path, "holds pickled objects", error) from error
 
 
 def as_labels(array: np.ndarray, source: str, *, length: int, num_classes: int) -> Tensor:
