@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -17,12 +16,11 @@ from logitclip.criterion import LogitClip
 from logitclip.data import Dataset, Split
 from logitclip.data.augment import transform
 from logitclip.data.loading import batches
-from logitclip.methods.standard import standard
+from logitclip.methods.standard import Job, View, derived_seed, standard, stream
 
 log = logging.getLogger(__name__)
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-View = Callable[[Tensor, torch.Generator | None], Tensor]  # see logitclip.data.augment.transform
 
 
 class Diverged(ValueError):
@@ -97,17 +95,6 @@ def learning_rate(settings: Settings, epoch: int) -> float:
     return settings.lr * 0.1 ** sum(epoch >= round(m * settings.epochs) for m in settings.milestones)
 
 
-def derived_seed(seed: int, purpose: str, *more: int | str) -> int:
-    """A seed of its own for each purpose, epoch and rank, so that no stream of random numbers need be stored."""
-    digest = hashlib.sha256(repr((seed, purpose, *more)).encode()).digest()
-    return int.from_bytes(digest[:7], "little")
-
-
-def stream(device: torch.device, *key: Any) -> torch.Generator:
-    """A generator on `device` seeded by `derived_seed(*key)`."""
-    return torch.Generator(device).manual_seed(derived_seed(*key))
-
-
 def fit(
     dataset: Dataset,
     model: nn.Module | Callable[[int], nn.Module],
@@ -147,7 +134,7 @@ def fit(
     make_model = (lambda _: model) if isinstance(model, nn.Module) else model
     rank, world = fabric.global_rank, fabric.world_size
     with _threads(settings.threads):
-        worker = method(train, make_model, criterion, settings, fabric)
+        worker = method(Job(train, index, view, make_model, criterion, settings, fabric))
         first_learnt = torch.full((len(train),), -1)
         examples: dict[str, Tensor] = {}
         start = 0
@@ -166,7 +153,7 @@ def fit(
                 train,
                 settings.batch_size,
                 index=index,
-                generator=stream(torch.device("cpu"), settings.seed, "order", epoch, rank),
+                generator=stream("cpu", settings.seed, "order", epoch, rank),
                 drop_last=settings.drop_last,
                 rank=rank,
                 world=world,

@@ -79,7 +79,7 @@ class Registry:
     def knobs(self, name: str) -> dict[str, Knob]:
         """What may be written after the colon, in the order of the signature."""
         function = self[name]
-        hints = typing.get_type_hints(function)
+        hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
         return {
             p.name: Knob(p.name, hints.get(p.name, Any), p.default)
             for p in inspect.signature(function).parameters.values()

@@ -27,6 +27,7 @@ from logitclip.criterion import clipped
 from logitclip.data.augment import transform
 from logitclip.data.loading import hold_out
 from logitclip.methods import METHODS
+from logitclip.methods.standard import stream
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ def _work(fabric: Any, config: RunConfig, id: str, on_epoch: OnEpoch | None) -> 
         len(dataset.train),
         config.val,
         rule=config.val_rule,
-        generator=engine.stream(torch.device("cpu"), config.seed, "validation"),
+        generator=stream("cpu", config.seed, "validation"),
     )
     checkpoint = runs.load_checkpoint(folder, id, tidy=writes)
     rows: list[dict[str, Any]] = []
@@ -253,7 +254,7 @@ def _limited(dataset: data.Dataset, limit: int) -> data.Dataset:
     """A fixed random choice of the training and test examples, the same for every seed."""
     index = {}
     for name, split in (("train", dataset.train), ("test", dataset.test)):
-        order = torch.randperm(len(split), generator=engine.stream(torch.device("cpu"), 0, "limit", name))
+        order = torch.randperm(len(split), generator=stream("cpu", 0, "limit", name))
         index[name] = order[:limit].sort().values
     return dataclasses.replace(
         dataset,

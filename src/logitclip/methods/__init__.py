@@ -1,6 +1,6 @@
 """Training methods by name: what happens in one step, or in one epoch.
 
-A method is a class `Method(train, make_model, criterion, settings, fabric)`, see `standard.py` for the contract.
+A method is a class `Method(job, *, knobs)`; see `standard.py` for the contract.
 """
 
 from logitclip.registry import Registry

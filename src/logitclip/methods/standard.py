@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,22 @@ from logitclip.data import Split
 from logitclip.methods import METHODS
 
 Augment = Callable[[Tensor], Tensor]  # one random view of a batch, ready for the model
+
+
+View = Callable[[Tensor, torch.Generator | None], Tensor]  # see logitclip.data.augment.transform
+Batch = tuple[Tensor, Tensor, Tensor]  # index, x, y
+
+
+class Job(NamedTuple):
+    """What a method works with."""
+
+    train: Split
+    index: Tensor  # the examples of `train` to train on
+    view: View  # from a batch to the model's input, random with a generator and fixed without
+    make_model: Callable[[int], nn.Module]  # from a seed
+    criterion: nn.Module
+    settings: Any  # `logitclip.engine.Settings`
+    fabric: Any  # a launched Lightning Fabric
 
 
 class Step(NamedTuple):
@@ -27,26 +44,30 @@ class standard:
 
     losses: tuple[str, ...] | None = None  # the losses a method accepts, by name; None: any criterion
 
-    def __init__(
-        self, train: Split, make_model: Callable[[int], nn.Module], criterion: nn.Module, settings: Any, fabric: Any
-    ) -> None:
-        self.train, self.settings, self.fabric = train, settings, fabric
-        self.criterion = criterion.to(fabric.device)
-        self.network = make_model(settings.seed)
+    def __init__(self, job: Job) -> None:
+        self.job, self.settings, self.fabric = job, job.settings, job.fabric
+        self.criterion = job.criterion.to(job.fabric.device)
+        self.network, self.model, self.optimizer = self.set_up(self.settings.seed)
+
+    def set_up(self, seed: int) -> tuple[nn.Module, Any, Any]:
+        """A fresh network, the same as it is called in training (wrapped and compiled), and its optimiser."""
+        settings = self.settings
+        network = self.job.make_model(seed)
         if settings.channels_last:
-            self.network = self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         optimizer = torch.optim.SGD(
-            self.network.parameters(),
+            network.parameters(),
             lr=settings.lr,
             momentum=settings.momentum,
             nesterov=settings.nesterov,
             weight_decay=settings.weight_decay,
         )
-        self.model, self.optimizer = fabric.setup(self.network, optimizer)
-        if settings.compile:
-            self.model = torch.compile(self.model)
+        model, optimizer = self.fabric.setup(network, optimizer)
+        return network, torch.compile(model) if settings.compile else model, optimizer
 
-    def train_epoch(self, epoch: int, batches: Iterable[tuple[Tensor, Tensor, Tensor]], augment: Augment) -> Any:
+    def train_epoch(
+        self, epoch: int, batches: Iterable[Batch], augment: Augment
+    ) -> Iterator[tuple[Tensor, Tensor, Step]]:
         """Train once over `batches` of (index, x, y); yields (index, y, Step) for each, so that others can look on."""
         self.network.train()
         for index, x, y in batches:
@@ -55,17 +76,22 @@ class standard:
     def train_step(self, index: Tensor, x: Tensor, y: Tensor, augment: Augment) -> Step:
         """One update of the weights. `index` says which examples of the dataset these are."""
         logits = self.model(augment(x))
-        loss = self.criterion(logits, y)
-        if self.settings.penalty is not None:
-            loss = loss + self.settings.penalty(logits)
+        loss = self.objective(logits, y)
         self.optimizer.zero_grad()
         self.fabric.backward(loss)
-        if self.settings.grad_clip:
-            self.fabric.clip_gradients(
-                self.model, self.optimizer, max_norm=self.settings.grad_clip, error_if_nonfinite=False
-            )
-        self.optimizer.step()
+        self.update(self.model, self.optimizer)
         return Step(loss.detach(), logits.detach())
+
+    def objective(self, logits: Tensor, y: Tensor) -> Tensor:
+        """The criterion and the penalty on the logits, if there is one."""
+        loss = self.criterion(logits, y)
+        return loss if self.settings.penalty is None else loss + self.settings.penalty(logits)
+
+    def update(self, model: Any, optimizer: Any) -> None:
+        """Step along the gradients there are, clipped if so set."""
+        if self.settings.grad_clip:
+            self.fabric.clip_gradients(model, optimizer, max_norm=self.settings.grad_clip, error_if_nonfinite=False)
+        optimizer.step()
 
     def predict(self, x: Tensor) -> Tensor:
         """The logits of ready inputs, as used for evaluation."""
@@ -90,3 +116,14 @@ class standard:
         self.network.load_state_dict(weights)
         self.optimizer.load_state_dict(state["optimizer"])
         self.criterion.load_state_dict(state["criterion"])
+
+
+def derived_seed(seed: int, purpose: str, *more: int | str) -> int:
+    """A seed of its own for each purpose, epoch and rank, so that no stream of random numbers need be stored."""
+    digest = hashlib.sha256(repr((seed, purpose, *more)).encode()).digest()
+    return int.from_bytes(digest[:7], "little")
+
+
+def stream(device: torch.device | str, seed: int, purpose: str, *more: int | str) -> torch.Generator:
+    """A generator on `device` seeded by `derived_seed`."""
+    return torch.Generator(device).manual_seed(derived_seed(seed, purpose, *more))
