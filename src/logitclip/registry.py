@@ -96,7 +96,7 @@ class Registry:
         name, _, text = (part.strip() for part in spec.partition(":"))
         knobs, values = self.knobs(name), {}
         # A value may hold a comma (a path, say): only a comma before `key=` ends it.
-        for i, item in enumerate(re.split(r",(?=\s*[A-Za-z_]\w*=)", text) if text else []):
+        for i, item in enumerate(re.split(r",(?=\s*[A-Za-z_]\w*\s*=)", text) if text else []):
             key, sign, value = item.partition("=")
             if not sign and i == 0 and knobs:
                 key, value = next(iter(knobs)), item
