@@ -575,8 +575,8 @@ def test_no_noise_costs_nothing_even_without_a_clip():
 # --- the table -------------------------------------------------------------------------------------------------------
 
 
-def one(bounds, quantity, paper, exact=False):
-    (row,) = [b for b in bounds if b.quantity == quantity and b.paper == paper and ("exact" in b.name) == exact]
+def one(bounds, quantity, paper, sharper=False):
+    (row,) = [b for b in bounds if b.quantity == quantity and b.paper == paper and ("for p=" in b.name) == sharper]
     return row
 
 
@@ -595,9 +595,9 @@ def test_all_bounds_at_half_symmetric_noise():
 def test_all_bounds_of_another_norm_stand_beside_the_printed_ones():
     rows = all_bounds(2.5, 10, delta=0.4, p=2, noise="instance", rate=0.4)
     assert one(rows, "ce loss", "Prop 2.1").upper == loss_bounds(2.5, 10)[1]
-    assert one(rows, "ce loss", "", exact=True).upper == loss_bounds(2.5, 10, p=2)[1]
-    assert one(rows, "ce loss", "", exact=True).smallest
-    assert one(rows, NOISY_GAP, "Thm E.1", exact=True).upper == instance_risk_gap(loss_bounds(2.5, 10, p=2), 10, 0.4)
+    assert one(rows, "ce loss", "", sharper=True).upper == loss_bounds(2.5, 10, p=2)[1]
+    assert one(rows, "ce loss", "", sharper=True).smallest
+    assert one(rows, NOISY_GAP, "Thm E.1", sharper=True).upper == instance_risk_gap(loss_bounds(2.5, 10, p=2), 10, 0.4)
     assert "class alone" in one(rows, NOISY_GAP, "Thm 2.3").reason
     assert "symmetric" in one(rows, CLEAN_GAP, "Thm 2.2").reason
     euclidean = [row for row in rows if row.paper == "Eq. 2"][1]

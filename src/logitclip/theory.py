@@ -457,7 +457,7 @@ def all_bounds(
 ) -> list[Bound]:
     """Every bound for one clip, loss and noise, in the order loss, p_y, risk gaps, with the smallest of each marked.
 
-    For p < inf each appears twice: as printed (max norm) and with the exact range for this p.
+    For p < inf each appears twice: as printed (max norm) and with the sharper range for this p.
 
     Args:
         knobs: of the loss, such as `{"q": 0.7}`.
@@ -476,7 +476,7 @@ def all_bounds(
     theorems = _theorems(num_classes, noise, rate, transition, prior)
     rows: list[Bound] = []
     for norm in dict.fromkeys((math.inf, p)):
-        exact = f", exact for p={norm:g}" if norm < math.inf else ""
+        sharper = f", for p={norm:g}" if norm < math.inf else ""
         bounds = base_loss_bounds(loss, tau, num_classes, delta, norm, **(knobs or {}))
         probabilities = probability_bounds(tau, num_classes, delta, norm)
         if loss == "ce":
@@ -484,20 +484,24 @@ def all_bounds(
             rows.append(
                 Bound("ce loss", f"z_max - z_min <= {gap:.4g}", "Eq. 2", 0.0, ce_bound_from_gap(gap, num_classes))
             )
-        rows.append(Bound(f"{loss} loss", f"range{exact}", "Prop 2.1" if loss == "ce" and not exact else "", *bounds))
+        rows.append(
+            Bound(f"{loss} loss", f"range{sharper}", "Prop 2.1" if loss == "ce" and not sharper else "", *bounds)
+        )
         if loss in _OF_TARGET:
             lipschitz = lipschitz_constant(loss, tau, num_classes, delta, norm, **(knobs or {}))
             limit = lipschitz_loss_bound(lipschitz, bounds[1], probabilities)
-            rows.append(Bound(f"{loss} loss", f"Lipschitz constant {lipschitz:.4g}{exact}", "Prop 2.4", -limit, limit))
+            rows.append(
+                Bound(f"{loss} loss", f"Lipschitz constant {lipschitz:.4g}{sharper}", "Prop 2.4", -limit, limit)
+            )
         else:
             reason = f"{loss} depends on all probabilities, Prop 2.4 is about losses of p_y alone"
-            rows.append(Bound(f"{loss} loss", f"Lipschitz constant{exact}", "Prop 2.4", reason=reason))
-        rows.append(Bound("p_y", f"M and N{exact}", "Prop 2.4", *probabilities))
+            rows.append(Bound(f"{loss} loss", f"Lipschitz constant{sharper}", "Prop 2.4", reason=reason))
+        rows.append(Bound("p_y", f"M and N{sharper}", "Prop 2.4", *probabilities))
         for quantity, name, paper, theorem in theorems:
             try:
-                rows.append(Bound(quantity, name + exact, paper, 0.0, theorem(bounds)))
+                rows.append(Bound(quantity, name + sharper, paper, 0.0, theorem(bounds)))
             except ValueError as error:
-                rows.append(Bound(quantity, name + exact, paper, reason=str(error)))
+                rows.append(Bound(quantity, name + sharper, paper, reason=str(error)))
     groups = {row.quantity: [r for r in rows if r.quantity == row.quantity] for row in rows}
     best = [min((r for r in group if r.applies), key=lambda r: (r.upper, -r.lower)) for group in groups.values()]
     return [dataclasses.replace(r, smallest=any(r is b for b in best)) for group in groups.values() for r in group]
