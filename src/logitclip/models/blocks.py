@@ -12,11 +12,10 @@ Activation = Literal["relu", "relu6", "leaky_relu", "gelu", "silu", "tanh"]
 Norm = Literal["none", "batch"]
 Stem = Literal["imagenet", "cifar"]
 
-# In place where the backward pass needs only the result: it saves one copy of every feature map.
-ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
-    "relu": lambda: nn.ReLU(inplace=True),
-    "relu6": lambda: nn.ReLU6(inplace=True),
-    "leaky_relu": lambda: nn.LeakyReLU(inplace=True),
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "relu": nn.ReLU,
+    "relu6": nn.ReLU6,
+    "leaky_relu": nn.LeakyReLU,
     "gelu": nn.GELU,
     "silu": nn.SiLU,
     "tanh": nn.Tanh,
@@ -115,11 +114,11 @@ class PreActBlock(nn.Module):
         return self.body(y) + self.shortcut(y if self.activated_shortcut else x)
 
 
-def init_he(model: nn.Module, mode: Literal["fan_in", "fan_out"] = "fan_out", *, zero_bias: bool = False) -> nn.Module:
-    """He et al.'s normal initialisation of every convolution; `zero_bias` also zeroes the biases of linear layers."""
+def init_he(model: nn.Module, mode: Literal["fan_in", "fan_out"], *, zero_bias: bool = False) -> nn.Module:
+    """He et al.'s normal initialisation of every convolution; `zero_bias` zeroes all biases but those of norms."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")
-        if isinstance(module, nn.Linear) and zero_bias:
+        if isinstance(module, (nn.Conv2d, nn.Linear)) and module.bias is not None and zero_bias:
             nn.init.zeros_(module.bias)
     return model

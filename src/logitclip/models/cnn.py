@@ -30,7 +30,8 @@ def cnn(
 ) -> nn.Module:
     """Small CNN: six 3x3 convolutions of `width`, twice and four times that, for images of 4 pixels and more.
 
-    About a ninth of WRN-40-2's work at 32 px. `dropout` acts after each of the two max-pools.
+    About a ninth of WRN-40-2's work at 32 px. `dropout` acts after each of the two max-pools. Without norms, keep the
+    learning rate at 0.02 or less.
     """
     at_least(1, width=width)
     normed = one_of("norm", norm, ("none", "batch")) == "batch"
@@ -45,4 +46,5 @@ def cnn(
                 body.append(nn.BatchNorm2d(outputs))
             body.append(make_activation(activation))
         inputs = outputs
-    return init_he(named(body=body, head=make_head(inputs, num_classes)))
+    # fan_in keeps the scale of the forward pass, without which the network does not learn when it has no norms.
+    return init_he(named(body=body, head=make_head(inputs, num_classes)), "fan_in", zero_bias=True)

@@ -67,4 +67,4 @@ def resnet(
         stages=make_stages(block, 64, widths, counts),
         head=make_head(widths[-1], num_classes),
     )
-    return init_he(model)
+    return init_he(model, "fan_out")

@@ -48,4 +48,4 @@ def wrn(
         activation=make_activation(activation),
         head=make_head(widths[-1], num_classes),
     )
-    return init_he(model, zero_bias=True)
+    return init_he(model, "fan_out", zero_bias=True)
