@@ -133,8 +133,16 @@ class RunConfig:
                 filled[name] = ",".join(f"{m:g}" for m in value) if name == "milestones" else value
         specs = {"data": DATASETS, "noise": NOISES, "loss": LOSSES, "clip": CLIPS, "penalty": PENALTIES}
         specs |= {"method": METHODS, "model": MODELS, "augment": AUGMENTS}
+        filled["method"] = _with_preset(filled["method"], filled["data"], filled["noise"])
         for name, registry in specs.items():
             filled[name] = registry.canonical(filled[name])
+        method: Any = METHODS[filled["method"].partition(":")[0]]
+        accepted = method.losses
+        if accepted is not None and filled["loss"].partition(":")[0] not in accepted:
+            raise ValueError(
+                f"The method {self.method!r} has its own objective and takes the loss {' or '.join(accepted)} alone, "
+                f"got {self.loss!r}."
+            )
         for name in ("model", "epochs", "batch_size", "lr", "augment"):
             if filled[name] is None:
                 raise ValueError(
@@ -157,6 +165,17 @@ def _protocol(spec: str) -> Mapping[str, Any]:
     from logitclip.data import load
 
     return load(spec).protocol
+
+
+def _with_preset(method: str, data: str, noise: str) -> str:
+    """The method's spec with the knobs it would choose for this data and noise, where they are not given."""
+    from logitclip.methods import METHODS
+
+    name, given = METHODS.parse(method)
+    chosen: Any = getattr(METHODS[name], "preset", lambda *_: {})
+    preset = chosen(data, noise)
+    missing = ",".join(f"{key}={value}" for key, value in preset.items() if key not in given)
+    return method + (("," if ":" in method else ":") + missing if missing else "")
 
 
 def load_plugins(paths: tuple[str, ...]) -> None:

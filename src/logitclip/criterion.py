@@ -45,6 +45,7 @@ class Loss(nn.Module):
     weight: Tensor | None
     epoch: Tensor | None
     class_counts: Tensor | None
+    removed: Any  # Tensor | None
 
     def __init__(
         self,
@@ -68,6 +69,7 @@ class Loss(nn.Module):
         # saved: a resumed run calls start_epoch again.
         self.register_buffer("epoch", None, persistent=False)
         self.register_buffer("class_counts", None, persistent=False)
+        self.register_buffer("removed", None, persistent=False)  # examples of each class sieved out in this epoch
         probe = torch.full((1,), -1.0), torch.full((1, 2) if self.function.second == "log_probs" else (1,), -1.0)
         injected = {"num_classes": 2} if "num_classes" in self.function.wants else {}
         self.function.phi(*probe, **self.knobs, **injected)  # a knob out of its range is an error now, not in training
@@ -77,17 +79,24 @@ class Loss(nn.Module):
 
         Args:
             epoch: counted from 0.
-            class_counts: how many examples carry each label, [K].
+            class_counts: how many examples carry each label, [K]. Those the sieve left out in the epoch before are
+                subtracted.
         """
-        for name, value in (("epoch", epoch), ("class_counts", class_counts)):
-            if value is None or name not in self.function.wants:
-                continue
-            value = torch.as_tensor(value, dtype=torch.float32)
-            buffer = getattr(self, name)
-            if buffer is None:
-                setattr(self, name, value.clone())
-            else:
-                buffer.copy_(value)
+        if "epoch" not in self.function.wants:
+            return
+        self._set("epoch", torch.as_tensor(epoch, dtype=torch.float32))
+        if class_counts is not None:
+            counts = torch.as_tensor(class_counts, dtype=torch.float32)
+            left = counts if self.removed is None else (counts - self.removed.to(counts.device)).clamp_min(0)
+            self._set("class_counts", left if left.any() else counts)
+            self._set("removed", torch.zeros_like(counts))
+
+    def _set(self, name: str, value: Tensor) -> None:
+        buffer = getattr(self, name)
+        if buffer is None:
+            setattr(self, name, value.clone())
+        else:
+            buffer.copy_(value)
 
     def link(self, logits: Tensor) -> Tensor:
         """What is done to the logits before the loss: nothing."""
@@ -115,6 +124,8 @@ class Loss(nn.Module):
         if self.epoch is not None or self.class_counts is not None:
             knobs = {**knobs, "epoch": self.epoch, "class_counts": self.class_counts}
         values, weights = evaluate(self.function, logits, target, knobs, clip, self.weight)
+        if weights is not None and self.removed is not None and self.training:
+            self._count_removed(1 - weights, target, kept)
         if example_weight is not None:
             if example_weight.shape != values.shape:
                 raise ValueError(
@@ -135,6 +146,13 @@ class Loss(nn.Module):
             return weighted.sum() if self.reduction == "sum" else weighted
         total = weights.sum()
         return weighted.sum() / torch.where(total == 0, 1.0, total)
+
+    def _count_removed(self, removed: Tensor, target: Tensor, kept: Tensor | None) -> None:
+        removed = removed.detach().to(self.removed) if kept is None else (removed * kept).detach().to(self.removed)
+        if target.is_floating_point():
+            self.removed += (removed.unsqueeze(-1) * target.to(removed.dtype)).flatten(0, -2).sum(0)
+        else:
+            self.removed.index_add_(0, target.flatten(), removed.flatten())
 
     def extra_repr(self) -> str:
         knobs = "".join(f", {key}={value}" for key, value in self.knobs.items())

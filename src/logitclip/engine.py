@@ -134,7 +134,7 @@ def fit(
     make_model = (lambda _: model) if isinstance(model, nn.Module) else model
     rank, world = fabric.global_rank, fabric.world_size
     with _threads(settings.threads):
-        worker = method(Job(train, index, view, make_model, criterion, settings, fabric))
+        worker = method(Job(train, dataset.num_classes, index, view, make_model, criterion, settings, fabric))
         first_learnt = torch.full((len(train),), -1)
         examples: dict[str, Tensor] = {}
         start = 0
@@ -145,10 +145,8 @@ def fit(
             examples = state["examples"]
             first_learnt = examples.get("first_learnt", first_learnt)
         for epoch in range(start, settings.epochs):
-            if hasattr(criterion, "start_epoch"):
-                criterion.start_epoch(epoch, _class_counts(train, index, dataset.num_classes))
             lr = learning_rate(settings, epoch)
-            worker.set_lr(lr)
+            worker.start_epoch(epoch, lr)
             order = batches(
                 train,
                 settings.batch_size,
@@ -309,13 +307,6 @@ def _gathered(fabric: Any, values: Tensor) -> Tensor:
     padded = torch.nn.functional.pad(values, (0, longest - len(values)), value=torch.nan)
     every = fabric.all_gather(padded).flatten()
     return every[~every.isnan()]
-
-
-def _class_counts(train: Split, index: Tensor, num_classes: int) -> Tensor:
-    labels = train.labels[index.to(train.labels.device)]
-    if labels.is_floating_point():
-        return labels.sum(0)
-    return torch.bincount(labels, minlength=num_classes).float()
 
 
 def _hard(labels: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+F = typing.TypeVar("F", bound=Callable[..., Any])
+
 
 def suggest(name: str, known: typing.Iterable[str]) -> str:
     """The end of an error message about an unknown name: a near miss, or the list.
@@ -54,7 +56,7 @@ class Registry:
     modules: tuple[str, ...] = ()  # imported before the first look-up, so that they can register themselves
     _entries: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
-    def register(self, function: Callable[..., Any], name: str | None = None) -> Callable[..., Any]:
+    def register(self, function: F, name: str | None = None) -> F:
         """Add `function` under `name` (its own by default); usable as a decorator. A taken name is an error."""
         name = name or function.__name__
         if name in self._entries:

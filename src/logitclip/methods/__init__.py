@@ -5,4 +5,4 @@ A method is a class `Method(job, *, knobs)`; see `standard.py` for the contract.
 
 from logitclip.registry import Registry
 
-METHODS = Registry("method", injected=(), modules=("logitclip.methods.standard",))
+METHODS = Registry("method", modules=tuple(f"{__name__}.{m}" for m in ("standard", "sam", "sop", "dividemix")))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from logitclip.criterion import Loss
 from logitclip.data import Split
 from logitclip.methods import METHODS
 
@@ -23,6 +24,7 @@ class Job(NamedTuple):
     """What a method works with."""
 
     train: Split
+    num_classes: int
     index: Tensor  # the examples of `train` to train on
     view: View  # from a batch to the model's input, random with a generator and fixed without
     make_model: Callable[[int], nn.Module]  # from a seed
@@ -65,6 +67,29 @@ class standard:
         model, optimizer = self.fabric.setup(network, optimizer)
         return network, torch.compile(model) if settings.compile else model, optimizer
 
+    def start_epoch(self, epoch: int, lr: float) -> None:
+        """Set the learning rate, and tell a loss with a schedule where training is."""
+        for optimizer in self.optimizers():
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+        labels, classes = self.job.train.labels[self.job.index.to(self.job.train.labels.device)], self.job.num_classes
+        counts = labels.sum(0) if labels.is_floating_point() else torch.bincount(labels, minlength=classes)
+        for loss, removed in zip(self._scheduled(), self._removed(), strict=True):
+            loss.removed = removed
+        if hasattr(self.criterion, "start_epoch"):
+            self.criterion.start_epoch(epoch, counts.float().to(self.fabric.device))
+
+    def optimizers(self) -> list[Any]:
+        """Those that follow the learning-rate schedule."""
+        return [self.optimizer]
+
+    def _scheduled(self) -> list[Loss]:
+        return [loss for loss in self.criterion.modules() if isinstance(loss, Loss) and loss.removed is not None]
+
+    def _removed(self) -> list[Tensor]:
+        """How many examples of each class each sieving loss left out in this epoch, over all ranks."""
+        return [self.fabric.all_reduce(loss.removed.clone(), reduce_op="sum") for loss in self._scheduled()]
+
     def train_epoch(
         self, epoch: int, batches: Iterable[Batch], augment: Augment
     ) -> Iterator[tuple[Tensor, Tensor, Step]]:
@@ -98,24 +123,22 @@ class standard:
         self.network.eval()
         return self.model(x)
 
-    def set_lr(self, lr: float) -> None:
-        """Set the learning rate of this epoch."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-
     def weights(self) -> dict[str, Tensor]:
         """The weights to keep, by name."""
         return self.network.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
         """All the rest that a resumed run needs: tensors, numbers and strings in dicts and lists."""
-        return {"optimizer": self.optimizer.state_dict(), "criterion": self.criterion.state_dict()}
+        return {"optimizer": self.optimizer.state_dict(), "removed": self._removed()}
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Take back what `weights` and `state_dict` gave."""
         self.network.load_state_dict(weights)
         self.optimizer.load_state_dict(state["optimizer"])
-        self.criterion.load_state_dict(state["criterion"])
+        losses = (loss for loss in self.criterion.modules() if isinstance(loss, Loss))
+        for loss, removed in zip(losses, state["removed"], strict=False):
+            # The sum over the ranks is what counts.
+            loss.removed = removed.to(self.fabric.device) * self.fabric.is_global_zero
 
 
 def derived_seed(seed: int, purpose: str, *more: int | str) -> int:

@@ -1,0 +1,72 @@
+"""Sharpness-aware minimisation."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from logitclip.methods import METHODS
+from logitclip.methods.standard import Augment, Job, Step, standard
+
+
+@METHODS.register
+class sam(standard):
+    """SAM: step along the gradient at the worst nearby point, `w + rho g/|g|`.
+
+    The paper does not give its rho; 0.05 is the usual default. Under DDP each replica perturbs by its own gradient.
+    Batch-norm statistics are those of the first pass. With a gradient scaler nothing special is needed: the
+    perturbation does not depend on the scale of the gradient.
+    """
+
+    def __init__(self, job: Job, *, rho: float = 0.05) -> None:
+        if not rho > 0:
+            raise ValueError(f"rho must be positive, got {rho}.")
+        super().__init__(job)
+        self.rho = rho
+
+    def train_step(self, index: Tensor, x: Tensor, y: Tensor, augment: Augment) -> Step:
+        view = augment(x)
+        self.optimizer.zero_grad()
+        with self.fabric.no_backward_sync(self.model, enabled=self.fabric.world_size > 1):
+            logits = self.model(view)
+            loss = self.objective(logits, y)
+            self.fabric.backward(loss)
+        with perturbed(self.network, self.rho), frozen_statistics(self.network):
+            self.optimizer.zero_grad()
+            self.fabric.backward(self.objective(self.model(view), y))
+        self.update(self.model, self.optimizer)
+        return Step(loss.detach(), logits.detach())
+
+
+@contextlib.contextmanager
+def perturbed(network: nn.Module, rho: float) -> Iterator[None]:
+    """Move the weights by rho along their normalised gradient; afterwards they are what they were, to the bit."""
+    with torch.no_grad():
+        weights = [w for w in network.parameters() if w.grad is not None]
+        gradients = [w.grad for w in weights]
+        before = [w.detach().clone() for w in weights]
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in gradients]))
+        # A gradient that overflowed in half precision says nothing about the direction: stay.
+        step = torch.where(norm.isfinite(), rho / (norm + 1e-12), 0.0)
+        for w, g in zip(weights, gradients, strict=True):
+            w.add_(torch.nan_to_num(g * step.to(g.dtype), 0.0, 0.0, 0.0))
+    yield
+    with torch.no_grad():
+        for w, old in zip(weights, before, strict=True):
+            w.copy_(old)
+
+
+@contextlib.contextmanager
+def frozen_statistics(network: nn.Module) -> Iterator[None]:
+    """Batch norm still normalises by the batch, but does not update its running statistics."""
+    norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
+    for norm in norms:
+        norm.track_running_stats = False
+    try:
+        yield
+    finally:
+        for norm in norms:
+            norm.track_running_stats = True
