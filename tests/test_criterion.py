@@ -1,0 +1,531 @@
+"""`Loss` as a drop-in for `nn.CrossEntropyLoss`, `LogitClip` around anything, and what both refuse."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+import re
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from logitclip import theory
+from logitclip.clip import CLIPS, clip_by_value, clip_logits, logit_norm
+from logitclip.criterion import Linked, LogitClip, Loss, clipped
+from logitclip.losses import LOSSES
+
+torch.set_num_threads(1)
+
+NAMES = list(LOSSES)
+SHAPES = [(8, 5), (5,), (4, 5, 6), (2, 5, 3, 4)]
+
+
+def random(*shape: int, seed: int = 0, scale: float = 3.0) -> Tensor:
+    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def labels(shape: tuple[int, ...], classes: int = 5, seed: int = 0) -> Tensor:
+    return torch.randint(classes, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def spatial(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of class indices for logits of `shape`."""
+    return shape[:1] + shape[2:] if len(shape) > 1 else ()
+
+
+def both(first: Any, second: Any, logits: Tensor, *args: Any) -> None:
+    """Two criteria agree in value and gradient."""
+    results = []
+    for criterion in (first, second):
+        z = logits.clone().requires_grad_()
+        value = criterion(z, *args)
+        (grad,) = torch.autograd.grad(value.sum(), z)
+        results.append((value.detach(), grad))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-6)
+
+
+# -- as nn.CrossEntropyLoss --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+class TestAgainstCrossEntropyLoss:
+    def options(self, reduction: str, weighted: bool) -> dict[str, Any]:
+        return {"reduction": reduction, "weight": torch.tensor([0.5, 1.0, 2.0, 0.0, 3.0]) if weighted else None}
+
+    def test_class_indices(self, shape: Any, weighted: bool, reduction: str) -> None:
+        options = self.options(reduction, weighted)
+        target = labels(spatial(shape), classes=3) if len(shape) == 1 else labels(spatial(shape))
+        both(Loss("ce", **options), nn.CrossEntropyLoss(**options), random(*shape), target)
+
+    def test_probabilities(self, shape: Any, weighted: bool, reduction: str) -> None:
+        options = self.options(reduction, weighted)
+        target = random(*shape, seed=1).softmax(1 if len(shape) > 1 else 0)
+        both(Loss("ce", **options), nn.CrossEntropyLoss(**options), random(*shape), target)
+
+    @pytest.mark.parametrize("ignore_index", [-100, 255, 2])
+    def test_ignored(self, shape: Any, weighted: bool, reduction: str, ignore_index: int) -> None:
+        options = {**self.options(reduction, weighted), "ignore_index": ignore_index}
+        target = labels(spatial(shape))
+        if target.ndim:
+            target.view(-1)[::3] = ignore_index
+            assert 0 < (target == ignore_index).sum() < target.numel()
+        else:
+            target.fill_(1)
+        both(Loss("ce", **options), nn.CrossEntropyLoss(**options), random(*shape), target)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(4, 5), (2, 5, 3, 4)], ids=str)
+def test_mean_of_every_loss_divides_by_the_weights(name: str, shape: tuple[int, ...]) -> None:
+    logits, target = random(*shape), labels(spatial(shape))
+    target.view(-1)[0] = -100
+    class_weight = torch.tensor([0.5, 1.0, 2.0, 0.25, 3.0])
+    example_weight = random(*target.shape, seed=2).abs()
+    values = Loss(name, reduction="none")(logits, target)
+    assert values.view(-1)[0] == 0
+    weights = class_weight[target.clamp_min(0)] * example_weight * (target != -100)
+    total = Loss(name, weight=class_weight, reduction="sum")(logits, target, example_weight)
+    torch.testing.assert_close(total, (weights * values).sum())
+    mean = Loss(name, weight=class_weight)(logits, target, example_weight=example_weight)
+    torch.testing.assert_close(mean, (weights * values).sum() / weights.sum())
+    each = Loss(name, weight=class_weight, reduction="none")(logits, target, example_weight)
+    torch.testing.assert_close(each, weights * values)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_hot_probabilities_equal_class_indices_with_example_weights(name: str) -> None:
+    logits, target, weight = random(6, 5), labels((6,)), random(6, seed=1).abs()
+    one_hot = F.one_hot(target, 5).float()
+    torch.testing.assert_close(Loss(name)(logits, one_hot, weight), Loss(name)(logits, target, weight))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("case", ["all ignored", "empty", "no weight"])
+def test_the_mean_over_nothing_is_0(case: str, clip: bool, reduction: Any) -> None:
+    logits = (torch.zeros(0, 5) if case == "empty" else random(4, 5)).requires_grad_()
+    target = (
+        torch.zeros(0, dtype=torch.int64) if case == "empty" else torch.full((4,), -100 if "ignored" in case else 1)
+    )
+    weight = torch.zeros(5) if case == "no weight" else None
+    for name in NAMES:
+        criterion: nn.Module = Loss(name, reduction=reduction, weight=weight)
+        loss = (LogitClip(criterion, tau=1.0) if clip else criterion)(logits, target)
+        assert loss.item() == 0
+        (grad,) = torch.autograd.grad(loss, logits)
+        assert (grad == 0).all()
+        assert grad.shape == logits.shape
+
+
+def test_an_empty_batch_without_reduction_is_empty() -> None:
+    assert Loss("gce", reduction="none")(torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64)).shape == (0,)
+    assert Loss("gce", reduction="none")(torch.zeros(0, 5), torch.zeros(0, 5)).shape == (0,)
+
+
+def test_small_integer_targets_and_half_precision() -> None:
+    logits, target = random(4, 5), labels((4,))
+    expected = F.cross_entropy(logits, target)
+    for dtype in (torch.uint8, torch.int8, torch.int32):
+        torch.testing.assert_close(Loss("ce")(logits, target.to(dtype)), expected)
+    loss = Loss("ce", weight=torch.ones(5, dtype=torch.float64))(logits.half(), target)
+    assert loss.dtype == torch.float32
+    soft = F.one_hot(target, 5)
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        torch.testing.assert_close(Loss("ce")(logits, soft.to(dtype)), expected)
+
+
+def test_class_weights_follow_the_module() -> None:
+    criterion = LogitClip(Loss("ce", weight=torch.ones(5)), tau=1.0)
+    assert [name for name, _ in criterion.named_buffers()] == ["criterion.weight"]
+    assert not list(criterion.parameters())
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+BAD = [
+    ("batch sizes", random(4, 5), labels((3,)), r"\(4, 5\) .* need targets of shape \(4,\), got \(3,\)"),
+    ("one target for all", random(4, 5), labels((1,)), r"need targets of shape \(4,\), got \(1,\)"),
+    ("a scalar target", random(4, 5), torch.tensor(1), r"need targets of shape \(4,\), got \(\)"),
+    ("a column of targets", random(4, 5), labels((4, 1)), r"need targets of shape \(4,\), got \(4, 1\)"),
+    ("image sizes", random(2, 5, 3, 4), labels((2, 4, 3)), r"need targets of shape \(2, 3, 4\), got \(2, 4, 3\)"),
+    ("too large", random(4, 5), torch.tensor([0, 1, 5, 2]), r"must lie in 0\.\.4, got 5"),
+    ("negative", random(4, 5), torch.tensor([0, 1, -1, 2]), r"must lie in 0\.\.4, got -1"),
+    ("beside ignored", random(3, 5), torch.tensor([-100, 7, 1]), r"in 0\.\.4 or be ignore_index=-100, got 7"),
+    ("float indices", random(4, 5), labels((4,)).float(), r"must be integers: use target\.long\(\)"),
+    ("soft batch sizes", random(4, 5), torch.full((3, 5), 0.2), r"shape of the logits, \(4, 5\), got \(3, 5\)"),
+    ("soft, one for all", random(4, 5), torch.full((1, 5), 0.2), r"shape of the logits, \(4, 5\), got \(1, 5\)"),
+    ("soft, negative", random(1, 2), torch.tensor([[1.5, -0.5]]), "non-negative and sum to 1"),
+    ("soft, NaN", random(1, 2), torch.tensor([[math.nan, 1.0]]), "non-negative and sum to 1"),
+    ("multi-label", random(2, 3), torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]), "one two-class problem per label"),
+    ("multi-label integers", random(2, 3), torch.tensor([[1, 0, 1], [0, 1, 0]]), r"target\.argmax\(1\)"),
+    ("dense multi-label", random(2, 3, 4), torch.ones(2, 3, 4, dtype=torch.int64), "multi-label target, which is not"),
+    (
+        "single logit",
+        random(4, 1),
+        labels((4,), 1),
+        r"at least two logits .* got 1: .*torch\.cat\(\[-logits, logits\], 1\)",
+    ),
+    ("single logit, floats", random(4, 1), torch.ones(4, 1), "at least two logits per example, got 1"),
+    ("integer logits", torch.ones(4, 5, dtype=torch.int64), labels((4,)), r"floating-point tensor, got torch\.int64"),
+    ("no class dimension", torch.tensor(1.0), torch.tensor(0), "must have a class dimension"),
+]
+
+
+@pytest.mark.parametrize(("logits", "target", "sentence"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
+@pytest.mark.parametrize("clip", [False, True])
+def test_wrong_targets_are_refused_in_one_sentence(logits: Tensor, target: Tensor, sentence: str, clip: bool) -> None:
+    for name in ("ce", "nce", "cores"):
+        with pytest.raises(ValueError, match=sentence) as error:
+            (LogitClip(name, tau=1.0) if clip else Loss(name))(logits, target)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("logits", "target", "sentence"), [b[1:] for b in BAD if "batch sizes" in b[0]])
+def test_loss_functions_check_as_well(logits: Tensor, target: Tensor, sentence: str) -> None:
+    for name in NAMES:
+        with pytest.raises(ValueError, match=sentence):
+            LOSSES[name](logits, target)
+
+
+def test_wrong_weights_are_refused() -> None:
+    logits, target = random(4, 5), labels((4,))
+    with pytest.raises(ValueError, match="weight has 3 entries for 5 classes"):
+        Loss("ce", weight=torch.ones(3))(logits, target)
+    with pytest.raises(ValueError, match="weight has 1 entries for 5 classes"):
+        Loss("ce", weight=torch.ones(1))(logits, torch.full((4, 5), 0.2))
+    with pytest.raises(ValueError, match=r"one float per class, got torch\.float32 of shape \(1, 5\)"):
+        Loss("ce", weight=torch.ones(1, 5))
+    with pytest.raises(ValueError, match=r"one float per class, got torch\.int64"):
+        Loss("ce", weight=torch.ones(5, dtype=torch.int64))
+    for shape in ((3,), (1,), (), (4, 1)):
+        with pytest.raises(
+            ValueError, match=r"example_weight must have the shape \(4,\), got " + re.escape(str(shape))
+        ):
+            Loss("ce")(logits, target, torch.ones(shape))
+    with pytest.raises(ValueError, match="cores takes class weights with class-index targets only"):
+        Loss("cores", weight=torch.ones(5))(logits, torch.full((4, 5), 0.2))
+
+
+def test_unknown_options_are_refused_at_construction() -> None:
+    with pytest.raises(ValueError, match=r"Unknown reduction 'means'\. Did you mean 'mean'"):
+        Loss("ce", reduction="means")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="Unknown reduction None"):
+        Loss("ce", reduction=None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"Unknown loss 'gcee'\. Did you mean 'gce'"):
+        LogitClip("gcee", tau=1.0)
+    with pytest.raises(ValueError, match="The loss 'gce' has no knob 'gamma'"):
+        Loss("gce", gamma=1.0)
+    with pytest.raises(TypeError, match="the name of a loss or a callable such as a module, got 3"):
+        LogitClip(3, tau=1.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"Unknown clip 'nrom'\. Did you mean 'norm'"):
+        clipped("ce", "nrom:tau=1")
+
+
+OUT_OF_RANGE: dict[str, dict[str, Any]] = {
+    "focal": {"gamma": (-0.1, math.inf)},
+    "mae": {"scale": (-1.0, math.inf)},
+    "phuber_ce": {"threshold": (1.0, 0.0, math.inf)},
+    "rce": {"log_zero": (0.0, 1.0, -math.inf)},
+    "sce": {"alpha": (-1.0,), "beta": (-1.0, math.inf), "log_zero": (0.0,)},
+    "gce": {"q": (0.0, -1.0, math.inf)},
+    "taylor_ce": {"order": (0, -1, 1.5)},
+    "nce": {"scale": (-1.0,)},
+    "ael": {"a": (0.0, -1.0, math.inf)},
+    "aul": {"a": (1.0, 0.5, math.inf), "q": (0.0, math.inf)},
+    "agce": {"a": (0.0, math.inf), "q": (0.0, -1.0)},
+    "cores": {"beta": (-1.0, math.inf), "warmup": (-1,), "ramp": (0,), "prior": ("lables",)},
+    "nce_mae": {"alpha": (-1.0,), "beta": (-1.0,), "scale": (-1.0,)},
+    "nce_agce": {"alpha": (-1.0,), "beta": (-1.0,), "a": (0.0,), "q": (0.0,)},
+    "nce_rce": {"alpha": (-1.0,), "beta": (-1.0,), "log_zero": (0.0,)},
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_knobs_out_of_range_are_refused_at_construction(name: str) -> None:
+    free = {"detach_weight", "sieve_after"}  # any value will do
+    assert set(OUT_OF_RANGE[name]) == set(LOSSES.knobs(name)) - free
+    for knob, values in OUT_OF_RANGE[name].items():
+        for value in (*values, math.nan):
+            with pytest.raises(ValueError, match=rf"^{knob} .* got '?{re.escape(str(value))}'?\b"):
+                Loss(name, **{knob: value})
+            if knob in theory.knobs(name) and not (isinstance(value, float) and math.isinf(value)):
+                with pytest.raises(ValueError, match=knob):
+                    theory.base_loss_bounds(name, 1.0, 10, **{knob: value})
+
+
+# -- LogitClip ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_loss_by_name_is_that_loss_on_clipped_logits(name: str, shape: tuple[int, ...]) -> None:
+    dim, target = (1 if len(shape) > 1 else 0), labels(spatial(shape))
+    for tau, delta, p in ((1.0, None, 2.0), (2.5, 0.4, 2.0), (3.0, 1.0, 1.0), (1.0, 2.0, math.inf)):
+        criterion = LogitClip(name, tau, delta, p)
+
+        def by_hand(z: Tensor, t: Tensor, tau: float = tau, delta: float | None = delta, p: float = p) -> Tensor:
+            return Loss(name)(clip_logits(z, tau, delta, p=p, dim=dim), t)
+
+        both(criterion, by_hand, random(*shape), target)
+        both(criterion, by_hand, random(*shape), random(*shape, seed=1).softmax(dim))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_around_a_criterion_of_torch(shape: tuple[int, ...]) -> None:
+    dim = 1 if len(shape) > 1 else 0
+    for inner in (
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), reduction="sum", ignore_index=2),
+    ):
+        both(
+            LogitClip(inner, tau=1.0),
+            lambda z, t, inner=inner: inner(clip_logits(z, 1.0, dim=dim), t),
+            random(*shape),
+            labels(spatial(shape)),
+        )
+    both(LogitClip(nn.CrossEntropyLoss(), tau=1.0), LogitClip("ce", tau=1.0), random(*shape), labels(spatial(shape)))
+
+
+def test_around_any_callable() -> None:
+    logits, target = random(4, 5), labels((4,))
+
+    def margin(z: Tensor, t: Tensor, shift: float, *, power: int = 1) -> Tensor:
+        return (z.sum(1) + t + shift).pow(power).mean()
+
+    got = LogitClip(margin, tau=1.0)(logits, target, 0.5, power=2)
+    torch.testing.assert_close(got, margin(clip_logits(logits, 1.0), target, 0.5, power=2))
+    pair = (target, target.flip(0), 0.3)  # a target that is no tensor, as mixup has it
+
+    def mixed(z: Tensor, t: tuple[Tensor, Tensor, float]) -> Tensor:
+        return t[2] * F.cross_entropy(z, t[0]) + (1 - t[2]) * F.cross_entropy(z, t[1])
+
+    torch.testing.assert_close(LogitClip(mixed, tau=1.0)(logits, pair), mixed(clip_logits(logits, 1.0), pair))
+
+
+def test_around_any_callable_what_it_is_not_made_for_is_refused() -> None:
+    clip = LogitClip(lambda z, t: ((z - t) ** 2).mean(), tau=1.0)  # would broadcast
+    with pytest.raises(ValueError, match="4 rows of logits and 1 targets do not belong together"):
+        clip(random(4, 5), torch.full((1, 5), 0.2))
+    with pytest.raises(ValueError, match="Multi-label targets are not supported"):
+        LogitClip(nn.BCEWithLogitsLoss(), tau=1.0)(random(2, 3), torch.tensor([[1.0, 0.0, 1.0], [0.0, 1.0, 0.0]]))
+    with pytest.raises(ValueError, match="multi-label target, which is not supported"):
+        LogitClip(nn.MultiLabelMarginLoss(), tau=1.0)(random(2, 3), torch.tensor([[0, 2, -1], [1, -1, -1]]))
+    for target in (torch.ones(4, 1), torch.ones(4), None):
+        with pytest.raises(ValueError, match="at least two logits per example, got 1"):
+            LogitClip(nn.BCEWithLogitsLoss(), tau=1.0)(random(4, 1), target)
+    with pytest.raises(ValueError, match="do not belong together"):
+        clipped(lambda z, t: z.sum() + t.sum(), "value:limit=1")(random(4, 5), labels((3,)))
+
+
+def test_nested_clips() -> None:
+    outer = LogitClip(LogitClip("ce", tau=1.0), tau=3.0)
+    torch.testing.assert_close(outer(random(4, 5), labels((4,))), LogitClip("ce", tau=1.0)(random(4, 5), labels((4,))))
+
+
+def test_official_is_threshold_temp_and_scale_1_over_temp() -> None:
+    criterion = LogitClip.official("gce:q=0.5", temp=2.5)
+    assert (criterion.tau, criterion.delta, criterion.p) == (2.5, 0.4, 2.0)
+    logits, target = random(6, 5), labels((6,))
+    torch.testing.assert_close(criterion(logits, target), Loss("gce", q=0.5)(clip_logits(logits, 2.5, 0.4), target))
+    for temp in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"temp must be positive and finite, got {temp}"):
+            LogitClip.official("ce", temp=temp)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"tau": 0}, "tau must be positive"),
+        ({"tau": -1}, "tau must be positive"),
+        ({"tau": 1, "delta": 0}, "delta must be positive"),
+        ({"tau": 1, "p": 0.5}, "p must be at least 1"),
+    ],
+)
+def test_clip_options_are_checked_at_construction(options: dict[str, float], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        LogitClip("ce", **options)
+
+
+# -- any clip by name --------------------------------------------------------------------------------------------------
+
+LINKS = {
+    "none": lambda z: z,
+    "norm:tau=1": lambda z: clip_logits(z, 1.0),
+    "norm:tau=2,delta=0.5,p=inf": lambda z: clip_logits(z, 2.0, 0.5, p=math.inf),
+    "official:temp=1.5": lambda z: clip_logits(z, 1.5, 1 / 1.5),
+    "value:limit=1": lambda z: clip_by_value(z, 1.0),
+    "logit_norm:temperature=0.5": lambda z: logit_norm(z, 0.5),
+}
+
+
+def test_every_clip_is_tried() -> None:
+    assert {spec.partition(":")[0] for spec in LINKS} == set(CLIPS)
+
+
+@pytest.mark.parametrize("spec", LINKS)
+@pytest.mark.parametrize("inner", ["nce", nn.CrossEntropyLoss(label_smoothing=0.1)], ids=["name", "module"])
+def test_clipped(spec: str, inner: Any) -> None:
+    criterion = clipped(inner, spec)
+    base = Loss(inner) if isinstance(inner, str) else inner
+    for shape in SHAPES:
+        dim = 1 if len(shape) > 1 else 0
+        both(
+            criterion,
+            lambda z, t, dim=dim: base(LINKS[spec](z.movedim(dim, -1)).movedim(-1, dim), t),
+            random(*shape),
+            labels(spatial(shape)),
+        )
+    link: Any = criterion.link
+    torch.testing.assert_close(link(random(4, 5)), LINKS[spec](random(4, 5)))
+
+
+@pytest.mark.parametrize(
+    "spec", ["norm:tau=0", "norm:tau=1,p=0.5", "official:temp=0", "value:limit=-1", "logit_norm:temperature=0"]
+)
+def test_clipped_checks_at_construction(spec: str) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        clipped("ce", spec)
+
+
+# -- diagnostics -------------------------------------------------------------------------------------------------------
+
+
+def test_diagnose_counts_and_measures() -> None:
+    logits = torch.tensor([[3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [0.6, 0.8]], dtype=torch.float64)
+    report = LogitClip("ce", tau=1.0).diagnose(logits)
+    assert report.clipped == 0.5  # the norm 1 of the last row counts
+    assert report.norm_quantiles[0.5] == 0.75
+    assert list(report.norm_quantiles) == [0.05, 0.25, 0.5, 0.75, 0.95]
+    assert (report.loss, report.lowest_loss) == (None, None)
+    dense = LogitClip("ce", tau=1.0, p=math.inf).diagnose(random(2, 5, 3, 4).half())
+    assert dense.clipped == (random(2, 5, 3, 4).abs().amax(1) >= 1).float().mean().item()
+    assert LogitClip("ce", tau=1.0).diagnose(torch.tensor([3.0, 4.0])).clipped == 1.0
+    with pytest.raises(ValueError, match=r"nothing to diagnose in logits of shape \(0, 5\)"):
+        LogitClip("ce", tau=1.0).diagnose(torch.zeros(0, 5))
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "cores"])  # the bound of cores is not sharp
+def test_diagnose_warns_at_the_lower_bound(name: str) -> None:
+    perfect = torch.eye(10)[labels((50,), 10)] - 0.1  # the best direction there is
+    target = labels((50,), 10)
+    criterion = LogitClip(name, tau=0.5)
+    with pytest.warns(UserWarning, match=f"The mean {name} loss, .* has reached .* too small a tau underfits"):
+        report = criterion.diagnose(100 * perfect, target)
+    assert report.loss is not None
+    assert report.loss == pytest.approx(report.lowest_loss, rel=1e-4)
+    assert report.loss == pytest.approx(float(criterion(100 * perfect, target)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_diagnose_is_silent_in_a_healthy_state(name: str) -> None:
+    target = labels((50,), 10)
+    half_right = random(50, 10, scale=1.0) + 2 * torch.eye(10)[target]
+    perfect = 100 * (torch.eye(10)[target] - 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert LogitClip(name, tau=1.0).diagnose(half_right, target).loss is not None
+        LogitClip(name, tau=1.0).diagnose(torch.zeros(50, 10), target)
+        LogitClip(name, tau=30.0).diagnose(perfect, target)  # a good fit, not underfitting
+        LogitClip(nn.CrossEntropyLoss(), tau=0.5).diagnose(perfect, target)  # a loss it knows nothing about
+
+
+def test_diagnose_takes_what_the_criterion_takes() -> None:
+    logits, target = random(6, 5), labels((6,))
+    ignoring = target.clone()
+    ignoring[::2] = 255
+    criterion = LogitClip(Loss("gce:q=0.5", ignore_index=255, reduction="none"), tau=1.0)
+    report = criterion.diagnose(logits, ignoring)
+    assert report.loss == pytest.approx(float(criterion(logits, ignoring).sum() / 3))
+    soft = LogitClip("ce", tau=1.0).diagnose(logits, F.one_hot(target, 5).float())
+    assert soft.loss == pytest.approx(LogitClip("ce", tau=1.0).diagnose(logits, target).loss)
+    leaf = logits.clone().requires_grad_()
+    LogitClip("ce", tau=1.0).diagnose(leaf, target)
+    assert leaf.grad is None
+
+
+# -- state -------------------------------------------------------------------------------------------------------------
+
+
+def test_start_epoch_reaches_cores_through_any_link() -> None:
+    counts, logits, target = torch.tensor([1.0, 2, 3, 4, 5]), random(20, 5), labels((20,))
+    plain = Loss("cores")
+    plain.start_epoch(35, counts)
+    for spec in LINKS:
+        criterion: Any = clipped("cores", spec)
+        criterion.start_epoch(35, counts)
+        torch.testing.assert_close(criterion(logits, target), plain(LINKS[spec](logits), target))
+    inner = Loss("cores")
+    LogitClip(LogitClip(inner, tau=1.0), tau=2.0).start_epoch(35, counts)
+    assert inner.epoch == 35
+
+
+def test_start_epoch_changes_nothing_for_the_others() -> None:
+    logits, target = random(20, 5), labels((20,))
+    for name in NAMES:
+        criterion = Loss(name)
+        before = criterion(logits, target)
+        criterion.start_epoch(0 if name == "cores" else 50, torch.ones(5))
+        assert torch.equal(criterion(logits, target), before) == (name != "cores")
+    LogitClip(nn.CrossEntropyLoss(), tau=1.0).start_epoch(3)
+
+
+def test_state_dict_round_trip() -> None:
+    def make(name: str, weight: Tensor) -> LogitClip:
+        return LogitClip(Loss(name, weight=weight), tau=1.0)
+
+    for name in NAMES:
+        trained, resumed = make(name, torch.arange(5.0)), make(name, torch.ones(5))
+        trained.start_epoch(40, torch.ones(5))
+        file = io.BytesIO()
+        torch.save(trained.state_dict(), file)
+        file.seek(0)
+        resumed.load_state_dict(torch.load(file, weights_only=True))
+        resumed.start_epoch(40, torch.ones(5))
+        logits, target = random(20, 5), labels((20,))
+        assert torch.equal(resumed(logits, target), trained(logits, target))
+
+
+@pytest.mark.parametrize("spec", LINKS)
+def test_pickle_and_deepcopy(spec: str) -> None:
+    logits, target = random(20, 5), labels((20,))
+    for inner in (*NAMES, nn.CrossEntropyLoss()):
+        criterion: Any = clipped(inner, spec)
+        criterion.start_epoch(33, torch.ones(5)) if hasattr(criterion, "start_epoch") else None
+        expected = criterion(logits, target)
+        for again in (copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion))):
+            assert torch.equal(again(logits, target), expected)
+            assert repr(again) == repr(criterion)
+
+
+def test_repr_says_what_it_is() -> None:
+    assert repr(Loss("gce:q=0.5")) == "Loss('gce', q=0.5, reduction='mean')"
+    assert repr(Loss("ce", reduction="sum")) == "Loss('ce', reduction='sum')"
+    text = repr(LogitClip("ce", tau=1.5, p=math.inf))
+    assert text == "LogitClip(\n  tau=1.5, delta=1.5, p=inf\n  (criterion): Loss('ce', reduction='mean')\n)"
+    assert "value, limit=1.0" in repr(clipped("ce", "value:limit=1"))
+    assert "logit_norm, temperature=0.5" in repr(clipped("ce", "logit_norm:temperature=0.5"))
+    assert "lambda" in repr(Linked("ce", lambda z: z))
+
+
+def test_it_trains() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 3), random(64, 4)
+    y = x[:, :3].argmax(1)
+    criterion, optimizer = LogitClip("ce", tau=1.0), torch.optim.SGD(model.parameters(), lr=0.5)
+    values = []
+    for _ in range(100):
+        loss = criterion(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        values.append(loss.item())
+    assert theory.loss_bounds(1.0, 3, p=2)[0] <= values[-1] < values[0]
+    assert (model(x).argmax(1) == y).float().mean() > 0.9
