@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import logging
 import os
@@ -73,7 +74,9 @@ class ImageFiles:
 
     def select(self, index: Tensor) -> ImageFiles:
         """The files at `index` alone."""
-        return ImageFiles(self.folder, [os.fsdecode(self.names[i]) for i in index.tolist()], self.size)
+        chosen = copy.copy(self)
+        chosen.names = self.names[index.numpy()]
+        return chosen
 
     def path(self, i: int) -> str:
         return os.path.join(self.folder, os.fsdecode(self.names[i]))
@@ -300,8 +303,13 @@ def _list_layout(
             raise ValueError(f"{_find(classes, folder)} names the class {twice[0]!r} twice.")
     else:
         names = sorted({label for _, _, label in rows})
-        if all(name.isdecimal() for name in names):
-            names = [str(i) for i in range(max(map(int, names), default=-1) + 1)]
+        if all(name.isdecimal() and name == str(int(name)) for name in names):
+            count = max(map(int, names), default=-1) + 1
+            if count > len(rows):  # said here, before as many names are made
+                raise ValueError(
+                    f"{source} has a label {count - 1} and only {len(rows)} images; number the classes from 0."
+                )
+            names = [str(i) for i in range(count)]
     test = None
     if test_list is not None:
         test_source = _find(test_list, folder)
@@ -439,27 +447,28 @@ def folder(
 
     if size is None:
         size = 64 if chosen == "animal10n" else 256
-    files, labels = collect(train, names)
-    if held_out is None:
-        kept, tested = stratified_split(labels, test, split_seed)
-        test_files, test_labels = [files[i] for i in tested.tolist()], labels[tested]
-        files, labels = [files[i] for i in kept.tolist()], labels[kept]
-        test_folder = train.folder
+    parts = [_split(train, names, size)]
+    if held_out is not None:
+        parts.append(_split(held_out, names, size))
     else:
-        test_files, test_labels = collect(held_out, names)
-        test_folder = held_out.folder
-    check_every_class(labels, names, train.source)
-    log.info("%s: %d images to train on, %d to test on, %d classes", place, len(files), len(test_files), len(names))
+        parts = [parts[0].select(index) for index in stratified_split(parts[0].labels, test, split_seed)]
+    check_every_class(parts[0].labels, names, train.source)
+    log.info("%s: %d images to train on, %d to test on, %d classes", place, *map(len, parts), len(names))
     return Dataset(
         name="folder",
-        train=Split(ImageFiles(train.folder, files, size), labels),
-        test=Split(ImageFiles(test_folder, test_files, size), test_labels),
+        train=parts[0],
+        test=parts[1],
         num_classes=len(names),
         class_names=tuple(names),
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
         protocol=image_protocol(size),
     )
+
+
+def _split(listing: Listing, classes: Sequence[str], size: int) -> Split:
+    names, labels = collect(listing, classes)
+    return Split(ImageFiles(listing.folder, names, size), labels)
 
 
 def image_protocol(size: int) -> dict[str, Any]:

@@ -357,9 +357,10 @@ def _fit_number(name: str, values: np.ndarray) -> Number | str:
     if not len(present):
         return "has no values"
     median, largest = float(np.median(present)), float(np.abs(present).max())
-    unit = np.where(np.isfinite(values), values, median) / (largest or 1.0)  # squares neither over- nor underflow
+    # Of numbers within [-1, 1], squares neither over- nor underflow, and the mean of equal ones is exact.
+    unit = np.where(np.isfinite(values), values, median) / (largest or 1.0)
     mean, std = largest * float(unit.mean()), largest * float(unit.std())
-    if std == 0 or present.min() == present.max():  # the mean of equal numbers may be off by a bit
+    if std == 0:
         return "has the same value in every row"
     return Number(name, median, mean, std)
 
