@@ -20,33 +20,32 @@ from tyro.conf import Positional, arg
 import logitclip
 from logitclip.config import RunConfig
 
-Kind = Literal["losses", "clips", "noises", "data", "models", "augments"]
+Kind = Literal["losses", "clips", "penalties", "noises", "data", "augments", "models", "methods"]
+_REGISTRIES: dict[Kind, tuple[str, str]] = {
+    "losses": ("losses", "LOSSES"),
+    "clips": ("clip", "CLIPS"),
+    "penalties": ("clip", "PENALTIES"),
+    "noises": ("noise", "NOISES"),
+    "data": ("data", "DATASETS"),
+    "augments": ("data", "AUGMENTS"),
+    "models": ("models", "MODELS"),
+    "methods": ("methods", "METHODS"),
+}
 
 
 def list_names(kind: Positional[Kind], /, *, json: bool = False) -> None:
-    """List what can be named: losses, clips, noises, data, models or augments, with their knobs.
+    """List what can be named, with its knobs: losses, clips, noises, data, models, methods and so on.
 
     Args:
         kind: What to list.
         json: Print a JSON object instead of a table.
     """
+    import importlib
+
     from rich.markup import escape
 
-    from logitclip.registry import Registry
-
-    registry: Registry
-    if kind == "losses":
-        from logitclip.losses import LOSSES as registry
-    elif kind == "clips":
-        from logitclip.clip import CLIPS as registry
-    elif kind == "noises":
-        from logitclip.noise import NOISES as registry
-    elif kind == "data":
-        from logitclip.data import DATASETS as registry
-    elif kind == "models":
-        from logitclip.models import MODELS as registry
-    else:
-        from logitclip.data.augment import AUGMENTS as registry
+    module, name = _REGISTRIES[kind]
+    registry = getattr(importlib.import_module(f"logitclip.{module}"), name)
     rows = {name: registry.describe(name) for name in registry}
     if json:
         _print_json({name: {"spec": spec, "summary": summary} for name, (spec, summary) in rows.items()})

@@ -1,0 +1,142 @@
+"""The command line: what it prints, and how it answers mistakes."""
+
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from logitclip import cli
+
+
+def run(capsys, monkeypatch, *args: str) -> tuple[int, str, str]:
+    """Run a command in this process: exit code, stdout, stderr."""
+    monkeypatch.setattr("sys.argv", ["logitclip", *args])
+    monkeypatch.setenv("COLUMNS", "160")
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    return lambda *args: run(capsys, monkeypatch, *args)
+
+
+@pytest.mark.parametrize("name", [None, *cli.COMMANDS])
+def test_help_teaches(command, name):
+    code, out, _ = command(*([name] if name else []), "--help")
+    assert code == 0
+    assert "logitclip" in out
+    if name:
+        assert len(out.splitlines()) > 5
+
+
+@pytest.mark.parametrize("kind", ["losses", "clips", "noises", "data", "models", "augments", "methods", "penalties"])
+def test_list_shows_every_name(command, kind):
+    code, out, _ = command("list", kind)
+    assert code == 0
+    names = json.loads(command("list", kind, "--json")[1])
+    assert names
+    assert all(name in out for name in names)
+    assert all(entry["summary"] for entry in names.values())
+
+
+def test_bound_prints_all_and_the_smallest(command):
+    code, out, _ = command("bound", "--tau", "1", "--classes", "10", "--noise", "symmetric:rate=0.5")
+    assert code == 0
+    for item in ("Eq. 2", "Prop 2.1", "Prop 2.4", "Thm 2.2", "Thm 2.3", "Thm E.1", "4.21215", "4.26942"):
+        assert item in out
+    rows = json.loads(command("bound", "--tau", "1", "--classes", "10", "--noise", "symmetric:rate=0.5", "--json")[1])
+    gaps = [row for row in rows if row["quantity"].startswith("clean-risk gap")]
+    assert min(gaps, key=lambda row: row["upper"])["smallest"]
+
+
+@pytest.mark.parametrize("loss", ["gce:q=0.5", "nce_agce", "cores", "focal:gamma=2"])
+def test_bound_of_other_losses_and_norms(command, loss):
+    code, out, _ = command("bound", "--tau", "2", "--delta", "0.5", "--p", "2", "--classes", "5", "--loss", loss)
+    assert code == 0
+    assert loss.partition(":")[0] in out
+
+
+def test_bound_with_a_transition_matrix(command, tmp_path):
+    matrix = tmp_path / "matrix.csv"
+    matrix.write_text("0.8,0.2\n0.1,0.9\n")
+    code, out, _ = command("bound", "--tau", "1", "--classes", "2", "--noise", f"transition:matrix={matrix}")
+    assert code == 0
+    assert "Thm 2.3" in out
+
+
+def test_paper_finds_equations_by_several_spellings(command):
+    for item in ("Eq. 4", "eq 4", "Equation 4", "Eq. 3"):
+        code, out, _ = command("paper", item)
+        assert code == 0
+        assert "clip_logits" in out
+    assert "Thm E.1" in command("paper")[1]
+
+
+def test_noise_previews_and_saves(command, tmp_path):
+    target = tmp_path / "noisy"
+    code, out, _ = command("noise", "symmetric:rate=0.5", "--save", str(target))
+    assert code == 0
+    assert "50" in out
+    code, out, _ = command("noise", f"file:path={target}", "--json")
+    assert code == 0
+    assert json.loads(out)["rate"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["bound", "--tau", "-1", "--classes", "10"], ["tau", "-1"]),
+        (["bound", "--tau", "1", "--classes", "1"], ["classes", "1"]),
+        (["bound", "--tau", "1", "--classes", "10", "--loss", "gcee"], ["gcee", "Did you mean 'gce'?"]),
+        (["bound", "--tau", "1", "--classes", "10", "--noise", "symetric:rate=0.5"], ["Did you mean 'symmetric'?"]),
+        (["noise", "symmetric:rate=1.5"], ["rate", "1.5"]),
+        (["noise", "symmetric:rat=0.5"], ["Did you mean 'rate'?"]),
+        (["noise", "symmetric:rate=0.5", "--data", "digitz"], ["Did you mean 'digits'?"]),
+        (["paper", "Eq. 44"], ["Eq. 44", "Did you mean"]),
+        (["train", "--clip", "offical:temp=1"], ["Did you mean 'official'?"]),
+        (["train", "--data", "cifar10", "--root", "/nowhere"], ["cifar"]),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(command, args, words):
+    code, out, err = command(*args)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("logitclip: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize("args", [["trian"], ["bound", "--tau", "x"], ["list", "lossses"], []])
+def test_what_cannot_be_parsed_is_exit_code_2(command, args):
+    assert command(*args)[0] == 2
+
+
+def test_help_is_quick_and_imports_no_torch():
+    code = "import sys; sys.argv = ['logitclip', '--help']\nfrom logitclip import cli\n"
+    code += "try: cli.main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules, 'torch was imported'"
+
+    def seconds() -> float:  # of the processor, so that a busy machine does not count
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) < 1.0
+
+
+def test_closed_pipe_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m logitclip.cli list losses | head -1", shell=True, capture_output=True, text=True
+    )
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
