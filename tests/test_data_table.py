@@ -302,6 +302,9 @@ def test_saved_as_json_in_a_file(tmp_path):
     prep.save(tmp_path / "p.json")
     assert Preprocessor.load(tmp_path / "p.json") == prep
     assert [p.name for p in tmp_path.iterdir()] == ["p.json"]
+    for wrong in (tmp_path / "none.json", write(tmp_path / "cut.json", prep.to_json()[:40])):
+        with pytest.raises(ValueError, match=f"{wrong.name} could not be read"):
+            Preprocessor.load(wrong)
     assert json.loads((tmp_path / "p.json").read_text())["columns"][0] == {
         "kind": "number",
         "name": "n",

@@ -101,7 +101,11 @@ def _read_parquet(path: Path, text: Collection[str]) -> dict[str, Column]:
     _pyarrow()
     from pyarrow import parquet
 
-    return _from_arrow(path, lambda: parquet.ParquetFile(path).read())
+    def read() -> Any:
+        with parquet.ParquetFile(path) as file:
+            return file.read()
+
+    return _from_arrow(path, read)
 
 
 def _pyarrow() -> Any:
@@ -343,12 +347,18 @@ class Preprocessor:
     def save(self, path: str | Path) -> None:
         """Write `to_json` to a file, whole or not at all."""
         part = Path(f"{path}.{os.getpid()}.part")
-        part.write_text(self.to_json(), encoding="utf-8")
-        os.replace(part, path)
+        try:
+            part.write_text(self.to_json(), encoding="utf-8")
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | Path) -> Preprocessor:
-        return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path} could not be read: {error}") from error
 
 
 def _fit_number(name: str, values: np.ndarray) -> Number | str:
