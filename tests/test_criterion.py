@@ -254,11 +254,12 @@ def test_knobs_out_of_range_are_refused_at_construction(name: str) -> None:
     assert set(OUT_OF_RANGE[name]) == set(LOSSES.knobs(name)) - free
     for knob, values in OUT_OF_RANGE[name].items():
         for value in (*values, math.nan):
+            bad: dict[str, Any] = {knob: value}
             with pytest.raises(ValueError, match=rf"^{knob} .* got '?{re.escape(str(value))}'?\b"):
-                Loss(name, **{knob: value})
+                Loss(name, **bad)
             if knob in theory.knobs(name) and not (isinstance(value, float) and math.isinf(value)):
                 with pytest.raises(ValueError, match=knob):
-                    theory.base_loss_bounds(name, 1.0, 10, **{knob: value})
+                    theory.base_loss_bounds(name, 1.0, 10, **bad)
 
 
 # -- LogitClip ---------------------------------------------------------------------------------------------------------

@@ -209,6 +209,22 @@ def test_canonical_keeps_every_value(knobs: dict[str, Any]) -> None:
         assert defaults | things.parse(canonical)[1] == defaults | knobs
 
 
+def test_a_class_is_known_by_its_constructor() -> None:
+    registry = Registry("method")
+
+    @registry.register
+    class method:
+        """A class."""
+
+        size: str = "not a knob"
+
+        def __init__(self, job: str, *, rho: float = 0.05) -> None:
+            self.job, self.rho = job, rho
+
+    assert registry.parse("method:rho=1") == ("method", {"rho": 1.0})
+    assert registry.build("method:rho=1")("job").rho == 1.0
+
+
 def test_listing() -> None:
     assert list(things) == ["many", "needy", "plain"]
     assert "many" in things

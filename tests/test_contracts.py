@@ -1,0 +1,220 @@
+"""What holds for everything that has a name, for the paper's items and for the public names."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+import types
+import typing
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import logitclip
+from logitclip import losses, theory
+from logitclip.clip import CLIPS, PENALTIES
+from logitclip.data import AUGMENTS, DATASETS
+from logitclip.losses import LOSSES
+from logitclip.methods import METHODS
+from logitclip.models import MODELS
+from logitclip.noise import NOISES
+from logitclip.registry import Knob, Registry
+
+SOURCE = Path(logitclip.__file__).parent
+REGISTRIES = (LOSSES, CLIPS, PENALTIES, NOISES, DATASETS, AUGMENTS, MODELS, METHODS)
+ENTRIES = [pytest.param(registry, name, id=f"{registry.kind}-{name}") for registry in REGISTRIES for name in registry]
+
+
+def test_no_registry_is_left_out() -> None:
+    made = [file for file in SOURCE.rglob("*.py") for _ in re.findall(r"(?m)^\w+ = Registry\(", file.read_text())]
+    assert len(made) == len(REGISTRIES)
+
+
+# -- everything that has a name ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("registry", "name"), ENTRIES)
+def test_entry_is_named_and_described(registry: Registry, name: str) -> None:
+    assert re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name)
+    lines = (inspect.getdoc(registry[name]) or "").splitlines()
+    assert lines, "no docstring"
+    assert re.fullmatch(r"[A-Z].*[.:]", lines[0]), "the first line is a sentence by itself"
+    assert lines[1:2] in ([], [""]), "the summary is one line"
+    assert registry.describe(name)[1] == lines[0]
+
+
+@pytest.mark.parametrize(("registry", "name"), ENTRIES)
+def test_knobs_are_annotated_with_what_a_spec_can_say(registry: Registry, name: str) -> None:
+    readable = {float, int, bool, str, types.NoneType, Any}  # Any, written out, is a text that stands for something
+    written = inspect.signature(registry[name]).parameters
+    for knob in registry.knobs(name).values():
+        assert written[knob.name].annotation is not inspect.Parameter.empty, knob
+        parts = typing.get_args(knob.annotation) if _is_union(knob.annotation) else (knob.annotation,)
+        for part in parts:
+            assert part in readable or typing.get_origin(part) is typing.Literal, knob
+        assert knob.required or knob.default is None or any(_is_a(knob.default, part) for part in parts), knob
+
+
+@pytest.mark.parametrize(("registry", "name"), ENTRIES)
+def test_specs_round_trip(registry: Registry, name: str) -> None:
+    knobs = registry.knobs(name)
+    given = {k: _sample(knob) for k, knob in knobs.items() if knob.required}
+    text = ",".join(f"{k}={v}" for k, v in given.items())
+    spec = f"{name}:{text}" if text else name
+    assert registry.canonical(spec) == spec
+    full = registry.canonical(spec, full=True)
+    assert registry.parse(full) == (name, {k: given.get(k, knob.default) for k, knob in knobs.items()})
+    assert registry.canonical(full) == spec
+    with pytest.raises(ValueError, match="has no knob 'no_such_knob'"):
+        registry.parse(f"{spec}{',' if text else ':'}no_such_knob=1")
+
+
+def _is_union(annotation: Any) -> bool:
+    return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def _is_a(value: Any, part: Any) -> bool:
+    if typing.get_origin(part) is typing.Literal:
+        return value in typing.get_args(part)
+    return type(value) is part
+
+
+def _sample(knob: Knob) -> Any:
+    for part in (knob.annotation, *typing.get_args(knob.annotation)):
+        if typing.get_origin(part) is typing.Literal:
+            return typing.get_args(part)[-1]
+        if part in (int, float, str, Any):
+            return {int: 3, float: 0.25, str: "word", Any: "word"}[part]
+    raise AssertionError(knob)
+
+
+# -- losses ------------------------------------------------------------------------------------------------------------
+
+PROMISED = ["ce", "focal", "mae", "phuber_ce", "rce", "sce", "gce", "taylor_ce", "nce", "ael", "aul", "agce", "cores"]
+PROMISED += ["nce_mae", "nce_agce", "nce_rce"]
+# Knobs that leave the range of a loss alone, and so are none of theory's.
+NOT_OF_THE_RANGE = {"focal": {"detach_weight"}, "cores": {"warmup", "ramp", "sieve_after"}}
+
+
+def test_all_promised_losses_exist() -> None:
+    assert sorted(PROMISED) == list(LOSSES)
+    for name in PROMISED:
+        assert getattr(losses, name) is LOSSES[name]
+        assert list(inspect.signature(LOSSES[name]).parameters)[:2] == ["logits", "target"]
+
+
+@pytest.mark.parametrize("name", PROMISED)
+def test_theory_has_the_knobs_and_defaults_of_the_losses(name: str) -> None:
+    knobs = {k: knob.default for k, knob in LOSSES.knobs(name).items() if k not in NOT_OF_THE_RANGE.get(name, ())}
+    assert dict(theory.knobs(name)) == knobs
+
+
+def test_clip_words_belong_to_the_clip_alone() -> None:
+    for registry in (LOSSES, NOISES, METHODS, AUGMENTS, DATASETS, MODELS):
+        for name in registry:
+            assert not {"tau", "delta", "p", "temp"} & set(registry.knobs(name)), name
+
+
+# -- the paper ---------------------------------------------------------------------------------------------------------
+
+HOMES = {
+    "Eq. 1": "ce",
+    "Eq. 2": "ce_bound_from_gap",
+    "Eq. 3": "clip_logits",
+    "Eq. 4": "clip_logits",
+    "Prop 2.1": "loss_bounds",
+    "Thm 2.2": "symmetric_risk_gap",
+    "Thm 2.3": "asymmetric_risk_gap",
+    "Prop 2.4": "lipschitz_loss_bound",
+    "Thm E.1": "instance_risk_gap",
+    "LC-V": "clip_by_value",
+    "LogitNorm": "logit_norm",
+    "Norm Regularization": "norm_penalty",
+}
+
+
+def test_each_item_of_the_paper_has_one_home() -> None:
+    homes = []
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                for line in re.findall(r"(?m)^Paper: (.*)\.$", ast.get_docstring(node) or ""):
+                    homes += [(tag, node.name) for tag in line.split(", ")]
+    assert {tag: name for tag, name in homes if tag in HOMES} == HOMES
+    assert max(Counter(tag for tag, _ in homes).values()) == 1
+
+
+# -- the public names --------------------------------------------------------------------------------------------------
+
+USES = {
+    "LogitClip": "lc.LogitClip('ce', tau=1.0)(z, y)",
+    "Loss": "lc.Loss('gce:q=0.7')(z, y)",
+    "clip_by_value": "lc.clip_by_value(z, 1.0)",
+    "clip_logits": "lc.clip_logits(z, 1.0)",
+    "data": "lc.data.load",
+    "linear_clip_cross_entropy": "lc.linear_clip_cross_entropy(z, z, y, tau=1.0)",
+    "logit_norm": "lc.logit_norm(z, 1.0)",
+    "losses": "lc.losses.gce(z, y, q=0.7)",
+    "models": "lc.models.build('mlp', 3, (4,))",
+    "noise": "lc.noise.symmetric(y, 3, rate=0.5, generator=torch.Generator().manual_seed(0))",
+    "norm_penalty": "lc.norm_penalty(z)",
+    "theory": "lc.theory.loss_bounds(1.0, 10)",
+}
+
+
+def _python(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_public_names_work_twice_and_after_the_command_line_is_imported() -> None:
+    assert set(USES) == set(logitclip.__all__)
+    uses = "\n".join(USES.values())
+    _python(
+        "import torch, logitclip as lc\n"
+        "z, y = torch.eye(3), torch.tensor([0, 1, 2])\n"
+        f"{uses}\n{uses}\nimport logitclip.cli\n{uses}\n"
+        "import pkgutil, importlib\n"  # no module may hide a public function of its name
+        "[importlib.import_module(f'logitclip.{m.name}') for m in pkgutil.iter_modules(lc.__path__)]\n"
+        f"{uses}\n"
+    )
+
+
+def test_public_names_are_listed_and_others_are_not_there() -> None:
+    assert sorted(logitclip.__all__) == logitclip.__all__
+    assert set(logitclip.__all__) <= set(dir(logitclip))
+    modules = {file.stem for file in SOURCE.glob("*.py")} | {file.parent.name for file in SOURCE.glob("*/__init__.py")}
+    for name in logitclip.__all__:
+        value = getattr(logitclip, name)
+        assert value is getattr(logitclip, name)
+        assert isinstance(value, types.ModuleType) == (name in modules)
+    with pytest.raises(AttributeError, match="has no attribute 'clip_logit'"):
+        logitclip.clip_logit  # noqa: B018
+
+
+def test_importing_is_quick_and_leaves_torch_alone() -> None:
+    code = (
+        "import sys, time; start = time.process_time(); import logitclip; print(time.process_time() - start);"
+        "assert not {'torch', 'numpy', 'tyro', 'rich'} & set(sys.modules), 'too much was imported'"
+    )
+    # Processor time, and the best of five: what others do on the machine does not count.
+    assert min(float(_python(code)) for _ in range(5)) < 0.05
+
+
+@pytest.mark.parametrize("module", ["logitclip.theory", "logitclip.registry"])
+def test_what_needs_no_torch_does_not_import_it(module: str) -> None:
+    _python(f"import sys, {module}; assert 'torch' not in sys.modules")
+
+
+@pytest.mark.parametrize("module", ["clip", "fused", "losses", "criterion", "theory", "noise"])
+def test_public_functions_say_what_they_do(module: str) -> None:
+    members = vars(importlib.import_module(f"logitclip.{module}")).values()
+    for member in members:
+        public = inspect.isfunction(member) or inspect.isclass(member)
+        if public and member.__module__ == f"logitclip.{module}" and not member.__name__.startswith(("_", "check_")):
+            assert (member.__doc__ or "").strip(), member
