@@ -75,12 +75,18 @@ def test_pickles_of_every_protocol(tmp_path, protocol):
     assert content["labels"] == [1, 2]
 
 
-def test_the_global_allow_list_is_left_as_it_was(official):
+def test_the_global_allow_list_is_neither_used_nor_changed(official, monkeypatch):
+    load, during = torch.load, []
+    monkeypatch.setattr(
+        torch, "load", lambda *a, **k: during.extend(torch.serialization.get_safe_globals()) or load(*a, **k)
+    )
     torch.serialization.add_safe_globals([np.ndarray, (np.dtype, "numpy.dtype")])  # what forums advise
     try:
         before = set(torch.serialization.get_safe_globals())
         assert len(read_torch(official)["clean_label"]) == N
         assert set(torch.serialization.get_safe_globals()) == before
+        assert during
+        assert not before & set(during)
     finally:
         torch.serialization.clear_safe_globals()
 
