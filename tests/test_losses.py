@@ -458,6 +458,35 @@ def test_cores_sieve_uses_the_uniform_mean_whatever_the_prior(cores_batch: Any) 
     assert np.array_equal(kept, oracles.cores_keeps(oracles.log_softmax(cores_batch[0]), cores_batch[1]))
 
 
+@pytest.mark.parametrize("soft", [False, True])
+def test_cores_prior_leaves_out_what_the_epoch_before_sieved_out(soft: bool, cores_batch: Any) -> None:
+    z, y = cores_batch
+    logits, target = torch.tensor(z), torch.tensor(y)
+    counts = torch.bincount(target, minlength=6).float()
+    gone = torch.tensor(~oracles.cores_keeps(oracles.log_softmax(z), y))
+    left = counts - torch.bincount(target[gone], minlength=6)
+    assert (left > 0).any()
+    assert (left < counts).any()
+    given = torch.nn.functional.one_hot(target, 6).double() if soft else target
+    criterion = Loss("cores")
+    criterion.start_epoch(40, counts)
+    for half in (slice(20), slice(20, None)):  # an epoch of two batches
+        criterion(logits[half], given[half])
+    criterion.eval()(logits, given)  # a validation loss does not count
+    criterion.train().start_epoch(41, counts)
+    assert criterion.class_counts is not None
+    assert torch.equal(criterion.class_counts, left)
+    criterion.start_epoch(42, counts)  # nothing was seen, so nothing was left out
+    assert torch.equal(criterion.class_counts, counts)
+    # A single vector, and examples that are ignored, count as well as they should.
+    first = int(gone.nonzero()[0])
+    criterion(logits[first], given[first])
+    if not soft:
+        criterion(logits, torch.full_like(target, -100))
+    criterion.start_epoch(43, counts)
+    assert (counts - criterion.class_counts).tolist() == torch.nn.functional.one_hot(target[first], 6).tolist()
+
+
 def test_cores_works_with_no_prior_and_no_epoch(cores_batch: Any) -> None:
     z, y = cores_batch
     uniform = oracles.loss("cores", z, y, beta=2.0).values

@@ -148,11 +148,11 @@ class Loss(nn.Module):
         return weighted.sum() / torch.where(total == 0, 1.0, total)
 
     def _count_removed(self, removed: Tensor, target: Tensor, kept: Tensor | None) -> None:
-        removed = removed.detach().to(self.removed) if kept is None else (removed * kept).detach().to(self.removed)
+        removed = (removed if kept is None else removed * kept).detach().to(self.removed).flatten()
         if target.is_floating_point():
-            self.removed += (removed.unsqueeze(-1) * target.to(removed.dtype)).flatten(0, -2).sum(0)
+            self.removed += removed @ target.to(removed.dtype).reshape(len(removed), -1)
         else:
-            self.removed.index_add_(0, target.flatten(), removed.flatten())
+            self.removed.index_add_(0, target.flatten(), removed)
 
     def extra_repr(self) -> str:
         knobs = "".join(f", {key}={value}" for key, value in self.knobs.items())
