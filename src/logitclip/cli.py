@@ -6,8 +6,10 @@ Nothing heavy is imported before a command runs, so that `logitclip --help` is q
 from __future__ import annotations
 
 import ast
+import atexit
 import json
 import math
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -19,6 +21,7 @@ from tyro.conf import Positional, arg
 
 import logitclip
 from logitclip.config import RunConfig
+from logitclip.runs import Claimed
 
 Kind = Literal["losses", "clips", "penalties", "noises", "data", "augments", "models", "methods"]
 _REGISTRIES: dict[Kind, tuple[str, str]] = {
@@ -173,8 +176,16 @@ def train(config: Annotated[RunConfig, arg(name="")], *, json: bool = False) -> 
     """
     from logitclip.run import run
 
+    signal.signal(signal.SIGTERM, _terminate)
     bar = TrainingBar()
-    result = run(config, on_epoch=bar)
+    try:
+        result = run(config, on_epoch=bar)
+    except (KeyboardInterrupt, SystemExit):
+        bar.stop()
+        print("logitclip: interrupted. The same command goes on from the last whole epoch.", file=sys.stderr)
+        raise
+    finally:
+        bar.stop()
     if json:
         _print_json(asdict(result))
         return
@@ -204,7 +215,7 @@ class TrainingBar:
     def __init__(self) -> None:
         self.progress: Any = None  # made in the process that trains
 
-    def __call__(self, config: RunConfig, row: dict[str, Any]) -> None:
+    def __call__(self, config: RunConfig, row: dict[str, Any] | None) -> None:
         from rich import progress
         from rich.console import Console
 
@@ -217,14 +228,28 @@ class TrainingBar:
                 progress.TimeRemainingColumn(),
             )
             self.progress = progress.Progress(*columns, console=Console(stderr=True))
-            self.task = self.progress.add_task("", total=config.epochs, completed=row["epoch"], numbers="")
+            done = 0 if row is None else row["epoch"] + 1
+            self.task = self.progress.add_task("", total=config.epochs, completed=done, numbers="")
             self.progress.start()
+            atexit.register(self.stop)  # or the cursor stays hidden
+        if row is None:
+            return
         numbers = f"loss {row['loss']:.3f}  accuracy {row['test_accuracy']:.1f} %"
         if row["memorised"] is not None:
             numbers += f"  memorised {row['memorised']:.1f} %"
         self.progress.update(self.task, completed=row["epoch"] + 1, numbers=numbers)
         if row["epoch"] + 1 == config.epochs:
+            self.stop()
+
+    def stop(self) -> None:
+        if self.progress is not None:
             self.progress.stop()
+
+
+def _terminate(*_: Any) -> None:
+    """On SIGTERM: save, as on Ctrl-C, and let a second signal not disturb it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise SystemExit(128 + signal.SIGTERM)
 
 
 COMMANDS = {"train": train, "list": list_names, "bound": bound, "paper": paper, "noise": noise}
@@ -242,7 +267,7 @@ def main() -> None:
     except BrokenPipeError:  # `logitclip list losses | head`
         sys.stderr.close()  # or the interpreter complains about the pipe when it ends
         raise SystemExit(0) from None
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, Claimed) as error:
         sys.stdout.flush()
         print(f"logitclip: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
+import os
+import types
+import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
+
+from logitclip.registry import Registry
 
 # Raised when the maths changes, so that old results are not taken for new ones.
 PROTOCOL = 1
 
 # Fields that do not change a number of the result.
 _UNCOUNTED = ("root", "runs", "workers", "checkpoint_seconds", "tensorboard")
+
+# For a dataset that does not say how it is trained on. What is missing here must be given.
+_GENERAL: Mapping[str, Any] = {
+    "momentum": 0.9,
+    "nesterov": False,
+    "weight_decay": 0.0,
+    "schedule": "multistep",
+    "milestones": (0.4, 0.7),
+    "augment": "none",
+    "drop_last": False,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +115,14 @@ class RunConfig:
     """The folder that holds the folders of runs."""
 
     def __post_init__(self) -> None:
-        for name, least in (("noise_seed", 0), ("seed", 0), ("limit", 0), ("devices", 1), ("nodes", 1), ("threads", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
-        for name in ("epochs", "batch_size"):
+        for name, hint in _hints().items():
+            object.__setattr__(self, name, _checked(name, hint, getattr(self, name)))
+        least = {"noise_seed": 0, "seed": 0, "limit": 0, "measure_every": 0, "checkpoint_seconds": 0}
+        least |= {"devices": 1, "nodes": 1, "epochs": 1, "batch_size": 1}
+        for name, bound in least.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
+            if value is not None and not value >= bound:
+                raise ValueError(f"{name} must be at least {bound}, got {value}.")
         if not 0 <= self.val < 1:
             raise ValueError(f"val must be at least 0 and below 1, got {self.val}.")
         if self.milestones is not None:
@@ -125,46 +143,92 @@ class RunConfig:
         from logitclip.noise import NOISES
 
         load_plugins(self.plugin)
-        protocol = _protocol(self.data) if protocol is None else protocol
-        filled = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name, value in filled.items():
-            if value is None and name in protocol:
-                value = protocol[name]
-                filled[name] = ",".join(f"{m:g}" for m in value) if name == "milestones" else value
+        filled = dict(vars(self))
         specs = {"data": DATASETS, "noise": NOISES, "loss": LOSSES, "clip": CLIPS, "penalty": PENALTIES}
         specs |= {"method": METHODS, "model": MODELS, "augment": AUGMENTS}
         filled["method"] = _with_preset(filled["method"], filled["data"], filled["noise"])
-        for name, registry in specs.items():
-            filled[name] = registry.canonical(filled[name])
+        for name, registry in specs.items():  # names first: looking at the data may take long
+            if filled[name] is not None:
+                filled[name] = registry.canonical(filled[name])
         method: Any = METHODS[filled["method"].partition(":")[0]]
-        accepted = method.losses
+        accepted = getattr(method, "losses", None)
         if accepted is not None and filled["loss"].partition(":")[0] not in accepted:
             raise ValueError(
                 f"The method {self.method!r} has its own objective and takes the loss {' or '.join(accepted)} alone, "
                 f"got {self.loss!r}."
             )
-        for name in ("model", "epochs", "batch_size", "lr", "augment"):
-            if filled[name] is None:
-                raise ValueError(
-                    f"The dataset {self.data!r} has no default for {name}: give --{name.replace('_', '-')}."
-                )
+        missing = [name for name, value in filled.items() if value is None and name != "root"]
+        if missing:
+            if protocol is None:
+                named = json.dumps(_digests(DATASETS, filled["data"], self.root))
+                protocol = _protocol(filled["data"], _root(self.root), named)
+            defaults = {**_GENERAL, **protocol}
+            for name in missing:
+                if name not in defaults:
+                    raise ValueError(
+                        f"The dataset {self.data!r} has no default for {name}: give --{name.replace('_', '-')}."
+                    )
+                value = defaults[name]
+                if name == "milestones":
+                    value = ",".join(map(str, value))
+                filled[name] = specs[name].canonical(value) if name in specs else value
+        shares = sorted(parse_milestones(filled["milestones"])) if filled["schedule"] == "multistep" else ()
+        filled["milestones"] = ",".join(f"{share:g}" for share in shares)
         return replace(self, **filled)
 
     @property
     def id(self) -> str:
         """The name of the run's folder: a hash of the resolved config, the files it names, and the protocol number."""
+        from logitclip.data import DATASETS
+        from logitclip.noise import NOISES
+
         config = self.resolved()
-        counted = {k: v for k, v in asdict(config).items() if k not in _UNCOUNTED}
-        counted["files"] = {str(path): _digest(path) for path in _named_files(config)}
+        # Only what differs from the defaults, so that a new option does not rename the runs made before it.
+        changed = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}
+        counted = {name: value for name, value in changed.items() if name not in _UNCOUNTED}
+        counted["plugin"] = [_digest(Path(path)) for path in config.plugin]
+        counted["files"] = {
+            **_digests(DATASETS, config.data, config.root),
+            **_digests(NOISES, config.noise, config.root),
+        }
         text = json.dumps({"protocol": PROTOCOL, **counted}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _protocol(spec: str) -> Mapping[str, Any]:
-    """The defaults that stand beside a dataset's function."""
+@functools.cache
+def _hints() -> dict[str, Any]:
+    return typing.get_type_hints(RunConfig)
+
+
+def _checked(name: str, hint: Any, value: Any) -> Any:
+    """`value`, if it is of the kind that its field is annotated with; a whole number will do for a fraction."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    kinds = typing.get_args(hint) if union else (hint,)
+    for kind in kinds:
+        choices = typing.get_args(kind)
+        if typing.get_origin(kind) is Literal:
+            if value in choices:
+                return value
+            if value is not None:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}.")
+        elif typing.get_origin(kind) is tuple:
+            if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+                return tuple(value)
+        elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+            return value
+    words = {int: "a whole number", float: "a number", bool: "True or False", str: "text", types.NoneType: "None"}
+    wanted = " or ".join(words.get(kind, "a list of texts") for kind in kinds)
+    raise ValueError(f"{name} must be {wanted}, got {value!r}.")
+
+
+@functools.cache
+def _protocol(spec: str, root: Path, digests: str) -> Mapping[str, Any]:
+    """The defaults that stand beside a dataset's function; `digests` of the files it names tell when to look again."""
     from logitclip.data import load
 
-    return load(spec).protocol
+    return load(spec, root).protocol
 
 
 def _with_preset(method: str, data: str, noise: str) -> str:
@@ -184,7 +248,7 @@ def load_plugins(paths: tuple[str, ...]) -> None:
     import sys
 
     for path in paths:
-        file = Path(path).resolve()
+        file = Path(path).expanduser().resolve()
         name = f"logitclip_plugin_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
         if name in sys.modules:
             continue
@@ -192,13 +256,13 @@ def load_plugins(paths: tuple[str, ...]) -> None:
             raise ValueError(f"There is no plugin file {path}.")
         spec = importlib.util.spec_from_file_location(name, file)
         if spec is None or spec.loader is None:
-            raise ValueError(f"The plugin {path} is not a Python file.")
+            raise ValueError(f"The plugin {path} is not a Python file: its name must end in .py.")
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
-        except BaseException:
+        except Exception as error:
             del sys.modules[name]
-            raise
+            raise ValueError(f"The plugin {path} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def parse_milestones(text: str) -> tuple[float, ...]:
@@ -211,19 +275,37 @@ def parse_milestones(text: str) -> tuple[float, ...]:
     return values
 
 
-def _named_files(config: RunConfig) -> list[Path]:
-    """The files that the config names: plugins, and the values of knobs that are files."""
-    from logitclip.data import DATASETS
-    from logitclip.noise import NOISES
+def _digests(registry: Registry, spec: str, root: str | None) -> dict[str, str]:
+    """The digests of the files that a spec names, by the values that name them.
 
-    root = Path(config.root or ".")
-    values = list(config.plugin)
-    for registry, spec in ((DATASETS, config.data), (NOISES, config.noise)):
-        values += [value for value in registry.parse(spec)[1].values() if isinstance(value, str)]
-    found = [path for value in values for path in (Path(value), Path(value + ".npz"), root / value) if path.is_file()]
-    return sorted(set(found))
+    They are looked for as the data and noise functions do: as written, in the root, and in the folder of a `path`.
+    """
+    knobs = registry.parse(spec)[1]
+    folders = [Path(), _root(root)]
+    if isinstance(knobs.get("path"), str):
+        folders += [folder / knobs["path"] for folder in folders]
+    found = {}
+    for value in knobs.values():
+        if isinstance(value, str):
+            names = (value, f"{value}.npz")
+            files = (folder / Path(name).expanduser() for folder in folders for name in names)
+            file = next((file for file in files if file.is_file()), None)
+            if file is not None:
+                found[value] = _digest(file)
+    return found
+
+
+def _root(root: str | None) -> Path:
+    return Path(root or os.environ.get("LOGITCLIP_DATA") or "data").expanduser()
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as stream:
+    file = path.expanduser()
+    stat = file.stat()
+    return _digest_of(str(file.resolve()), stat.st_mtime_ns, stat.st_size)
+
+
+@functools.cache
+def _digest_of(path: str, changed: int, size: int) -> str:
+    with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

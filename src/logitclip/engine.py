@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,8 @@ from logitclip.data.augment import transform
 from logitclip.data.loading import batches
 from logitclip.methods.standard import Job, View, derived_seed, standard, stream
 
-log = logging.getLogger(__name__)
+for talkative in ("distributed", "rank_zero"):  # here, because spawned processes import this too
+    logging.getLogger(f"lightning_fabric.utilities.{talkative}").setLevel(logging.WARNING)
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -126,14 +128,15 @@ def fit(
         resume: weights, state and the number of epochs done, from `Progress`.
         after_epoch: called with a `Progress` after each epoch.
     """
-    train, test = dataset.train, dataset.test
     settings = settings or Settings()
     fabric = make_fabric() if fabric is None else fabric
     view = transform("none", dataset.mean, dataset.std) if view is None else view
-    index = torch.arange(len(train)) if index is None else index
+    index = torch.arange(len(dataset.train)) if index is None else index
     make_model = (lambda _: model) if isinstance(model, nn.Module) else model
+    labels, wrong = _hard(dataset.train.labels), wrong_labels(dataset.train, index)
+    train, test = dataset.train.to(fabric.device), dataset.test.to(fabric.device)
     rank, world = fabric.global_rank, fabric.world_size
-    with _threads(settings.threads):
+    with using_threads(settings.threads):
         worker = method(Job(train, dataset.num_classes, index, view, make_model, criterion, settings, fabric))
         first_learnt = torch.full((len(train),), -1)
         examples: dict[str, Tensor] = {}
@@ -161,22 +164,22 @@ def fit(
             views = stream(fabric.device, settings.seed, "views", epoch, rank)
             with _model_randomness(fabric.device, derived_seed(settings.seed, "model", epoch, rank)):
                 row = _train(worker, epoch, order, lambda x, g=views: view(x, g), fabric)
-            if not math.isfinite(row["loss"]):
-                raise Diverged(
-                    f"Training diverged in epoch {epoch}: the loss is {row['loss']}. Lower lr ({settings.lr:g}), "
-                    "or clip the gradients with grad_clip."
-                )
             row = {"epoch": epoch, "lr": lr, **row}
             row["test_accuracy"] = _accuracy(worker, test, view, settings, fabric)
+            if not math.isfinite(row["loss"] + row["test_accuracy"]):
+                raise Diverged(
+                    f"Training diverged in epoch {epoch}: the loss or the network's output is no longer a finite "
+                    f"number. Lower lr (it is {lr:g} there), or limit the gradient with grad_clip."
+                )
             row["val_accuracy"] = None
             if held_out is not None and len(held_out):
                 seen = (lambda x, _, g=views: view(x, g)) if augment_held_out else view
                 row["val_accuracy"] = _accuracy(worker, train, seen, settings, fabric, held_out)
             measure = (epoch + 1) % settings.measure_every == 0 or epoch == settings.epochs - 1
-            row |= _memorisation(worker, train, view, settings, fabric, index) if measure else _UNMEASURED
+            row |= _memorisation(worker, train, view, settings, fabric, wrong) if measure else _UNMEASURED
             if settings.per_example:
                 examples = _per_example(worker, train, view, settings, fabric)
-                learnt = (examples["prediction"] == _hard(train.labels)) & (first_learnt < 0)
+                learnt = (examples["prediction"] == labels) & (first_learnt < 0)
                 first_learnt[learnt] = epoch
                 examples["first_learnt"] = first_learnt
             if after_epoch is not None:
@@ -187,21 +190,44 @@ def fit(
 def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, precision: str = "32") -> Any:
     """A Lightning Fabric, not launched yet. Several devices of one machine are spawned; several nodes need torchrun."""
     try:
-        from lightning_fabric import Fabric
+        with _hidden("torchmetrics"):
+            from lightning_fabric import Fabric
     except ImportError as error:
         raise ImportError("Training needs Lightning Fabric: pip install 'logitclip[train]'.") from error
-    for noisy in ("lightning_fabric", "lightning_fabric.utilities.rank_zero"):
-        logging.getLogger(noisy).setLevel(logging.ERROR)
-    names = {"32": "32-true", "64": "64-true"}
     launched = torch.distributed.is_torchelastic_launched()
     strategy = "auto" if devices * nodes == 1 else "ddp" if launched or nodes > 1 else "ddp_spawn"
-    return Fabric(
-        accelerator=accelerator,
-        devices=devices,
-        num_nodes=nodes,
-        precision=names.get(precision, precision),  # type: ignore[arg-type]
-        strategy=strategy,
-    )
+    try:
+        fabric = Fabric(
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=nodes,
+            precision={"32": "32-true", "64": "64-true"}.get(precision, precision),  # type: ignore[arg-type]
+            strategy=strategy,
+        )
+    except Exception as error:  # of any type; it says which devices there are
+        raise ValueError(f"Cannot use {devices} devices of the accelerator {accelerator}: {error}") from error
+    if precision == "16-mixed" and fabric.device.type == "cpu":
+        raise ValueError("The precision 16-mixed needs a GPU: on a CPU use bf16-mixed.")
+    if precision == "64":
+        fabric.strategy.precision.convert_output = _unchanged  # it would round the logits to 32 bits before the loss
+    return fabric
+
+
+@contextlib.contextmanager
+def _hidden(module: str) -> Iterator[None]:
+    """Make a module look as if not installed: Fabric would import torchmetrics for its version, which costs seconds."""
+    hide = module not in sys.modules
+    if hide:
+        sys.modules[module] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if hide:
+            del sys.modules[module]
+
+
+def _unchanged(output: Any) -> Any:
+    return output
 
 
 # -- one epoch ---------------------------------------------------------------------------------------------------------
@@ -221,63 +247,61 @@ def _train(worker: Any, epoch: int, order: Any, augment: Any, fabric: Any) -> di
     if not sizes:
         raise ValueError("There is not one full batch to train on: lower batch_size, or set drop_last to False.")
     loss, n, hit = _summed(
-        fabric, torch.stack(losses).double().sum(), sum(sizes), torch.stack(hits).sum() if hits else 0
+        fabric, torch.stack(losses).cpu().double().sum(), sum(sizes), torch.stack(hits).sum() if hits else 0
     )
     row = {"loss": loss / n, "train_accuracy": 100 * hit / n if hits else None, "clipped": None, "norm_quantiles": None}
     if norms:
-        all_norms = _gathered(fabric, torch.cat(norms))
-        row["norm_quantiles"] = [_rounded(q) for q in torch.quantile(all_norms, all_norms.new_tensor(QUANTILES))]
+        norm = _gathered(fabric, torch.cat(norms)).cpu()
+        few = norm[:: 1 + len(norm) // 2**24]  # torch.quantile takes no more than that
+        row["norm_quantiles"] = [round(q, 6) for q in torch.quantile(few, torch.tensor(QUANTILES)).tolist()]
         if tau is not None:
-            row["clipped"] = 100 * float((all_norms >= tau).double().mean())
+            row["clipped"] = 100 * int((norm >= tau).sum()) / len(norm)
     return row
 
 
 def _accuracy(
     worker: Any, split: Split, view: View, settings: Settings, fabric: Any, index: Tensor | None = None
 ) -> float:
-    """The share of `split` predicted as labelled, in percent; each rank looks at its own examples."""
-    hits = torch.zeros((), dtype=torch.int64, device=fabric.device)
+    """The share of `split` predicted as labelled, in percent, or NaN if logits are not finite."""
+    hits = bad = torch.zeros((), dtype=torch.int64, device=fabric.device)
     n = 0
     for _, y, logits in _evaluate(worker, split, view, settings, fabric, index):
-        hits += (logits.argmax(1) == _hard(y)).sum()
+        hits = hits + (logits.argmax(1) == _hard(y)).sum()
+        bad = bad + (~logits.isfinite()).sum()
         n += len(y)
-    hit, n = _summed(fabric, hits, n)
-    return 100 * hit / n
+    hit, bad, n = _summed(fabric, hits, bad, n)
+    return math.nan if bad else 100 * hit / n
 
 
 _UNMEASURED = {"memorised": None, "recovered": None}
 
 
 def _memorisation(
-    worker: Any, train: Split, view: View, settings: Settings, fabric: Any, index: Tensor
+    worker: Any, train: Split, view: View, settings: Settings, fabric: Any, wrong: Tensor
 ) -> dict[str, Any]:
-    """Of the wrong labels trained on, the share predicted as given and the share predicted as true, in percent."""
-    if train.clean_labels is None:
-        return _UNMEASURED
-    wrong = index[_hard(train.labels)[index] != train.clean_labels[index]]
-    if not len(wrong):
+    """Of the wrong labels, the share predicted as given and the share predicted as true, in percent."""
+    if train.clean_labels is None or not len(wrong):
         return _UNMEASURED
     given = true = torch.zeros((), dtype=torch.int64, device=fabric.device)
-    clean = train.clean_labels.to(fabric.device)
     for at, y, logits in _evaluate(worker, train, view, settings, fabric, wrong):
         prediction = logits.argmax(1)
         given = given + (prediction == _hard(y)).sum()
-        true = true + (prediction == clean[at.to(clean.device)]).sum()
+        true = true + (prediction == train.clean_labels[at]).sum()
     given, true = _summed(fabric, given, true)
     return {"memorised": 100 * given / len(wrong), "recovered": 100 * true / len(wrong)}
 
 
 def _per_example(worker: Any, train: Split, view: View, settings: Settings, fabric: Any) -> dict[str, Tensor]:
     """Loss (cross entropy), margin and prediction of every training example, in the order of the dataset."""
-    n = len(train)
-    record = torch.zeros(3, n, dtype=torch.float64)
+    record = torch.zeros(3, len(train), device=fabric.device)
     for at, y, logits in _evaluate(worker, train, view, settings, fabric, None):
-        log_probs, label = logits.double().log_softmax(1), _hard(y)[:, None]
+        log_probs, label = logits.float().log_softmax(1), _hard(y)[:, None]
         own = log_probs.gather(1, label)[:, 0]
         other = log_probs.scatter(1, label, -torch.inf).amax(1)
-        record[:, at.cpu()] = torch.stack([-own, own - other, logits.argmax(1).double()]).cpu()
-    record = fabric.all_reduce(record.to(fabric.device), reduce_op="sum").cpu() if fabric.world_size > 1 else record
-    return {"loss": record[0].float(), "margin": record[1].float(), "prediction": record[2].long()}
+        record[:, at] = torch.stack([-own, own - other, logits.argmax(1).float()])
+    record = fabric.all_reduce(record, reduce_op="sum") if fabric.world_size > 1 else record  # each rank has its own
+    loss, margin, prediction = record.cpu()
+    return {"loss": loss, "margin": margin, "prediction": prediction.long()}
 
 
 @torch.no_grad()
@@ -293,9 +317,9 @@ def _evaluate(
 
 def _summed(fabric: Any, *values: Any) -> list[float]:
     """The values, each summed over the ranks."""
-    row = torch.stack([torch.as_tensor(v, device=fabric.device).double() for v in values])
+    row = torch.tensor([float(v) for v in values], dtype=torch.float64)
     if fabric.world_size > 1:
-        row = fabric.all_reduce(row, reduce_op="sum")
+        row = fabric.all_reduce(row.to(fabric.device), reduce_op="sum")
     return row.tolist()
 
 
@@ -303,22 +327,28 @@ def _gathered(fabric: Any, values: Tensor) -> Tensor:
     """The values of all ranks in one vector; ranks may hold different numbers of them."""
     if fabric.world_size == 1:
         return values
-    longest = int(fabric.all_reduce(torch.tensor(float(len(values)), device=values.device), reduce_op="max"))
-    padded = torch.nn.functional.pad(values, (0, longest - len(values)), value=torch.nan)
-    every = fabric.all_gather(padded).flatten()
-    return every[~every.isnan()]
+    counts = torch.zeros(fabric.world_size, dtype=torch.int64, device=values.device)
+    counts[fabric.global_rank] = len(values)
+    ends = fabric.all_reduce(counts, reduce_op="sum").cumsum(0).tolist()
+    end = ends[fabric.global_rank]
+    every = values.new_zeros(ends[-1])
+    every[end - len(values) : end] = values
+    return fabric.all_reduce(every, reduce_op="sum")
 
 
 def _hard(labels: Tensor) -> Tensor:
     return labels.argmax(1) if labels.is_floating_point() else labels
 
 
-def _rounded(value: Tensor) -> float:
-    return round(float(value), 6)
+def wrong_labels(train: Split, index: Tensor) -> Tensor:
+    """Which of the examples at `index` are known to be labelled wrongly."""
+    if train.clean_labels is None:
+        return index[:0]
+    return index[_hard(train.labels)[index] != train.clean_labels[index]]
 
 
 @contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
+def using_threads(count: int) -> Iterator[None]:
     """Use so many threads; the bits of a sum depend on it."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)

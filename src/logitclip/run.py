@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import dataclasses
 import io
-import logging
+import multiprocessing
+import os
 import platform
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from logitclip import data, engine, models, noise, runs
 from logitclip.clip import PENALTIES
@@ -28,8 +31,6 @@ from logitclip.data.augment import transform
 from logitclip.data.loading import hold_out
 from logitclip.methods import METHODS
 from logitclip.methods.standard import stream
-
-log = logging.getLogger(__name__)
 
 LAST = 10  # epochs that the reported accuracy is the mean of
 
@@ -64,7 +65,7 @@ class Result:
         return Path(self.config["runs"]) / self.id
 
 
-OnEpoch = Callable[[RunConfig, dict[str, Any]], None]
+OnEpoch = Callable[[RunConfig, dict[str, Any] | None], None]
 
 
 def run(config: RunConfig, *, on_epoch: OnEpoch | None = None) -> Result:
@@ -73,27 +74,27 @@ def run(config: RunConfig, *, on_epoch: OnEpoch | None = None) -> Result:
     An interrupted run is resumed from its last checkpoint, and ends with the same numbers.
 
     Args:
-        on_epoch: called with the resolved config and the row of each epoch, for progress bars and the like. With
-            several devices it is called in the first process, so it must be picklable.
+        on_epoch: called with the resolved config and the row of each epoch, for progress bars and the like; and once
+            before, with the last row of a resumed run or None. With several devices it is called in the first of the
+            processes that are started, so it must be picklable.
     """
-    config = config.resolved()
+    config = _as_launched(config).resolved()
     id = config.id
     folder = Path(config.runs) / id
     finished = read_result(folder)
     if finished is not None:
         return finished
+    clipped(config.loss, config.clip)  # what is out of range is refused now, before anything is written
+    settings(config, examples=0)
     fabric = engine.make_fabric(
         accelerator=config.accelerator, devices=config.devices, nodes=config.nodes, precision=config.precision
     )
-    launched = torch.distributed.is_torchelastic_launched()
-    if fabric.world_size > 1 and not launched:
-        with runs.claim(folder):
-            return fabric.launch(_work, config, id, on_epoch)
+    if fabric.world_size > 1 and not torch.distributed.is_torchelastic_launched():
+        with runs.claim(folder) as key:
+            return _spawn(fabric, config, id, key, on_epoch)
     fabric.launch()
-    if fabric.is_global_zero:
-        with runs.claim(folder):
-            return _work(fabric, config, id, on_epoch)
-    return _work(fabric, config, id, on_epoch)
+    with runs.claim(folder) if fabric.is_global_zero else contextlib.nullcontext("") as key:
+        return _work(fabric, config, id, key, on_epoch)
 
 
 def read_result(folder: Path) -> Result | None:
@@ -105,98 +106,199 @@ def read_result(folder: Path) -> Result | None:
     return Result(**content)
 
 
-def _work(fabric: Any, config: RunConfig, id: str, on_epoch: OnEpoch | None) -> Result:
-    """The run itself, in each process; the first one writes."""
-    load_plugins(config.plugin)
-    folder, writes = Path(config.runs) / id, fabric.is_global_zero
-    started, before = time.monotonic(), 0.0
-    dataset, rate = prepare(config)
-    held = hold_out(
-        len(dataset.train),
-        config.val,
-        rule=config.val_rule,
-        generator=stream("cpu", config.seed, "validation"),
-    )
-    checkpoint = runs.load_checkpoint(folder, id, tidy=writes)
-    rows: list[dict[str, Any]] = []
-    resume = None
-    examples: dict[str, Tensor] = {}
-    if checkpoint is not None:
-        weights, state, rows = checkpoint
-        before, examples = state["seconds"], state["examples"]
-        resume = weights, state, len(rows)
-    if writes:
-        runs.write_json(folder / "config.json", asdict(config))
-        runs.write_rows(folder / "metrics.jsonl", rows)
-    board = _tensorboard(folder) if config.tensorboard and writes else None
-    saved, unsaved = time.monotonic(), None
-
-    def save() -> None:
-        nonlocal saved, unsaved
-        if unsaved is not None and writes:
-            runs.save_checkpoint(folder, *unsaved, id)
-        saved, unsaved = time.monotonic(), None
-
-    def after_epoch(progress: engine.Progress) -> None:
-        nonlocal unsaved, examples
-        examples = progress.examples
-        rows.append(progress.row)
-        state = {**progress.state(), "seconds": before + time.monotonic() - started}
-        unsaved = copy.deepcopy((len(rows), progress.weights(), state, rows))
-        if time.monotonic() - saved >= config.checkpoint_seconds or len(rows) == config.epochs:
-            save()
-        if not writes:
-            return
-        runs.append_row(folder / "metrics.jsonl", progress.row)
-        if board is not None:
-            for key, value in progress.row.items():
-                if isinstance(value, int | float) and key != "epoch":
-                    board.add_scalar(key, value, progress.row["epoch"])
-        if on_epoch is not None:
-            on_epoch(config, progress.row)
-
-    try:
-        engine.fit(
-            dataset,
-            partial(build_model, config, dataset),
-            clipped(config.loss, config.clip),
-            METHODS.build(config.method),
-            settings(config, len(dataset.train)),
-            view=transform(str(config.augment), dataset.mean, dataset.std),
-            index=held.train,
-            held_out=held.val,
-            augment_held_out=held.augmented,
-            fabric=fabric,
-            resume=resume,
-            after_epoch=after_epoch,
+def _as_launched(config: RunConfig) -> RunConfig:
+    """The config with the processes that torchrun has started, if it has."""
+    asked = config.devices * config.nodes
+    if not torch.distributed.is_torchelastic_launched():
+        if config.nodes > 1:
+            raise ValueError(
+                "Several nodes need torchrun on each: torchrun --nnodes=2 --nproc-per-node=4 ... -m logitclip.cli train"
+            )
+        return config
+    world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if asked not in (1, world):
+        raise ValueError(
+            f"torchrun has started {world} processes, not the {asked} of devices and nodes: leave them out."
         )
-    except KeyboardInterrupt:
-        save()  # the end of the last whole epoch
+    return dataclasses.replace(config, devices=local, nodes=world // local)
+
+
+# -- several processes -------------------------------------------------------------------------------------------------
+
+
+def _spawn(fabric: Any, config: RunConfig, id: str, key: str, on_epoch: OnEpoch | None) -> Result:
+    """The run in processes of its own, one for each device. What stops one of them is raised here as what it was."""
+    failures = multiprocessing.get_context("spawn").SimpleQueue()
+    try:
+        return Result(**fabric.launch(_spawned, vars(config), id, key, on_epoch, failures))
+    except (KeyboardInterrupt, SystemExit):
+        children = multiprocessing.active_children()
+        for child in children:
+            child.terminate()  # they save; a signal that reached them as well does no harm
+        for child in children:
+            child.join()
         raise
-    last = rows[-LAST:]
+    except (ProcessRaisedException, ProcessExitedException) as error:
+        if not failures.empty():  # the first one: the others fail because they miss it
+            raise failures.get() from error
+        raise ChildProcessError(f"A training process has died: {error}. The run can be resumed.") from error
+
+
+def _spawned(
+    fabric: Any, config: dict[str, Any], id: str, key: str, on_epoch: OnEpoch | None, failures: Any
+) -> dict[str, Any]:
+    def stop(*_: Any) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # the next one must not disturb the saving
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    try:
+        return asdict(_work(fabric, RunConfig(**config), id, key, on_epoch))
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        failures.put(error)
+        raise
+
+
+# -- the run in each process -------------------------------------------------------------------------------------------
+
+
+def _work(fabric: Any, config: RunConfig, id: str, key: str, on_epoch: OnEpoch | None) -> Result:
+    load_plugins(config.plugin)
+    with engine.using_threads(config.threads):
+        dataset, rate = prepare(config)
+        held = hold_out(
+            len(dataset.train),
+            config.val,
+            rule=config.val_rule,
+            generator=stream("cpu", config.seed, "validation"),
+        )
+        record = _Record(fabric, config, id, key, on_epoch)
+        try:
+            engine.fit(
+                dataset,
+                partial(build_model, config, dataset),
+                clipped(config.loss, config.clip),
+                METHODS.build(config.method),
+                settings(config, len(dataset.train)),
+                view=transform(str(config.augment), dataset.mean, dataset.std),
+                index=held.train,
+                held_out=held.val,
+                augment_held_out=held.augmented,
+                fabric=fabric,
+                resume=record.resume,
+                after_epoch=record.after_epoch,
+            )
+        except (KeyboardInterrupt, SystemExit):
+            record.save()  # the end of the last whole epoch
+            raise
+        finally:
+            record.close()
+    last = record.rows[-LAST:]
     result = Result(
         id=id,
         config=asdict(config),
         last10_accuracy=_mean([row["test_accuracy"] for row in last]),
-        best_accuracy=max(row["test_accuracy"] for row in rows),
+        best_accuracy=max(row["test_accuracy"] for row in record.rows),
         val_accuracy=_mean([row["val_accuracy"] for row in last]) if config.val else None,
-        memorised=rows[-1]["memorised"],
-        recovered=rows[-1]["recovered"],
+        memorised=last[-1]["memorised"],
+        recovered=last[-1]["recovered"],
         noise_rate=100 * rate,
         clip=config.clip,
-        epochs=len(rows),
-        seconds=round(before + time.monotonic() - started, 3),
+        epochs=len(record.rows),
+        seconds=round(record.seconds, 3),
         versions=versions(),
         device=device_name(fabric.device),
         commit=_commit(),
     )
-    if writes:
-        if board is not None:
-            board.close()
+    if record.writes:
         if config.per_example:
-            _write_examples(folder / "examples.npz", dataset, examples)
-        runs.write_json(folder / "result.json", asdict(result))
+            _write_examples(record.folder / "examples.npz", dataset, record.examples)
+        runs.write_rows(record.folder / "metrics.jsonl", record.rows)
+        runs.write_json(record.folder / "result.json", asdict(result))
     return result
+
+
+class _Record:
+    """What a run has reached, taken from its folder at the start; the first process keeps the folder up to date."""
+
+    def __init__(self, fabric: Any, config: RunConfig, id: str, key: str, on_epoch: OnEpoch | None) -> None:
+        self.config, self.id, self.key, self.on_epoch = config, id, key, on_epoch
+        self.folder, self.writes = Path(config.runs) / id, fabric.is_global_zero
+        self.rows: list[dict[str, Any]] = []
+        self.examples: dict[str, Tensor] = {}
+        self.resume: tuple[dict[str, Tensor], dict[str, Any], int] | None = None
+        self.unsaved: runs.Checkpoint | None = None
+        self.board: Any = None
+        seconds = 0.0
+        checkpoint = runs.load_checkpoint(self.folder, id)
+        if checkpoint is not None:
+            weights, state, self.rows = checkpoint
+            seconds, self.examples = state["seconds"], state["examples"]
+            self.resume = weights, state, len(self.rows)
+        if fabric.broadcast(len(self.rows)) != len(self.rows):
+            raise ValueError(f"Not all processes see the same checkpoints: {self.folder} must be on a shared disk.")
+        self.saved = time.monotonic()
+        self.started = self.saved - seconds
+        if not self.writes:
+            return
+        runs.tidy(self.folder)
+        runs.write_json(self.folder / "config.json", asdict(config))
+        runs.write_rows(self.folder / "metrics.jsonl", self.rows)
+        if config.tensorboard:
+            self.board = _tensorboard(self.folder, len(self.rows))
+        if on_epoch is not None:
+            on_epoch(config, self.rows[-1] if self.rows else None)
+
+    @property
+    def seconds(self) -> float:
+        """Spent on the run, without the time it lay idle."""
+        return time.monotonic() - self.started
+
+    def after_epoch(self, progress: engine.Progress) -> None:
+        self.rows.append(progress.row)
+        self.examples = progress.examples
+        state = {**progress.state(), "seconds": self.seconds}  # in all processes: it may be gathered from them
+        if not self.writes:
+            return
+        runs.check_claim(self.folder, self.key)
+        self.unsaved = progress.weights(), state, list(self.rows)
+        if time.monotonic() - self.saved >= self.config.checkpoint_seconds or len(self.rows) == self.config.epochs:
+            self.save()
+        else:  # training goes on with these tensors, and may be interrupted before the end of the epoch
+            self.unsaved = _copied(self.unsaved)
+        runs.append_row(self.folder / "metrics.jsonl", progress.row)
+        if self.board is not None:
+            for name, value in progress.row.items():
+                if isinstance(value, int | float) and name != "epoch":
+                    self.board.add_scalar(name, value, progress.row["epoch"])
+        if self.on_epoch is not None:
+            self.on_epoch(self.config, progress.row)
+
+    def save(self) -> None:
+        """Save the end of the last whole epoch, if that has not been done."""
+        if self.unsaved is not None:
+            runs.save_checkpoint(self.folder, *self.unsaved, self.id)
+        self.saved, self.unsaved = time.monotonic(), None
+
+    def close(self) -> None:
+        if self.board is not None:
+            self.board.close()
+
+
+def _copied(value: Any) -> Any:
+    """A copy in main memory of tensors in dicts, lists and tuples."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copied(item) for item in value)
+    return value
+
+
+# -- from names to objects ---------------------------------------------------------------------------------------------
 
 
 def prepare(config: RunConfig) -> tuple[data.Dataset, float]:
@@ -206,8 +308,8 @@ def prepare(config: RunConfig) -> tuple[data.Dataset, float]:
         dataset = _limited(dataset, config.limit)
     if config.noise == "none":
         train = dataset.train
-        wrong = 0.0 if train.clean_labels is None else float((train.labels != train.clean_labels).double().mean())
-        return dataset, wrong
+        wrong = engine.wrong_labels(train, torch.arange(len(train)))
+        return dataset, len(wrong) / len(train)
     record = noise.apply(config.noise, dataset, config.noise_seed, load=lambda source: data.load(source, config.root))
     train = dataset.train.relabel(record.labels)
     if record.images is not None:
@@ -273,12 +375,12 @@ def _write_examples(path: Path, dataset: data.Dataset, examples: dict[str, Tenso
     runs.write(path, content.getvalue())
 
 
-def _tensorboard(folder: Path) -> Any:
+def _tensorboard(folder: Path, epoch: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ImportError("--tensorboard needs TensorBoard: pip install 'logitclip[tensorboard]'.") from error
-    return SummaryWriter(str(folder / "tensorboard"))
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=epoch)  # what a killed run had shown is shown anew
 
 
 def _mean(values: list[float]) -> float:
@@ -287,10 +389,12 @@ def _mean(values: list[float]) -> float:
 
 def _commit() -> str | None:
     """The commit of the code, if it runs from a checkout."""
+    file = Path(__file__)
     try:
-        answer = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5
-        )
+        for command in (["ls-files", "--error-unmatch", file.name], ["rev-parse", "HEAD"]):
+            answer = subprocess.run(["git", *command], cwd=file.parent, capture_output=True, text=True, timeout=5)
+            if answer.returncode:  # not in a repository, or installed inside somebody else's
+                return None
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return answer.stdout.strip() or None if answer.returncode == 0 else None
+    return answer.stdout.strip()

@@ -1,12 +1,14 @@
 """The folder of a run: who works in it, what is written there, and reading it back.
 
 `config.json`, `metrics.jsonl` (a row per epoch), `checkpoints/<epochs done>/`, `result.json`. Every file appears whole
-or not at all: it is written under another name, flushed to the disk and renamed.
+or not at all: it is written under another name, flushed to the disk and renamed. Only `metrics.jsonl` grows while a run
+works; what is certain is in the checkpoint, from which it is written anew.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import io
 import json
@@ -15,7 +17,6 @@ import os
 import shutil
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,10 +27,15 @@ log = logging.getLogger(__name__)
 HEARTBEAT = 5.0  # seconds between two signs of life
 SILENCE = 60.0  # seconds without one after which a claim of another machine is void
 KEPT = 2  # checkpoints kept: the last one, and the one before in case it is damaged
+SCRATCH = ".scratch-"  # how names begin that are not finished yet
 
 
 class Claimed(RuntimeError):
     """Somebody else is working on this run."""
+
+
+class CannotWrite(OSError):
+    """The disk is full, say, or the folder may not be written to."""
 
 
 # -- whole files -------------------------------------------------------------------------------------------------------
@@ -37,13 +43,27 @@ class Claimed(RuntimeError):
 
 def write(path: Path, content: bytes) -> None:
     """Write a file in one step: after a crash there is the old one or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    scratch = _scratch(path)
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            _write_synced(scratch, content)
+            scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _explained(path: Path) -> Iterator[None]:
     try:
-        _write_synced(scratch, content)
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CannotWrite(f"Cannot write {path}: {reason}. What was saved before is whole.") from error
+
+
+def _scratch(path: Path) -> Path:
+    return path.with_name(f"{SCRATCH}{uuid.uuid4().hex[:8]}-{path.name}")
 
 
 def _write_synced(path: Path, content: bytes) -> None:
@@ -54,7 +74,7 @@ def _write_synced(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    write(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode())
+    write(path, (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
 
 
 def read_json(path: Path) -> Any:
@@ -74,13 +94,20 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _lines(rows: list[dict[str, Any]]) -> bytes:
-    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+    return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
 
 
 def append_row(path: Path, row: dict[str, Any]) -> None:
-    """Add one row at the end. A crash may cut it; resuming writes the rows of the checkpoint again."""
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(row) + "\n")
+    """Add one row at the end, all of it or nothing; only a crash may cut it."""
+    line = _lines([row])
+    with _explained(path), path.open("ab", buffering=0) as stream:
+        end = stream.seek(0, os.SEEK_END)
+        try:
+            if stream.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError:
+            stream.truncate(end)
+            raise
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -99,23 +126,16 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def claim(folder: Path) -> Iterator[None]:
-    """Hold the folder for this process, or raise `Claimed`. A claim whose owner has died is taken over."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "claim"
-    me = {"host": socket.gethostname(), "pid": os.getpid(), "started": _started(os.getpid()), "key": uuid.uuid4().hex}
-    with _one_at_a_time(folder / ".claim.lock"):
-        if file.exists():
-            owner = read_json(file) or {}
-            if not _void(file, owner):
-                where = f"process {owner.get('pid')} on {owner.get('host')}"
-                raise Claimed(f"{folder} is being worked on by {where}. Wait for it, or remove {file} if it is gone.")
-            file.unlink(missing_ok=True)
-        try:
-            with file.open("x") as stream:  # exclusive, should the lock not reach another machine
-                stream.write(json.dumps(me))
-        except FileExistsError:
-            raise Claimed(f"{folder} has just been claimed by another process.") from None
+def claim(folder: Path) -> Iterator[str]:
+    """Hold the folder for this process, or raise `Claimed`; yields the key that `check_claim` takes.
+
+    A claim is void if its owner has died or, on another machine, given no sign of life for `SILENCE` seconds.
+    """
+    file, key = folder / "claim", uuid.uuid4().hex
+    with _explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with _one_at_a_time(folder / ".claim.lock") as now:
+            _take(file, {**_identity(), "key": key}, now)
     over = threading.Event()
 
     def beat() -> None:
@@ -126,35 +146,86 @@ def claim(folder: Path) -> Iterator[None]:
     heart = threading.Thread(target=beat, daemon=True)
     heart.start()
     try:
-        yield
+        yield key
     finally:
         over.set()
         heart.join()
-        if (read_json(file) or {}).get("key") == me["key"]:
+        if (read_json(file) or {}).get("key") == key:
             file.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _one_at_a_time(path: Path) -> Iterator[None]:
-    """Serialise the taking of claims, so that two processes cannot both take over the same void one."""
+def check_claim(folder: Path, key: str) -> None:
+    """Raise `Claimed` unless the claim with this key still stands: a machine that slept may have been given up."""
+    owner = read_json(folder / "claim") or {}
+    if owner.get("key") != key:
+        raise Claimed(f"{folder} is no longer claimed by this process but by {_who(owner)}; this one stops.")
+
+
+def _take(file: Path, me: dict[str, Any], now: float) -> None:
+    if file.exists():
+        owner = read_json(file) or {}
+        if not _void(file, owner, now):
+            raise Claimed(
+                f"{file.parent} is being worked on by {_who(owner)}. Wait for it, or remove {file} if it is gone."
+            )
+        file.unlink(missing_ok=True)
     try:
-        import fcntl
-    except ImportError:  # Windows: the exclusive creation of the claim has to do
-        yield
-        return
+        with file.open("x") as stream:  # exclusive, should the lock not reach another machine
+            stream.write(json.dumps(me))
+    except FileExistsError:
+        raise Claimed(f"{file.parent} has just been claimed by another process.") from None
+    except OSError:
+        file.unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def _one_at_a_time(path: Path) -> Iterator[float]:
+    """Serialise the taking of claims, so that two processes cannot both take over the same void one.
+
+    Yields the time by the clock that stamps the files, which may be that of a server.
+    """
     with path.open("w") as stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        yield
+        try:
+            import fcntl
+
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        except (ImportError, OSError):  # Windows, or a file system without locks: exclusive creation has to do
+            pass
+        os.utime(path)
+        yield path.stat().st_mtime
 
 
-def _void(file: Path, owner: dict[str, Any]) -> bool:
-    if owner.get("host") == socket.gethostname():
+def _void(file: Path, owner: dict[str, Any], now: float) -> bool:
+    if owner.get("machine") == _machine():
         started = _started(owner.get("pid", 0))
         return started is None or started != owner.get("started")
     try:
-        return time.time() - file.stat().st_mtime > SILENCE
+        # One without content is of a process that was killed while it wrote it.
+        return now - file.stat().st_mtime > (SILENCE if owner else HEARTBEAT)
     except FileNotFoundError:
         return True
+
+
+def _identity() -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "machine": _machine(),
+        "pid": os.getpid(),
+        "started": _started(os.getpid()),
+    }
+
+
+def _who(owner: dict[str, Any]) -> str:
+    return f"process {owner['pid']} on {owner['host']}" if "pid" in owner else "another process"
+
+
+def _machine() -> str:
+    """Where a process number means something: a machine since it was started, and a container on it."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):  # no /proc: the name alone
+        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+    return " ".join(parts)
 
 
 def _started(pid: int) -> str | None:
@@ -174,69 +245,85 @@ def _started(pid: int) -> str | None:
 
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
+FILES: tuple[str, ...] = ("weights.safetensors", "state.pt", "rows.jsonl")
+
 
 def save_checkpoint(
-    folder: Path, epochs: int, weights: dict[str, Any], state: dict[str, Any], rows: list[dict[str, Any]], run: str
+    folder: Path, weights: dict[str, Any], state: dict[str, Any], rows: list[dict[str, Any]], run: str
 ) -> None:
-    """Save a checkpoint as one directory that is renamed once, when it is complete."""
+    """Save a checkpoint after `len(rows)` epochs, as one directory that is renamed once, when it is complete."""
     import torch
     from safetensors.torch import save
 
     state_file = io.BytesIO()
     torch.save(state, state_file)
-    files = {
-        "weights.safetensors": save({k: v.detach().cpu().contiguous() for k, v in weights.items()}),
-        "state.pt": state_file.getvalue(),
-        "rows.jsonl": _lines(rows),
+    # Copies, because weights may be shared between layers, which the format does not know.
+    own = {name: weight.detach().to("cpu", copy=True).contiguous() for name, weight in weights.items()}
+    contents = (save(own), state_file.getvalue(), _lines(rows))
+    files = dict(zip(FILES, contents, strict=True))
+    manifest = {
+        "epochs": len(rows),
+        "run": run,
+        "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
     }
-    manifest = {"epochs": epochs, "run": run, "sha256": {k: hashlib.sha256(v).hexdigest() for k, v in files.items()}}
     files["manifest.json"] = json.dumps(manifest, indent=1).encode()
-    target = folder / "checkpoints" / f"{epochs:06d}"
-    scratch = folder / "checkpoints" / f".{epochs:06d}.{uuid.uuid4().hex[:8]}"
-    try:
-        scratch.mkdir(parents=True)
-        for name, content in files.items():
-            _write_synced(scratch / name, content)
-        if target.exists():  # a damaged one that has just been done again
-            shutil.rmtree(target)
-        scratch.rename(target)
-    except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
-        raise
-    for old in _checkpoints(folder)[KEPT:]:
+    target = folder / "checkpoints" / f"{len(rows):06d}"
+    scratch = _scratch(target)
+    with _explained(target):
+        try:
+            scratch.mkdir(parents=True)
+            for name, content in files.items():
+                _write_synced(scratch / name, content)
+            if target.exists():  # a damaged one that has just been done again
+                shutil.rmtree(target)
+            scratch.rename(target)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    older = [checkpoint for checkpoint in _checkpoints(folder) if checkpoint < target]
+    for old in older[KEPT - 1 :]:
         shutil.rmtree(old, ignore_errors=True)
 
 
 Checkpoint = tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]
 
 
-def load_checkpoint(folder: Path, run: str, *, tidy: bool = True) -> Checkpoint | None:
+def load_checkpoint(folder: Path, run: str) -> Checkpoint | None:
     """Weights, state and rows of the last checkpoint that is whole and of this run; None if there is none.
 
-    One that is damaged or of another run is named in the log and the one before it is used. `tidy` removes what an
-    interrupted write has left.
+    One that is damaged or of another run is named in the log, and the one before it is used.
     """
     import torch
-    from safetensors.torch import load_file
+    from safetensors.torch import load
 
-    for left_over in () if not tidy else (folder / "checkpoints").glob(".*"):
-        shutil.rmtree(left_over, ignore_errors=True)
     for checkpoint in _checkpoints(folder):
-        manifest = read_json(checkpoint / "manifest.json") or {}
-        if manifest.get("run") != run:
-            log.warning("The checkpoint %s is not of this run; it is passed over.", checkpoint)
-            continue
         try:
-            for name, digest in manifest["sha256"].items():
-                with (checkpoint / name).open("rb") as stream:
-                    if hashlib.file_digest(stream, "sha256").hexdigest() != digest:
-                        raise ValueError(f"{name} has been changed")
-            weights = load_file(checkpoint / "weights.safetensors")
-            state = torch.load(checkpoint / "state.pt", weights_only=True, map_location="cpu")
-            return weights, state, read_rows(checkpoint / "rows.jsonl")
+            manifest = json.loads((checkpoint / "manifest.json").read_bytes())
+            if manifest["run"] != run:
+                log.warning("The checkpoint %s is of another run; it is passed over.", checkpoint)
+                continue
+            contents = [(checkpoint / name).read_bytes() for name in FILES]
+            for name, content in zip(FILES, contents, strict=True):
+                if hashlib.sha256(content).hexdigest() != manifest["sha256"][name]:
+                    raise ValueError(f"{name} has been changed")
+            weights, state, rows = contents
+            return (
+                load(weights),
+                torch.load(io.BytesIO(state), weights_only=True, map_location="cpu"),  # no pickle is ever executed
+                [json.loads(row) for row in rows.splitlines()],
+            )
         except Exception as error:  # whatever is wrong with it, there may be an older one
-            log.warning("The checkpoint %s is damaged (%s); it is passed over.", checkpoint, error)
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            log.warning("The checkpoint %s is damaged (%s); it is passed over.", checkpoint, reason)
     return None
+
+
+def tidy(folder: Path) -> None:
+    """Remove what a process that was killed had not finished writing."""
+    for left_over in (*folder.glob(f"{SCRATCH}*"), *(folder / "checkpoints").glob(f"{SCRATCH}*")):
+        if left_over.is_dir():
+            shutil.rmtree(left_over, ignore_errors=True)
+        else:
+            left_over.unlink(missing_ok=True)
 
 
 def _checkpoints(folder: Path) -> list[Path]:

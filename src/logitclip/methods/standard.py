@@ -97,6 +97,8 @@ class standard:
         self.network.train()
         for index, x, y in batches:
             yield index, y, self.train_step(index, x, y, augment)
+        if self.fabric.world_size > 1:
+            average_buffers(self.network, self.fabric)
 
     def train_step(self, index: Tensor, x: Tensor, y: Tensor, augment: Augment) -> Step:
         """One update of the weights. `index` says which examples of the dataset these are."""
@@ -120,8 +122,10 @@ class standard:
 
     def predict(self, x: Tensor) -> Tensor:
         """The logits of ready inputs, as used for evaluation."""
-        self.network.eval()
-        return self.model(x)
+        # Not through DDP, which would wait for the other ranks: they may have fewer inputs.
+        precision = self.fabric.strategy.precision
+        with precision.forward_context():
+            return precision.convert_output(self.network.eval()(precision.convert_input(x)))
 
     def weights(self) -> dict[str, Tensor]:
         """The weights to keep, by name."""
@@ -129,16 +133,28 @@ class standard:
 
     def state_dict(self) -> dict[str, Any]:
         """All the rest that a resumed run needs: tensors, numbers and strings in dicts and lists."""
-        return {"optimizer": self.optimizer.state_dict(), "removed": self._removed()}
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "criterion": self.criterion.state_dict(),
+            "removed": self._removed(),
+        }
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Take back what `weights` and `state_dict` gave."""
         self.network.load_state_dict(weights)
         self.optimizer.load_state_dict(state["optimizer"])
+        self.criterion.load_state_dict(state["criterion"])
         losses = (loss for loss in self.criterion.modules() if isinstance(loss, Loss))
         for loss, removed in zip(losses, state["removed"], strict=False):
             # The sum over the ranks is what counts.
             loss.removed = removed.to(self.fabric.device) * self.fabric.is_global_zero
+
+
+def average_buffers(network: nn.Module, fabric: Any) -> None:
+    """Give all ranks the mean of their batch-norm statistics; DDP keeps only the weights equal."""
+    for buffer in network.buffers():
+        if buffer.is_floating_point():
+            buffer.copy_(fabric.all_reduce(buffer.double(), reduce_op="mean"))
 
 
 def derived_seed(seed: int, purpose: str, *more: int | str) -> int:
