@@ -169,13 +169,13 @@ def instance(
     images: Any = None,
     generator: torch.Generator,
 ) -> Tensor:
-    """Mislabel each example by a chance, and as a class, that depend on the example (part-dependent noise, PDN).
+    """Mislabel examples with a chance, and as a class, that depend on their images (part-dependent noise, PDN).
 
     With q_i a normal of mean `rate` and deviation `std` cut to [0, 1], and one random matrix W_y per true class y:
 
         P(noisy = k | x_i, y) = q_i softmax_{k != y}(x_i W_y)_k,    P(noisy = y | x_i, y) = 1 - q_i
 
-    The cut moves the mean when `rate` is within some 2 `std` of 0 or 1 (rate 0.05 gives 0.096); `std=0` avoids it.
+    The cut moves the mean when `rate` is within some 2 `std` of 0 or 1 (rate 0.05 gives 0.10); `std=0` avoids it.
 
     Args:
         variant: "pdn": as above. "released": what LogitClip's code does: an exact share `rate` of all examples, picked
@@ -236,7 +236,10 @@ def real(labels: Tensor, num_classes: int, *, set: str, label_sets: Mapping[str,
     """
     found = dict(label_sets or {})
     if not found:
-        raise ValueError(f"The noise 'real:set={set}' needs human labels, and this dataset came without any.")
+        raise ValueError(
+            f"The noise 'real:set={set}' needs human labels, and this dataset came without any: for CIFAR, put "
+            "CIFAR-10_human.pt or CIFAR-100_human.pt beside the data."
+        )
     name = set if set in found else SETS.get(set, set)
     if name not in found:
         friendly = [alias for alias, official in SETS.items() if official in found]
