@@ -16,6 +16,8 @@ __version__ = "0.1.0"
 __all__ = [
     "LogitClip",
     "Loss",
+    "Result",
+    "RunConfig",
     "clip_by_value",
     "clip_logits",
     "data",
@@ -26,18 +28,23 @@ __all__ = [
     "noise",
     "norm_penalty",
     "theory",
+    "train",
 ]
 
 if TYPE_CHECKING:  # where each lives
     from logitclip import data, losses, models, noise, theory
     from logitclip.clip import clip_by_value, clip_logits, logit_norm, norm_penalty
+    from logitclip.config import RunConfig
     from logitclip.criterion import LogitClip, Loss
     from logitclip.fused import linear_clip_cross_entropy
+    from logitclip.run import Result, train
 
 _WHERE = {
     "clip": ("clip_logits", "clip_by_value", "logit_norm", "norm_penalty"),
+    "config": ("RunConfig",),
     "criterion": ("LogitClip", "Loss"),
     "fused": ("linear_clip_cross_entropy",),
+    "run": ("Result", "train"),
 }
 
 

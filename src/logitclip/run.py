@@ -97,6 +97,9 @@ def run(config: RunConfig, *, on_epoch: OnEpoch | None = None) -> Result:
         return _work(fabric, config, id, key, on_epoch)
 
 
+train = run  # its public name: logitclip.train
+
+
 def read_result(folder: Path) -> Result | None:
     """The result of a finished run, or None."""
     content = runs.read_json(folder / "result.json")
