@@ -155,6 +155,8 @@ def test_each_item_of_the_paper_has_one_home() -> None:
 USES = {
     "LogitClip": "lc.LogitClip('ce', tau=1.0)(z, y)",
     "Loss": "lc.Loss('gce:q=0.7')(z, y)",
+    "Result": "lc.Result.__doc__",
+    "RunConfig": "lc.RunConfig(data='digits')",
     "clip_by_value": "lc.clip_by_value(z, 1.0)",
     "clip_logits": "lc.clip_logits(z, 1.0)",
     "data": "lc.data.load",
@@ -165,6 +167,7 @@ USES = {
     "noise": "lc.noise.symmetric(y, 3, rate=0.5, generator=torch.Generator().manual_seed(0))",
     "norm_penalty": "lc.norm_penalty(z)",
     "theory": "lc.theory.loss_bounds(1.0, 10)",
+    "train": "lc.train.__doc__",
 }
 
 
