@@ -108,6 +108,12 @@ def test_inputs_of_any_memory_layout():
     assert torch.equal(crop(strided, generator(), size=5), crop(x, generator(), size=5))
 
 
+def test_floats_are_augmented_as_bytes_are():
+    x = images(32)
+    assert torch.equal(flip_crop(x.float(), generator()), flip_crop(x, generator()).float())
+    assert torch.equal(crop(x.float(), generator(), size=5), crop(x, generator(), size=5).float())
+
+
 def test_empty_batches_stay_empty():
     assert flip_crop(images(0), generator()).shape == (0, 3, 8, 8)
     assert crop(images(0), generator(), size=4).shape == (0, 3, 4, 4)

@@ -96,10 +96,11 @@ def _check_images(x: Tensor, name: str) -> None:
 
 
 def _random_flip(x: Tensor, generator: Generator) -> Tensor:
-    # index_select copies whole images; torch.where or a mask would go pixel by pixel, many times slower.
-    n = len(x)
-    mirrored = torch.randint(0, 2, (n,), generator=generator, device=x.device)
-    return torch.cat([x, x.flip(-1)]).index_select(0, torch.arange(n, device=x.device) + n * mirrored)
+    mirrored = torch.randint(0, 2, (len(x), 1, 1, 1), generator=generator, device=x.device, dtype=torch.uint8)
+    if x.dtype != torch.uint8:
+        return torch.where(mirrored.bool(), x.flip(-1), x)
+    # x + mirrored * (x.flip(-1) - x): exact, because bytes wrap around, and vectorised, which torch.where is not.
+    return x.flip(-1).sub_(x).mul_(mirrored).add_(x)
 
 
 def _random_crop(x: Tensor, height: int, width: int, generator: Generator) -> Tensor:
