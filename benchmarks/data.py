@@ -40,8 +40,9 @@ PADDING = 4
 
 def pil_pipeline(data: Dataset) -> Callable[[int], Tensor]:
     """Image by image: flip, pad and crop with Pillow, then to floats in [0, 1], channels first, and normalised."""
-    assert isinstance(data.train.x, Tensor)
-    pixels = np.ascontiguousarray(data.train.x.permute(0, 2, 3, 1).numpy())
+    images = data.train.x
+    assert isinstance(images, Tensor)
+    pixels = np.ascontiguousarray(images.permute(0, 2, 3, 1).numpy())
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (data.mean, data.std))
     rng = random.Random(0)
 
@@ -63,14 +64,14 @@ def pil_pipeline(data: Dataset) -> Callable[[int], Tensor]:
         return x
 
     sample = torch.stack([one(i, augment=False) for i in range(100)])
-    torch.testing.assert_close(transform("none", data.mean, data.std)(data.train.x[:100], None), sample)  # same numbers
+    torch.testing.assert_close(transform("none", data.mean, data.std)(images[:100], None), sample)  # same numbers
     return run
 
 
 def gather_pipeline(data: Dataset) -> Callable[[int], Tensor]:
     """The obvious way to do a whole batch: the position of every pixel of every image, and one gather."""
-    assert isinstance(data.train.x, Tensor)
     images, generator = data.train.x, torch.Generator().manual_seed(0)
+    assert isinstance(images, Tensor)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (data.mean, data.std))
     steps = torch.arange(32)
 
