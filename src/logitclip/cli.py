@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -138,6 +139,8 @@ def noise(
     data: str = "digits",
     root: Path | None = None,
     noise_seed: int = 0,
+    download: bool = False,
+    mirror: str | None = None,
     save: Path | None = None,
     json: bool = False,
 ) -> None:
@@ -150,14 +153,18 @@ def noise(
         data: The dataset, as in cifar10; see `logitclip list data`.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
         noise_seed: The seed of the noise, which is a draw of its own.
+        download: Get the data from its official address if it is not there.
+        mirror: Get it from this folder, or address, instead.
         save: Also save the labels there, as .npz and .json; file:path=... reads them back.
         json: Print a JSON object instead of a table.
     """
     from logitclip import data as datasets
     from logitclip import noise as noises
 
-    dataset = datasets.load(data, root)
-    record = noises.apply(spec, dataset, noise_seed)
+    noises.NOISES.parse(spec)  # a mistake in it is found before the data is looked for
+    load = partial(datasets.load, root=root, download=download or mirror is not None, mirror=mirror)
+    dataset = load(data)
+    record = noises.apply(spec, dataset, noise_seed, load=load)
     if save is not None:
         record.save(save)
     if json:
@@ -166,17 +173,25 @@ def noise(
         _print(noises.preview(record, dataset.class_names))
 
 
-def train(config: Annotated[RunConfig, arg(name="")], *, json: bool = False) -> None:
+def train(
+    config: Annotated[RunConfig, arg(name="")], *, download: bool = False, mirror: str | None = None, json: bool = False
+) -> None:
     """Train one model; with no options, cross entropy on the digits. Everything else is an option.
 
     Example: logitclip train --noise symmetric:rate=0.5 --clip official:temp=1.5
 
     Args:
+        download: Get the data from its official address if it is not there.
+        mirror: Get it from this folder, or address, instead.
         json: Print the result as one JSON object on stdout.
     """
     from logitclip.run import run
 
     signal.signal(signal.SIGTERM, _terminate)
+    if download or mirror is not None:
+        from logitclip import data
+
+        data.load(config.data, config.root, download=True, mirror=mirror)
     bar = TrainingBar()
     try:
         result = run(config, on_epoch=bar)
