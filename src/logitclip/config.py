@@ -157,6 +157,8 @@ class RunConfig:
                 f"The method {self.method!r} has its own objective and takes the loss {' or '.join(accepted)} alone, "
                 f"got {self.loss!r}."
             )
+        if self.devices * self.nodes > 1 and not getattr(method, "distributed", True):
+            raise ValueError(f"The method {self.method!r} trains in one process: devices and nodes must be 1.")
         missing = [name for name, value in filled.items() if value is None and name != "root"]
         if missing:
             if protocol is None:

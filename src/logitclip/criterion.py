@@ -74,6 +74,11 @@ class Loss(nn.Module):
         injected = {"num_classes": 2} if "num_classes" in self.function.wants else {}
         self.function.phi(*probe, **self.knobs, **injected)  # a knob out of its range is an error now, not in training
 
+    @property
+    def scheduled(self) -> bool:
+        """Whether the loss changes with the epoch, so that `start_epoch` matters."""
+        return "epoch" in self.function.wants
+
     def start_epoch(self, epoch: int, class_counts: Tensor | None = None) -> None:
         """Tell a loss with a schedule (CORES) where training is; the others take no notice.
 
@@ -82,7 +87,7 @@ class Loss(nn.Module):
             class_counts: how many examples carry each label, [K]. Those the sieve left out in the epoch before are
                 subtracted.
         """
-        if "epoch" not in self.function.wants:
+        if not self.scheduled:
             return
         self._set("epoch", torch.as_tensor(epoch, dtype=torch.float32))
         if class_counts is not None:

@@ -171,7 +171,7 @@ def focal(log_p: Tensor, _: None, *, gamma: float = 0.5, detach_weight: bool = F
 
     `detach_weight` treats the factor as a constant, which is what the public robust-loss code bases do.
     """
-    _at_least(0, gamma=gamma)
+    at_least(0, gamma=gamma)
     log_p_factor = log_p.detach() if detach_weight else log_p
     # With gamma < 1 the power has no gradient at p_y = 1: the clamp cuts it there, where the loss is flat anyway.
     return one_minus_p(log_p_factor).clamp_min(torch.finfo(log_p.dtype).tiny) ** gamma * -log_p
@@ -180,7 +180,7 @@ def focal(log_p: Tensor, _: None, *, gamma: float = 0.5, detach_weight: bool = F
 @loss
 def mae(log_p: Tensor, _: None, *, scale: float = 2.0) -> Tensor:
     """Mean absolute error, `|e_y - p|_1 = 2(1-p_y)`; ``scale=1`` is the "reduced" MAE of other code bases."""
-    _at_least(0, scale=scale)
+    at_least(0, scale=scale)
     return scale * one_minus_p(log_p)
 
 
@@ -206,7 +206,7 @@ def rce(log_p: Tensor, _: None, *, log_zero: float = LOG_ZERO) -> Tensor:
 @loss
 def sce(log_p: Tensor, _: None, *, alpha: float = 0.5, beta: float = 1.0, log_zero: float = LOG_ZERO) -> Tensor:
     """Symmetric cross entropy, `alpha CE + beta RCE`."""
-    _at_least(0, alpha=alpha, beta=beta)
+    at_least(0, alpha=alpha, beta=beta)
     return alpha * -log_p + beta * _phi(rce)(log_p, None, log_zero=log_zero)
 
 
@@ -227,7 +227,7 @@ def taylor_ce(log_p: Tensor, _: None, *, order: int = 2) -> Tensor:
 
     The paper does not state its order; 2 is this project's choice.
     """
-    _at_least(1, order=order)
+    at_least(1, order=order)
     x = one_minus_p(log_p)
     total = x / order
     for i in range(order - 1, 0, -1):
@@ -238,7 +238,7 @@ def taylor_ce(log_p: Tensor, _: None, *, order: int = 2) -> Tensor:
 @loss
 def nce(log_p: Tensor, mean_log_p: Tensor, *, num_classes: int, scale: float = 1.0) -> Tensor:
     """Normalised cross entropy, `log p_y / sum_k log p_k`."""
-    _at_least(0, scale=scale)
+    at_least(0, scale=scale)
     return scale / num_classes * (log_p / mean_log_p)
 
 
@@ -285,8 +285,8 @@ def cores(
     `l_k` are left out. `class_counts`, the counts of the (noisy) labels, give pi; without them, or with
     ``prior="uniform"``, it is uniform. `Loss.start_epoch` supplies both.
     """
-    _at_least(0, beta=beta, warmup=warmup)
-    _at_least(1, ramp=ramp)
+    at_least(0, beta=beta, warmup=warmup)
+    at_least(1, ramp=ramp)
     reference = torch.logaddexp(log_probs, log_probs.new_tensor(math.log(1e-8)))  # -l_k
     mean = weighted = reference.mean(-1)
     if class_counts is not None and prior == "labels":
@@ -309,7 +309,7 @@ def nce_mae(
     log_p: Tensor, mean_log_p: Tensor, *, num_classes: int, alpha: float = 50.0, beta: float = 1.0, scale: float = 1.0
 ) -> Tensor:
     """NCE + MAE, `alpha NCE + beta (1-p_y)`: the reduced MAE, unless `scale` says otherwise."""
-    _at_least(0, alpha=alpha, beta=beta)
+    at_least(0, alpha=alpha, beta=beta)
     return alpha * _phi(nce)(log_p, mean_log_p, num_classes=num_classes) + beta * _phi(mae)(log_p, None, scale=scale)
 
 
@@ -325,7 +325,7 @@ def nce_agce(
     q: float = 3.0,
 ) -> Tensor:
     """NCE + AGCE, `alpha NCE + beta AGCE`; the paper's WebVision has a = 2.5."""
-    _at_least(0, alpha=alpha, beta=beta)
+    at_least(0, alpha=alpha, beta=beta)
     return alpha * _phi(nce)(log_p, mean_log_p, num_classes=num_classes) + beta * _phi(agce)(log_p, None, a=a, q=q)
 
 
@@ -340,7 +340,7 @@ def nce_rce(
     log_zero: float = LOG_ZERO,
 ) -> Tensor:
     """NCE + RCE, `alpha NCE + beta RCE`; not in the paper, defaults of its authors."""
-    _at_least(0, alpha=alpha, beta=beta)
+    at_least(0, alpha=alpha, beta=beta)
     passive = _phi(rce)(log_p, None, log_zero=log_zero)
     return alpha * _phi(nce)(log_p, mean_log_p, num_classes=num_classes) + beta * passive
 
@@ -359,7 +359,8 @@ def _phi(function: Any) -> Callable[..., Tensor]:
     return function.phi
 
 
-def _at_least(least: float, **knobs: float) -> None:
+def at_least(least: float, **knobs: float) -> None:
+    """Refuse the first of `knobs` that is below `least` or not finite."""
     for name, value in knobs.items():
         if not least <= value < math.inf:
             raise ValueError(f"{name} must be at least {least} and finite, got {value}.")

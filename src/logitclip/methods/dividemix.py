@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import math
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn.functional import cross_entropy, one_hot
 
+from logitclip.clip import check_positive
+from logitclip.data import DATASETS
 from logitclip.data.loading import batches
+from logitclip.losses import at_least
 from logitclip.methods import METHODS
 from logitclip.methods.standard import Augment, Batch, Job, Step, derived_seed, standard, stream
+from logitclip.noise import NOISES
 
-# The weight of the unsupervised term, by rate of symmetric noise, as published for CIFAR-10 and CIFAR-100.
-LAMBDA_U = {"few classes": {0.2: 0.0, 0.5: 25.0, 0.8: 25.0, 0.9: 50.0}, "many classes": {0.2: 25.0, 0.5: 150.0}}
-MANY_CLASSES = ("cifar100", "webvision")
+# The weight of the unsupervised term by rate of symmetric noise, as published for CIFAR-10 and CIFAR-100.
+LAMBDA_U = {"cifar10": {0.2: 0.0, 0.5: 25.0, 0.8: 25.0, 0.9: 50.0}, "cifar100": {0.2: 25.0, 0.5: 150.0}}
 
 
 @METHODS.register
@@ -24,9 +30,10 @@ class dividemix(standard):
     """DivideMix: split the examples by their loss, and train on both parts as in semi-supervised learning.
 
     After `warm_up` epochs each network's losses are fitted by two Gaussians. The other network trains on the examples
-    of the lower one (probability above `p_threshold`) with their labels, and on the rest with guessed labels. Knobs
-    that are not given follow the dataset and the noise: see `preset`. Batches of the warm-up are twice `batch_size`,
-    as in the released code.
+    of the lower one (probability above `p_threshold`) with their labels, and on the rest with guessed labels. The
+    prediction is the sum of both networks' logits. Knobs that are not given follow the dataset and the noise: see
+    `preset`. Batches hold `batch_size` believed and as many other examples, and twice as many in the warm-up: 64 is the
+    released code's, 128 the paper's. Both train for 300 epochs with lr 0.02, a tenth of it from the middle on.
 
     The paper of LogitClip clips "all the model outputs during training"; each place can be switched off by itself. Mind
     that a clip of a small scale makes guessed labels nearly uniform: with scale 0.4 and 10 classes no probability
@@ -34,6 +41,7 @@ class dividemix(standard):
     """
 
     losses = ("ce",)
+    distributed = False
 
     def __init__(
         self,
@@ -67,46 +75,47 @@ class dividemix(standard):
             clip_warm_up, clip_guesses, clip_mixed, clip_mixture: where the clip acts: the warm-up's loss, the guessed
                 and refined labels, the logits of mixed examples, the losses that are split.
         """
-        for name, value, least in (("warm_up", warm_up, 0), ("views", views, 1), ("loss_window", loss_window, 1)):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}.")
+        at_least(0, warm_up=warm_up, lambda_u=lambda_u)
+        at_least(1, views=views, loss_window=loss_window)
         for name, value in (("temperature", temperature), ("alpha", alpha), ("ramp", ramp)):
-            if not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}.")
-        if not 0 < p_threshold < 1 or lambda_u < 0:
-            raise ValueError(f"p_threshold must lie in (0, 1) and lambda_u be >= 0, got {p_threshold} and {lambda_u}.")
-        if job.fabric.world_size > 1:
-            raise ValueError("dividemix trains in one process; its two networks cannot be spread over devices.")
+            check_positive(name, value)
+        if not 0 < p_threshold < 1:
+            raise ValueError(f"p_threshold must lie between 0 and 1, got {p_threshold}.")
         if job.train.labels.is_floating_point():
-            raise ValueError("dividemix needs class labels, not soft ones.")
+            raise ValueError("dividemix needs class labels, not soft ones: it asks which labels are wrong.")
         super().__init__(job)
         self.warm_up, self.lambda_u, self.p_threshold, self.temperature = warm_up, lambda_u, p_threshold, temperature
         self.alpha, self.views, self.ramp, self.loss_window = alpha, views, ramp, loss_window
         self.confidence_penalty, self.clip_warm_up, self.clip_guesses = confidence_penalty, clip_warm_up, clip_guesses
         self.clip_mixed, self.clip_mixture = clip_mixed, clip_mixture
         second = self.set_up(derived_seed(self.settings.seed, "second network") % 2**31)
+        if second[0] is self.network:
+            raise ValueError("dividemix trains two networks: give a function that makes one from a seed.")
         self.nets = [(self.network, self.model, self.optimizer), second]
-        self.history: list[list[Tensor]] = [[], []]  # of each network, the losses of the last epochs
+        self.history: list[list[Tensor]] = [[], []]  # of each network, the scaled losses of the last epochs
 
     @staticmethod
     def preset(data: str, noise: str) -> dict[str, Any]:
         """The published settings for a dataset and a noise.
 
-        Symmetric noise: the published table, at the nearest rate. Asymmetric noise: lambda_u = 0 and the confidence
-        penalty. Instance-dependent and human noise have no published setting; they are structured like asymmetric
-        noise, where a large lambda_u is known to hurt, so lambda_u = 0 is our choice, without the penalty.
+        CIFAR-100's hold for cifar100 and CIFAR-10's for all others but WebVision, which has its own. Symmetric noise:
+        the published table, at the nearest rate. Asymmetric noise: lambda_u = 0 and the confidence penalty.
+        Instance-dependent, human and other noise have no published setting; they are structured like asymmetric noise,
+        where a large lambda_u is known to hurt, so lambda_u = 0 is our choice, without the penalty.
+
+        >>> dividemix.preset("cifar10", "symmetric:rate=0.5")["lambda_u"]
+        25.0
         """
-        many = data.partition(":")[0] in MANY_CLASSES
-        kind, _, knobs = noise.partition(":")
-        given = dict(item.split("=") for item in knobs.split(",") if item.startswith("rate="))
-        rate = float(given.get("rate", 0.5))
-        table = LAMBDA_U["many classes" if many else "few classes"]
-        nearest = min(table, key=lambda known: abs(known - rate))
+        kind, knobs = NOISES.parse(noise)
+        name = DATASETS.parse(data)[0]
+        table = LAMBDA_U["cifar100" if name == "cifar100" else "cifar10"]
+        rate = knobs["rate"] if kind == "symmetric" else 0.0
         return {
-            "warm_up": 30 if many else 10,
-            "lambda_u": table[nearest] if kind == "symmetric" else 0.0,
-            "p_threshold": 0.6 if kind == "symmetric" and rate >= 0.9 else 0.5,
-            "loss_window": 5 if kind == "symmetric" and rate >= 0.9 else 1,
+            "warm_up": {"cifar100": 30, "webvision": 1}.get(name, 10),
+            "lambda_u": table[min(table, key=lambda known: abs(known - rate))] if kind == "symmetric" else 0.0,
+            "alpha": 0.5 if name == "webvision" else 4.0,
+            "p_threshold": 0.6 if rate >= 0.9 else 0.5,
+            "loss_window": 5 if rate >= 0.9 else 1,
             "confidence_penalty": kind in ("asymmetric", "pair"),
         }
 
@@ -117,107 +126,93 @@ class dividemix(standard):
         self, epoch: int, batches: Iterable[Batch], augment: Augment
     ) -> Iterator[tuple[Tensor, Tensor, Step]]:
         if epoch < self.warm_up:
-            for number, net in enumerate(self.nets):
-                yield from self._warm_up(net, self._order(epoch, f"warm-up {number}", 2), augment)
+            for number in (0, 1):
+                yield from self._warm_up(number, epoch, augment)
             return
         clean = [self.clean_probability(number, epoch) for number in (0, 1)]
-        for number, net in enumerate(self.nets):
-            # Each network is told by the other one which labels to believe.
-            yield from self._semi_supervised(number, net, self.nets[1 - number][1], clean[1 - number], epoch, augment)
+        for number in (0, 1):  # each network is told by the other one which labels to believe
+            yield from self._semi_supervised(number, clean[1 - number], epoch, augment)
 
-    def _warm_up(
-        self, net: tuple[nn.Module, Any, Any], order: Iterable[Batch], augment: Augment
-    ) -> Iterator[tuple[Tensor, Tensor, Step]]:
-        network, model, optimizer = net
+    def _warm_up(self, number: int, epoch: int, augment: Augment) -> Iterator[tuple[Tensor, Tensor, Step]]:
+        network, model, optimizer = self.nets[number]
         network.train()
-        for index, x, y in order:
+        for index, x, y in self._order(self.job.index, 2 * self.settings.batch_size, epoch, f"warm-up {number}"):
             logits = model(augment(x))
             linked = self._linked(logits, self.clip_warm_up)
-            loss = torch.nn.functional.cross_entropy(linked, y)
+            loss = cross_entropy(linked, y)
             if self.confidence_penalty:
                 loss = loss + negative_entropy(linked)
+            loss = self.penalised(loss, logits)
             self._step(loss, model, optimizer)
             yield index, y, Step(loss.detach(), logits.detach())
 
     def _semi_supervised(
-        self, number: int, net: tuple[nn.Module, Any, Any], other: Any, clean: Tensor, epoch: int, augment: Augment
+        self, number: int, clean: Tensor, epoch: int, augment: Augment
     ) -> Iterator[tuple[Tensor, Tensor, Step]]:
-        network, model, optimizer = net
+        (network, model, optimizer), (other_network, other, _) = self.nets[number], self.nets[1 - number]
         network.train()
-        self.nets[1 - number][0].eval()
-        index, believed = self.job.index, (clean > self.p_threshold).cpu()
-        if not believed.any() or believed.all():  # no split: every label counts as far as it is believed
-            believed = torch.ones_like(believed)
-        labelled, rest = index[believed], index[~believed]
-        probability = torch.zeros(len(self.job.train), device=self.fabric.device)
-        probability[index.to(probability.device)] = clean
-        size = self.settings.batch_size
-        steps = -(-len(labelled) // size)
-        unlabelled = itertools.chain.from_iterable(
-            self._order(epoch, f"unlabelled {number} {turn}", 1, rest) for turn in itertools.count()
-        )
-        rng = np.random.default_rng(derived_seed(self.settings.seed, "mix", epoch, number))
-        shuffle = stream("cpu", self.settings.seed, "mixing order", epoch, number)
-        for i, (at, x, y) in enumerate(self._order(epoch, f"labelled {number}", 1, labelled)):
+        other_network.eval()
+        size, seed = self.settings.batch_size, self.settings.seed
+        believed = (clean > self.p_threshold).cpu()
+        if not believed.any():  # then every label counts as far as it is believed
+            believed[:] = True
+        labelled, rest = self.job.index[believed], self.job.index[~believed]
+        probability = torch.zeros(len(self.job.train), device=self.fabric.device)  # by number in the dataset
+        probability[self.job.index.to(probability.device)] = clean
+        turns = (self._order(rest, size, epoch, f"unlabelled {number} {turn}") for turn in itertools.count())
+        unlabelled = itertools.chain.from_iterable(turns)
+        weights = np.random.default_rng(derived_seed(seed, "mix", epoch, number))
+        orders = stream("cpu", seed, "mixing order", epoch, number)
+        steps = len(labelled) // size + 1
+        for i, (index, x, y) in enumerate(self._order(labelled, size, epoch, f"labelled {number}")):
             views = [augment(x) for _ in range(self.views)]
             with torch.no_grad():
                 logits = [model(view) for view in views]
-                p = self._mean_softmax(logits)
-                one_hot = torch.nn.functional.one_hot(y, self.job.num_classes).to(p.dtype)
-                w = probability[at][:, None]
-                targets = [sharpen(w * one_hot + (1 - w) * p, self.temperature)] * self.views
+                given = one_hot(y, self.job.num_classes)
+                targets = refined(given, probability[index], self._mean_softmax(logits), self.temperature)
+                targets = [targets] * self.views
                 if len(rest):
-                    _, x_u, _ = next(unlabelled)
-                    views_u = [augment(x_u) for _ in range(self.views)]
-                    guesses = [net(view) for view in views_u for net in (model, other)]
-                    targets += [sharpen(self._mean_softmax(guesses), self.temperature)] * self.views
-                    views += views_u
+                    _, x, _ = next(unlabelled)
+                    more = [augment(x) for _ in range(self.views)]
+                    guess = self._mean_softmax([net(view) for view in more for net in (model, other)])
+                    views, targets = views + more, targets + [sharpen(guess, self.temperature)] * self.views
                 inputs, target = torch.cat(views), torch.cat(targets)
-                mix = rng.beta(self.alpha, self.alpha)
-                mix = max(mix, 1 - mix)
-                order = torch.randperm(len(inputs), generator=shuffle).to(inputs.device)
-                inputs = mix * inputs + (1 - mix) * inputs[order]
-                target = mix * target + (1 - mix) * target[order]
-            mixed = self._linked(model(inputs), self.clip_mixed)
-            weight = self.unsupervised_weight(epoch + i / steps)
-            supervised, unsupervised, penalty = mixmatch_losses(mixed, target, self.views * len(x))
-            loss = supervised + weight * unsupervised + penalty
+                order = torch.randperm(len(inputs), generator=orders).to(inputs.device)
+                inputs, target = mixed(inputs, target, weights.beta(self.alpha, self.alpha), order)
+            output = model(inputs)
+            supervised, unsupervised, uneven = mixmatch_losses(
+                self._linked(output, self.clip_mixed), target, self.views * len(y)
+            )
+            loss = supervised + self.unsupervised_weight(epoch + i / steps) * unsupervised + uneven
+            loss = self.penalised(loss, output)
             self._step(loss, model, optimizer)
-            yield at, y, Step(loss.detach(), logits[0])
+            yield index, y, Step(loss.detach(), logits[0])
 
     @torch.no_grad()
     def clean_probability(self, number: int, epoch: int) -> Tensor:
-        """How probable each label of the training examples is, by the losses of network `number`, [N]."""
-        from sklearn.mixture import GaussianMixture
-
+        """How probable it is that the label of each training example is right, by the losses of a network, [N]."""
         network, model, _ = self.nets[number]
         network.eval()
         losses = []
-        for _, x, y in batches(self.job.train, 512, index=self.job.index, device=self.fabric.device):
+        for _, x, y in batches(
+            self.job.train, 512, index=self.job.index, workers=self.settings.workers, device=self.fabric.device
+        ):
             logits = self._linked(model(self.job.view(x, None)), self.clip_mixture)
-            losses.append(torch.nn.functional.cross_entropy(logits, y, reduction="none").double().cpu())
-        loss = torch.cat(losses)
+            losses.append(cross_entropy(logits, y, reduction="none").double())
+        loss = torch.cat(losses).cpu()
         low, high = loss.aminmax()
-        self.history[number] = [*self.history[number], (loss - low) / (high - low).clamp_min(1e-12)][
-            -self.loss_window :
-        ]
-        values = torch.stack(self.history[number]).mean(0)[:, None].numpy()
-        mixture = GaussianMixture(
-            2,
-            max_iter=10,
-            tol=1e-2,
-            reg_covar=5e-4,
-            random_state=derived_seed(self.settings.seed, "mixture", epoch) % 2**31,
-        ).fit(values)
-        small = int(mixture.means_.argmin())
-        return torch.from_numpy(mixture.predict_proba(values)[:, small]).float().to(self.fabric.device)
+        scaled = (loss - low) / (high - low).clamp_min(1e-12)
+        self.history[number] = [*self.history[number], scaled][-self.loss_window :]
+        seed = derived_seed(self.settings.seed, "mixture", epoch, number) % 2**32
+        clean = lower_of_two(torch.stack(self.history[number]).mean(0), seed)
+        return clean.float().to(self.fabric.device)
 
     def unsupervised_weight(self, epoch: float) -> float:
         """lambda_u, ramped up linearly after the warm-up; `epoch` may be fractional."""
         return self.lambda_u * min(max((epoch - self.warm_up) / self.ramp, 0.0), 1.0)
 
     def predict(self, x: Tensor) -> Tensor:
-        """The sum of both networks' logits."""
+        """The sum of both networks' logits, never clipped."""
         for network, _, _ in self.nets:
             network.eval()
         return self.nets[0][1](x) + self.nets[1][1](x)
@@ -226,8 +221,7 @@ class dividemix(standard):
         return {f"net{i}.{k}": v for i, net in enumerate(self.nets, 1) for k, v in net[0].state_dict().items()}
 
     def state_dict(self) -> dict[str, Any]:
-        optimizers = [optimizer.state_dict() for optimizer in self.optimizers()]
-        return {**super().state_dict(), "optimizers": optimizers, "history": self.history}
+        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers()], "history": self.history}
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
         for i, (network, _, optimizer) in enumerate(self.nets, 1):
@@ -236,13 +230,14 @@ class dividemix(standard):
             optimizer.load_state_dict(state["optimizers"][i - 1])
         self.history = state["history"]
 
-    def _order(self, epoch: int, purpose: str, times: int, index: Tensor | None = None) -> Iterator[Batch]:
-        """Shuffled batches of `times` the batch size."""
+    def _order(self, index: Tensor, size: int, epoch: int, purpose: str) -> Iterator[Batch]:
+        """Shuffled batches of the examples at `index`."""
         return batches(
             self.job.train,
-            times * self.settings.batch_size,
-            index=self.job.index if index is None else index,
+            size,
+            index=index,
             generator=stream("cpu", self.settings.seed, purpose, epoch),
+            drop_last=self.settings.drop_last and len(index) >= size,  # a part may be smaller than a batch
             workers=self.settings.workers,
             device=self.fabric.device,
         )
@@ -259,6 +254,21 @@ class dividemix(standard):
         self.update(model, optimizer)
 
 
+def lower_of_two(values: Tensor, seed: int) -> Tensor:
+    """Fit two Gaussians to numbers [N]; the probability of each to come from the one with the lower mean, [N]."""
+    try:
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.mixture import GaussianMixture
+    except ImportError as error:
+        raise ImportError("The mixture of DivideMix needs scikit-learn: pip install 'logitclip[train]'.") from error
+    column = values[:, None].numpy()
+    mixture = GaussianMixture(2, max_iter=10, tol=1e-2, reg_covar=5e-4, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # ten iterations are what the method asks for
+        mixture.fit(column)
+    return torch.from_numpy(mixture.predict_proba(column)[:, mixture.means_.argmin()])
+
+
 def sharpen(p: Tensor, temperature: float) -> Tensor:
     """`p^(1/T)`, normalised.
 
@@ -267,6 +277,21 @@ def sharpen(p: Tensor, temperature: float) -> Tensor:
     """
     p = p ** (1 / temperature)
     return p / p.sum(1, keepdim=True)
+
+
+def refined(given: Tensor, clean: Tensor, p: Tensor, temperature: float) -> Tensor:
+    """The labels [N, K] as far as they are believed, the prediction p [N, K] for the rest: `w y + (1-w) p`, sharpened.
+
+    >>> refined(torch.tensor([[0, 1]]), torch.tensor([0.5]), torch.tensor([[0.5, 0.5]]), 1.0)
+    tensor([[0.2500, 0.7500]])
+    """
+    return sharpen(clean[:, None] * given + (1 - clean[:, None]) * p, temperature)
+
+
+def mixed(x: Tensor, target: Tensor, weight: float, order: Tensor) -> tuple[Tensor, Tensor]:
+    """Each example with a part of another one; the own part is the larger of `weight` and `1 - weight`."""
+    own = max(weight, 1 - weight)
+    return own * x + (1 - own) * x[order], own * target + (1 - own) * target[order]
 
 
 def negative_entropy(logits: Tensor) -> Tensor:
@@ -282,5 +307,6 @@ def mixmatch_losses(logits: Tensor, target: Tensor, labelled: int) -> tuple[Tens
     supervised = -(target[:labelled] * log_p[:labelled]).sum(1).mean()
     difference = log_p[labelled:].exp() - target[labelled:]
     unsupervised = difference.square().mean() if len(difference) else difference.sum()
-    k = logits.shape[1]
-    return supervised, unsupervised, (log_p.exp().mean(0).log() + np.log(k)).mean().neg()
+    n, k = logits.shape
+    uneven = math.log(n / k) - log_p.logsumexp(0).mean()  # the mean over classes of log(1/K) - log(mean p_k)
+    return supervised, unsupervised, uneven

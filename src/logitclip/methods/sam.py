@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
+from logitclip.criterion import Loss
 from logitclip.methods import METHODS
 from logitclip.methods.standard import Augment, Job, Step, standard
 
@@ -17,8 +19,8 @@ class sam(standard):
     """SAM: step along the gradient at the worst nearby point, `w + rho g/|g|`.
 
     The paper does not give its rho; 0.05 is the usual default. Under DDP each replica perturbs by its own gradient.
-    Batch-norm statistics are those of the first pass. With a gradient scaler nothing special is needed: the
-    perturbation does not depend on the scale of the gradient.
+    Batch-norm statistics, and what a sieving loss counts, are those of the first pass. With a gradient scaler nothing
+    special is needed: the perturbation does not depend on the scale of the gradient.
     """
 
     def __init__(self, job: Job, *, rho: float = 0.05) -> None:
@@ -34,7 +36,7 @@ class sam(standard):
             logits = self.model(view)
             loss = self.objective(logits, y)
             self.fabric.backward(loss)
-        with perturbed(self.network, self.rho), frozen_statistics(self.network):
+        with perturbed(self.network, self.rho), frozen_statistics(self.network, self.criterion):
             self.optimizer.zero_grad()
             self.fabric.backward(self.objective(self.model(view), y))
         self.update(self.model, self.optimizer)
@@ -44,29 +46,33 @@ class sam(standard):
 @contextlib.contextmanager
 def perturbed(network: nn.Module, rho: float) -> Iterator[None]:
     """Move the weights by rho along their normalised gradient; afterwards they are what they were, to the bit."""
+    weights = [w for w in network.parameters() if w.grad is not None]
+    before = [w.detach().clone() for w in weights]
     with torch.no_grad():
-        weights = [w for w in network.parameters() if w.grad is not None]
-        gradients = [w.grad for w in weights]
-        before = [w.detach().clone() for w in weights]
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g.float()) for g in gradients]))
+        gradients = [w.grad.to(torch.promote_types(w.dtype, torch.float32)) for w in weights]  # type: ignore[union-attr]
+        norm = torch.nn.utils.get_total_norm(gradients)
         # A gradient that overflowed in half precision says nothing about the direction: stay.
         step = torch.where(norm.isfinite(), rho / (norm + 1e-12), 0.0)
         for w, g in zip(weights, gradients, strict=True):
-            w.add_(torch.nan_to_num(g * step.to(g.dtype), 0.0, 0.0, 0.0))
-    yield
-    with torch.no_grad():
-        for w, old in zip(weights, before, strict=True):
-            w.copy_(old)
-
-
-@contextlib.contextmanager
-def frozen_statistics(network: nn.Module) -> Iterator[None]:
-    """Batch norm still normalises by the batch, but does not update its running statistics."""
-    norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats]
-    for norm in norms:
-        norm.track_running_stats = False
+            w.add_(torch.nan_to_num(g * step, 0.0, 0.0, 0.0))
     try:
         yield
     finally:
-        for norm in norms:
-            norm.track_running_stats = True
+        with torch.no_grad():
+            for w, old in zip(weights, before, strict=True):
+                w.copy_(old)
+
+
+@contextlib.contextmanager
+def frozen_statistics(network: nn.Module, criterion: nn.Module) -> Iterator[None]:
+    """Batch norm still normalises by the batch, but neither it nor a sieving loss takes note of what it sees."""
+    flags = [(m, "track_running_stats") for m in network.modules() if isinstance(m, _NormBase)]
+    flags += [(m, "training") for m in criterion.modules() if isinstance(m, Loss)]
+    flags = [(module, flag) for module, flag in flags if getattr(module, flag)]
+    for module, flag in flags:
+        setattr(module, flag, False)
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            setattr(module, flag, True)

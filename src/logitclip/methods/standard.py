@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from logitclip.criterion import Loss
+from logitclip.criterion import Linked, Loss
 from logitclip.data import Split
 from logitclip.methods import METHODS
 
@@ -45,9 +45,11 @@ class standard:
     """Minimise the criterion by SGD."""
 
     losses: tuple[str, ...] | None = None  # the losses a method accepts, by name; None: any criterion
+    distributed = True  # whether it can be spread over several processes
 
     def __init__(self, job: Job) -> None:
         self.job, self.settings, self.fabric = job, job.settings, job.fabric
+        self._check_criterion()
         self.criterion = job.criterion.to(job.fabric.device)
         self.network, self.model, self.optimizer = self.set_up(self.settings.seed)
 
@@ -74,21 +76,12 @@ class standard:
                 group["lr"] = lr
         labels, classes = self.job.train.labels[self.job.index.to(self.job.train.labels.device)], self.job.num_classes
         counts = labels.sum(0) if labels.is_floating_point() else torch.bincount(labels, minlength=classes)
-        for loss, removed in zip(self._scheduled(), self._removed(), strict=True):
-            loss.removed = removed
         if hasattr(self.criterion, "start_epoch"):
             self.criterion.start_epoch(epoch, counts.float().to(self.fabric.device))
 
     def optimizers(self) -> list[Any]:
         """Those that follow the learning-rate schedule."""
         return [self.optimizer]
-
-    def _scheduled(self) -> list[Loss]:
-        return [loss for loss in self.criterion.modules() if isinstance(loss, Loss) and loss.removed is not None]
-
-    def _removed(self) -> list[Tensor]:
-        """How many examples of each class each sieving loss left out in this epoch, over all ranks."""
-        return [self.fabric.all_reduce(loss.removed.clone(), reduce_op="sum") for loss in self._scheduled()]
 
     def train_epoch(
         self, epoch: int, batches: Iterable[Batch], augment: Augment
@@ -99,6 +92,8 @@ class standard:
             yield index, y, self.train_step(index, x, y, augment)
         if self.fabric.world_size > 1:
             average_buffers(self.network, self.fabric)
+            for loss in self._sieves():
+                loss.removed = self.fabric.all_reduce(loss.removed, reduce_op="sum")
 
     def train_step(self, index: Tensor, x: Tensor, y: Tensor, augment: Augment) -> Step:
         """One update of the weights. `index` says which examples of the dataset these are."""
@@ -111,7 +106,10 @@ class standard:
 
     def objective(self, logits: Tensor, y: Tensor) -> Tensor:
         """The criterion and the penalty on the logits, if there is one."""
-        loss = self.criterion(logits, y)
+        return self.penalised(self.criterion(logits, y), logits)
+
+    def penalised(self, loss: Tensor, logits: Tensor) -> Tensor:
+        """The loss with the penalty on the logits, if there is one."""
         return loss if self.settings.penalty is None else loss + self.settings.penalty(logits)
 
     def update(self, model: Any, optimizer: Any) -> None:
@@ -136,7 +134,7 @@ class standard:
         return {
             "optimizer": self.optimizer.state_dict(),
             "criterion": self.criterion.state_dict(),
-            "removed": self._removed(),
+            "removed": [loss.removed for loss in self._sieves()],
         }
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -144,10 +142,26 @@ class standard:
         self.network.load_state_dict(weights)
         self.optimizer.load_state_dict(state["optimizer"])
         self.criterion.load_state_dict(state["criterion"])
-        losses = (loss for loss in self.criterion.modules() if isinstance(loss, Loss))
-        for loss, removed in zip(losses, state["removed"], strict=False):
-            # The sum over the ranks is what counts.
-            loss.removed = removed.to(self.fabric.device) * self.fabric.is_global_zero
+        scheduled = [m for m in self.criterion.modules() if isinstance(m, Loss) and m.scheduled]
+        for loss, removed in zip(scheduled, state["removed"], strict=False):
+            loss.removed = removed.to(self.fabric.device)
+
+    def _sieves(self) -> list[Loss]:
+        """The losses that count which examples they leave out (CORES)."""
+        return [loss for loss in self.criterion.modules() if isinstance(loss, Loss) and loss.removed is not None]
+
+    def _check_criterion(self) -> None:
+        """A method with an objective of its own takes from the criterion what is done to the logits, no more."""
+        if self.losses is None:
+            return
+        criterion = self.job.criterion
+        loss: Any = criterion.criterion if isinstance(criterion, Linked) else criterion
+        named = isinstance(loss, Loss) and loss.name in self.losses
+        if not named or loss.weight is not None or loss.reduction != "mean":
+            raise ValueError(
+                f"{type(self).__name__} has its own objective and takes the loss {' or '.join(self.losses)} alone, "
+                f"clipped or not and without class weights; got {loss}."
+            )
 
 
 def average_buffers(network: nn.Module, fabric: Any) -> None:
