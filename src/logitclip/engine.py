@@ -194,6 +194,9 @@ def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, 
             from lightning_fabric import Fabric
     except ImportError as error:
         raise ImportError("Training needs Lightning Fabric: pip install 'logitclip[train]'.") from error
+    cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.accelerator.is_available())
+    if precision == "16-mixed" and cpu:
+        raise ValueError("The precision 16-mixed needs a GPU: on a CPU use bf16-mixed.")
     launched = torch.distributed.is_torchelastic_launched()
     strategy = "auto" if devices * nodes == 1 else "ddp" if launched or nodes > 1 else "ddp_spawn"
     try:
@@ -206,8 +209,6 @@ def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, 
         )
     except Exception as error:  # of any type; it says which devices there are
         raise ValueError(f"Cannot use {devices} devices of the accelerator {accelerator}: {error}") from error
-    if precision == "16-mixed" and fabric.device.type == "cpu":
-        raise ValueError("The precision 16-mixed needs a GPU: on a CPU use bf16-mixed.")
     if precision == "64":
         fabric.strategy.precision.convert_output = _unchanged  # it would round the logits to 32 bits before the loss
     return fabric

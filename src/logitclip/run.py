@@ -103,8 +103,8 @@ train = run  # its public name: logitclip.train
 def read_result(folder: Path) -> Result | None:
     """The result of a finished run, or None."""
     content = runs.read_json(folder / "result.json")
-    if content is None:
-        return None
+    if content is None or content.keys() != {field.name for field in dataclasses.fields(Result)}:
+        return None  # not there, or of another version: it is made again, from the last checkpoint
     content["config"] = {**content["config"], "runs": str(folder.parent)}  # folders may be moved
     return Result(**content)
 
@@ -201,7 +201,7 @@ def _work(fabric: Any, config: RunConfig, id: str, key: str, on_epoch: OnEpoch |
     last = record.rows[-LAST:]
     result = Result(
         id=id,
-        config=asdict(config),
+        config={**asdict(config), "plugin": list(config.plugin)},  # as JSON gives it back
         last10_accuracy=_mean([row["test_accuracy"] for row in last]),
         best_accuracy=max(row["test_accuracy"] for row in record.rows),
         val_accuracy=_mean([row["val_accuracy"] for row in last]) if config.val else None,

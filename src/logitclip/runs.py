@@ -81,7 +81,7 @@ def read_json(path: Path) -> Any:
     """The content of a JSON file, or None if there is none that can be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError:
         log.warning("%s is not valid JSON; it is taken as missing.", path)

@@ -1,0 +1,294 @@
+"""`RunConfig`: what is filled in, what counts for the id, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, fields, replace
+
+import numpy as np
+import pytest
+
+from logitclip import data, engine, noise
+from logitclip.config import _UNCOUNTED, RunConfig, parse_milestones
+from logitclip.data.cifar import PROTOCOL as CIFAR
+from logitclip.data.folder import image_protocol
+from logitclip.run import settings
+
+TABLE = "a,b,kind\n" + "".join(f"{i % 7},{i % 3},{'xy'[i % 2]}\n" for i in range(40))
+
+
+# -- the id ------------------------------------------------------------------------------------------------------------
+
+CIFAR_RUN = RunConfig(data="cifar10", noise="symmetric:rate=0.5", clip="official:temp=1.5").resolved(CIFAR)
+
+
+def test_sample_ids_are_frozen():
+    """They name the folders of runs: should one change, results are lost. If the maths changed, raise `PROTOCOL`."""
+    assert RunConfig().id == "DIGITS"
+    assert (
+        RunConfig(noise="asymmetric:rate=0.4", clip="norm:tau=1,delta=0.5", loss="gce", seed=3, val=0.1).id == "OTHER"
+    )
+    assert CIFAR_RUN.id == "CIFAR"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"loss": "gce"}, {"loss": "gce:q=0.7"}),
+        ({"loss": "sce:alpha=0.5,beta=1"}, {"loss": "sce:beta=1.0, alpha=.5"}),
+        ({"clip": "norm:tau=1"}, {"clip": "norm:tau=1.0,p=2"}),
+        ({"model": None}, {"model": "mlp:depth=3"}),
+        ({"epochs": None, "lr": None}, {"epochs": 150, "lr": 0.1}),
+        ({"lr": 1, "val": 0, "grad_clip": 5}, {"lr": 1.0, "val": 0.0, "grad_clip": 5.0}),
+        ({"milestones": "0.4,0.7"}, {"milestones": " 0.70,0.4 "}),
+        ({"schedule": "cosine"}, {"schedule": "cosine", "milestones": "0.1"}),
+    ],
+)
+def test_one_meaning_one_id(one, other):
+    assert RunConfig(**one).id == RunConfig(**other).id
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"noise_seed": 1},
+        {"loss": "gce:q=0.6"},
+        {"clip": "official:temp=1.5"},
+        {"penalty": "norm:weight=0.1"},
+        {"method": "sam"},
+        {"model": "mlp:width=64"},
+        {"lr": 0.2},
+        {"nesterov": True},
+        {"milestones": "0.5"},
+        {"threads": 2},
+        {"precision": "64"},
+        {"val": 0.1},
+        {"val": 0.1, "val_rule": "released"},
+        {"limit": 100},
+        {"devices": 2},
+        {"compile": True},
+        {"channels_last": False},
+        {"per_example": True},
+        {"measure_every": 5},
+    ],
+)
+def test_what_changes_numbers_or_files_changes_the_id(change):
+    plain = RunConfig(val=0.1) if "val_rule" in change else RunConfig()
+    assert RunConfig(**change).id != plain.id
+
+
+def test_what_does_not_change_numbers_does_not_change_the_id(tmp_path):
+    changes = {"root": str(tmp_path), "runs": "elsewhere", "workers": 2, "checkpoint_seconds": 0, "tensorboard": True}
+    assert set(changes) == set(_UNCOUNTED)
+    for name, value in changes.items():
+        assert RunConfig(**{name: value}).id == RunConfig().id, name
+
+
+def test_a_new_option_does_not_rename_old_runs():
+    @dataclass(frozen=True, kw_only=True)
+    class Newer(RunConfig):
+        novelty: int = 0
+
+    assert Newer(loss="gce").id == RunConfig(loss="gce").id
+    assert Newer(loss="gce", novelty=1).id != RunConfig(loss="gce").id
+
+
+def test_a_table_counts_by_content(tmp_path, monkeypatch):
+    file = tmp_path / "my.csv"
+    file.write_text(TABLE)
+    here = RunConfig(data=f"table:path={file},label=kind")
+    first = here.id
+    file.write_text(TABLE.replace("6,", "5,"))
+    second = here.id
+    assert second != first
+    file.write_text(TABLE)
+    assert here.id == first
+    # The same name in two roots is the same run only if the files are the same.
+    (tmp_path / "other").mkdir()
+    shutil.copy(file, tmp_path / "other")
+    monkeypatch.chdir(tmp_path / "other" / "..")
+    in_roots = [RunConfig(data="table:path=my.csv,label=kind", root=str(tmp_path / root)) for root in ("other", ".")]
+    assert in_roots[0].id == in_roots[1].id
+    monkeypatch.chdir("/")
+    (tmp_path / "other" / "my.csv").write_text(TABLE.replace("6,", "5,"))
+    assert in_roots[0].id != in_roots[1].id
+    monkeypatch.setenv("LOGITCLIP_DATA", str(tmp_path))
+    assert replace(in_roots[1], root=None).id == in_roots[1].id
+
+
+def test_noise_files_count_by_content(tmp_path):
+    dataset = data.load("digits")
+    path = tmp_path / "labels"
+    config = RunConfig(noise=f"file:path={path}")
+    ids = []
+    for seed in (0, 1, 0):
+        noise.apply("symmetric:rate=0.5", dataset, seed).save(path)
+        ids.append(config.id)
+    assert ids[0] != ids[1]
+    assert ids[0] == ids[2]
+
+    matrix = tmp_path / "t.npy"
+    transition = RunConfig(noise=f"transition:matrix={matrix}")
+    np.save(matrix, np.eye(10))
+    first = transition.id
+    np.save(matrix, np.full((10, 10), 0.1))
+    assert transition.id != first
+
+
+def test_lists_within_the_folder_count_by_content(tmp_path):
+    (tmp_path / "mine").mkdir()
+    names = tmp_path / "mine" / "train.txt"
+    config = RunConfig(data="folder:path=mine,layout=list,train_list=train.txt", root=str(tmp_path), epochs=1, lr=0.1)
+    config = config.resolved(image_protocol(256))
+    names.write_text("a.jpg 0\n")
+    first = config.id
+    names.write_text("a.jpg 1\n")
+    assert config.id != first
+
+
+def test_plugins_count_by_content_not_by_place(tmp_path):
+    ids = []
+    for place, text in (("a.py", "A = 1\n"), ("b.py", "A = 1\n"), ("c.py", "A = 2\n")):
+        (tmp_path / place).write_text(text)
+        ids.append(RunConfig(plugin=(str(tmp_path / place),)).id)
+    assert ids[0] == ids[1]
+    assert ids[0] != ids[2]
+    assert ids[0] != RunConfig().id
+
+
+# -- defaults ----------------------------------------------------------------------------------------------------------
+
+
+def test_everything_is_filled_in_and_stays_so():
+    config = RunConfig().resolved()
+    assert [f.name for f in fields(config) if getattr(config, f.name) is None] == ["root"]
+    assert (config.model, config.epochs, config.lr, config.augment) == ("mlp", 150, 0.1, "none")
+    assert config.resolved() == config
+    assert RunConfig(**json.loads(json.dumps(asdict(config)))) == config  # as config.json gives it back
+
+
+def test_a_resolved_config_does_not_look_at_the_data():
+    assert CIFAR_RUN.resolved() == CIFAR_RUN  # there is no CIFAR here
+    assert len(CIFAR_RUN.id) == 16
+
+
+@pytest.mark.parametrize(
+    ("protocol", "epochs", "drops", "nesterov", "model"),
+    [
+        (CIFAR, 200, (80, 140), False, "wrn"),
+        (image_protocol(256), 120, (40, 80), True, "resnet"),
+    ],
+)
+def test_the_paper_s_protocols(protocol, epochs, drops, nesterov, model):
+    config = RunConfig(data="cifar10").resolved(protocol)
+    assert (config.model, config.epochs, config.batch_size, config.nesterov) == (model, epochs, 128, nesterov)
+    assert (config.lr, config.momentum, config.weight_decay, config.drop_last) == (0.1, 0.9, 5e-4, True)
+    rates = [engine.learning_rate(settings(config, 50_000), epoch) for epoch in range(epochs)]
+    changes = [epoch for epoch in range(1, epochs) if rates[epoch] != rates[epoch - 1]]
+    assert tuple(changes) == drops
+    assert rates[-1] == pytest.approx(0.001)
+
+
+def test_defaults_are_read_from_the_given_root(tmp_path):
+    (tmp_path / "my.csv").write_text(TABLE)
+    config = RunConfig(data="table:path=my.csv,label=kind", root=str(tmp_path))
+    assert config.resolved().epochs == 100
+    with pytest.raises((ValueError, OSError), match=r"my\.csv"):
+        replace(config, root=str(tmp_path / "nowhere")).resolved()
+
+
+def test_a_dataset_without_defaults_asks_for_what_it_needs(tmp_path):
+    file = tmp_path / "own_data.py"
+    file.write_text(
+        "import torch\nfrom logitclip.data import DATASETS, Dataset, Split\n"
+        "@DATASETS.register\ndef no_defaults(root):\n"
+        "    split = Split(torch.randn(20, 3), torch.arange(20) % 2)\n"
+        "    return Dataset('no_defaults', split, split, 2, ('a', 'b'))\n"
+    )
+    config = RunConfig(data="no_defaults", plugin=(str(file),))
+    with pytest.raises(ValueError, match="'no_defaults' has no default for model: give --model"):
+        config.resolved()
+    with pytest.raises(ValueError, match="no default for batch_size: give --batch-size"):
+        replace(config, model="mlp", epochs=1).resolved()
+    full = replace(config, model="mlp", epochs=1, batch_size=4, lr=0.1).resolved()
+    assert (full.momentum, full.schedule, full.augment, full.drop_last) == (0.9, "multistep", "none", False)
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, got 0."),
+        ({"batch_size": -1}, "batch_size must be at least 1, got -1."),
+        ({"seed": -1}, "seed must be at least 0, got -1."),
+        ({"devices": 0}, "devices must be at least 1, got 0."),
+        ({"val": 1.0}, "val must be at least 0 and below 1, got 1.0."),
+        ({"val": float("nan")}, "val must be at least 0 and below 1, got nan."),
+        ({"checkpoint_seconds": -1}, "checkpoint_seconds must be at least 0, got -1.0."),
+        ({"milestones": "80,140"}, "milestones must be shares of the epochs between 0 and 1"),
+        ({"milestones": "soon"}, "milestones must be shares of the epochs between 0 and 1"),
+        ({"epochs": "3"}, "epochs must be a whole number or None, got '3'."),
+        ({"epochs": 2.5}, "epochs must be a whole number or None, got 2.5."),
+        ({"lr": "fast"}, "lr must be a number or None, got 'fast'."),
+        ({"lr": True}, "lr must be a number or None, got True."),
+        ({"nesterov": 1}, "nesterov must be True or False or None, got 1."),
+        ({"loss": 3}, "loss must be text, got 3."),
+        ({"plugin": "a.py"}, "plugin must be a list of texts, got 'a.py'."),
+        ({"precision": "8"}, "precision must be one of 32, 64, bf16-mixed, 16-mixed, bf16-true; got '8'."),
+        ({"schedule": "cosin"}, "schedule must be one of multistep, cosine, constant; got 'cosin'."),
+    ],
+)
+def test_fields_out_of_range_are_refused_when_the_config_is_made(field, message):
+    with pytest.raises(ValueError) as caught:
+        RunConfig(**field)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"data": "digit"}, "Unknown dataset 'digit'. Did you mean 'digits'?"),
+        ({"noise": "symetric:rate=0.5"}, "Unknown noise 'symetric'. Did you mean 'symmetric'?"),
+        ({"loss": "gcee"}, "Unknown loss 'gcee'. Did you mean 'gce'?"),
+        ({"clip": "offical:temp=1"}, "Unknown clip 'offical'. Did you mean 'official'?"),
+        ({"penalty": "nrom:weight=1"}, "Unknown penalty 'nrom'. Did you mean 'norm'?"),
+        ({"method": "standart"}, "Unknown method 'standart'. Did you mean 'standard'?"),
+        ({"model": "resnett"}, "Unknown model 'resnett'. Did you mean 'resnet'?"),
+        ({"augment": "flipcrop"}, "Unknown augmentation 'flipcrop'. Did you mean 'flip_crop'?"),
+        ({"loss": "gce:p=0.7"}, "The loss 'gce' has no knob 'p'."),
+        ({"clip": "official:temp=auto"}, "temp of the clip 'official' must be a number, got 'auto'."),
+        ({"method": "sop", "loss": "gce"}, "The method 'sop' has its own objective and takes the loss ce alone"),
+    ],
+)
+def test_unknown_names_are_refused_with_a_suggestion_and_before_the_data_are_read(field, message):
+    with pytest.raises(ValueError) as caught:
+        RunConfig(**{"data": "cifar10", "root": "/nowhere", **field}).resolved()
+    assert str(caught.value).startswith(message)
+
+
+def test_plugins_that_fail_say_how(tmp_path):
+    with pytest.raises(ValueError, match=r"There is no plugin file /nowhere\.py\."):
+        RunConfig(plugin=("/nowhere.py",)).resolved()
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(ValueError, match=r"must end in \.py"):
+        RunConfig(plugin=(str(tmp_path / "notes.txt"),)).resolved()
+    for text, reason in (
+        ("import nothing_of_that_name", "ModuleNotFoundError"),
+        ("1 +", "SyntaxError"),
+        ("x", "NameError"),
+    ):
+        file = tmp_path / f"{reason}.py"
+        file.write_text(text)
+        with pytest.raises(ValueError, match=f"{reason}.py cannot be imported: {reason}: "):
+            RunConfig(plugin=(str(file),)).resolved()
+
+
+def test_milestones():
+    assert parse_milestones("0.4,0.7") == (0.4, 0.7)
+    assert parse_milestones("") == ()
+    assert RunConfig(milestones="").resolved().milestones == ""
+    assert RunConfig(schedule="constant").resolved().milestones == ""

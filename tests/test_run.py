@@ -1,0 +1,479 @@
+"""`run(config)`: the same numbers twice, after any interruption, and a folder that can be trusted."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from logitclip import data, engine, runs
+from logitclip.config import RunConfig
+from logitclip.methods.standard import standard
+from logitclip.run import Result, _as_launched, prepare, read_result, run
+
+SMALL = RunConfig(
+    noise="symmetric:rate=0.5",
+    limit=200,
+    model="mlp:width=16,depth=2",
+    epochs=4,
+    batch_size=32,
+    lr=0.05,
+    checkpoint_seconds=0,
+)
+
+
+def metrics(result: Result) -> bytes:
+    return (result.folder / "metrics.jsonl").read_bytes()
+
+
+def lasting(result: Result) -> dict[str, Any]:
+    """What must be the same, whenever and wherever a run is made."""
+    content = json.loads((result.folder / "result.json").read_text())
+    for name in ("runs", "checkpoint_seconds"):
+        content["config"].pop(name)
+    return {k: v for k, v in content.items() if k != "seconds"}
+
+
+def weights(result: Result) -> bytes:
+    return (result.folder / "checkpoints" / f"{result.epochs:06d}" / "weights.safetensors").read_bytes()
+
+
+def in_folder(tmp_path: Path, name: str, config: RunConfig = SMALL, **change: Any) -> RunConfig:
+    return replace(config, runs=str(tmp_path / name), **change)
+
+
+# -- what comes out ----------------------------------------------------------------------------------------------------
+
+
+def test_result_and_folder(tmp_path):
+    seen: list[Any] = []
+    config = in_folder(tmp_path, "a", epochs=12, val=0.2)
+    result = run(config, on_epoch=lambda c, row: seen.append((c, row)))
+    rows = result.rows
+    assert [row for _, row in seen] == [None, *rows]  # once before the first epoch
+    assert all(c == config.resolved() for c, _ in seen)
+    assert [row["epoch"] for row in rows] == list(range(12))
+    assert result.last10_accuracy == pytest.approx(np.mean([row["test_accuracy"] for row in rows[2:]]))
+    assert result.best_accuracy == max(row["test_accuracy"] for row in rows)
+    assert result.val_accuracy == pytest.approx(np.mean([row["val_accuracy"] for row in rows[2:]]))
+    assert result.memorised == rows[-1]["memorised"] is not None
+    assert result.recovered == rows[-1]["recovered"] is not None
+    assert result.noise_rate == pytest.approx(50, abs=0.5)
+    assert (result.id, result.clip, result.epochs) == (config.id, "none", 12)
+    assert result.versions["torch"] == torch.__version__.partition("+")[0] or "+" in result.versions["torch"]
+    assert result.seconds > 0
+    assert sorted(p.name for p in result.folder.iterdir()) == [
+        ".claim.lock",
+        "checkpoints",
+        "config.json",
+        "metrics.jsonl",
+        "result.json",
+    ]
+    assert RunConfig(**json.loads((result.folder / "config.json").read_text())) == config.resolved()
+    assert read_result(result.folder) == result
+
+
+def test_the_same_config_gives_the_same_bytes(tmp_path):
+    one, other = (run(in_folder(tmp_path, name)) for name in "ab")
+    assert metrics(one) == metrics(other)
+    assert weights(one) == weights(other)
+    assert lasting(one) == lasting(other)
+    assert one.id == other.id
+    third = run(in_folder(tmp_path, "a", seed=1))
+    assert metrics(third) != metrics(one)
+    fourth = run(in_folder(tmp_path, "a", noise_seed=1))
+    assert metrics(fourth) not in (metrics(one), metrics(third))
+
+
+def test_a_finished_run_is_only_read_back(tmp_path, monkeypatch):
+    config = in_folder(tmp_path, "a")
+    result = run(config)
+    monkeypatch.setattr(engine, "make_fabric", None)  # nothing is trained
+    assert run(config) == result
+    (tmp_path / "a").rename(tmp_path / "b")
+    moved = run(in_folder(tmp_path, "b"))
+    assert moved.folder == tmp_path / "b" / result.id
+    assert moved.rows == json.loads("[" + ",".join(metrics(moved).decode().splitlines()) + "]")
+
+
+def test_a_result_that_is_lost_is_made_again_from_the_checkpoint(tmp_path, monkeypatch):
+    config = in_folder(tmp_path, "a")
+    result = run(config)
+    before = lasting(result)
+    monkeypatch.setattr(standard, "train_step", None)  # not one step is needed
+    for content in ("{", '{"id": "of another version"}'):
+        (result.folder / "result.json").write_text(content)
+        assert lasting(run(config)) == before
+
+
+def test_limit_is_a_fixed_choice(tmp_path):
+    small, rate = prepare(RunConfig(limit=100).resolved())
+    assert (len(small.train), len(small.test), rate) == (100, 100, 0)
+    again, _ = prepare(RunConfig(limit=100, seed=5).resolved())
+    assert torch.equal(small.train.x, again.train.x)
+    noisy, rate = prepare(RunConfig(limit=100, noise="symmetric:rate=0.4").resolved())
+    assert torch.equal(noisy.train.x, small.train.x)
+    assert rate == pytest.approx(0.4, abs=0.011)
+    full = data.load("digits")
+    assert len(prepare(RunConfig(limit=10_000).resolved())[0].train) == len(full.train)
+
+
+@pytest.mark.parametrize(("rule", "released"), [("random", False), ("released", True)])
+def test_the_held_out_part(tmp_path, monkeypatch, rule, released):
+    seen = {}
+
+    def fit(*args: Any, **more: Any) -> None:
+        seen.update(more)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "fit", fit)
+    with pytest.raises(KeyboardInterrupt):
+        run(in_folder(tmp_path, "a", val=0.1, val_rule=rule))
+    assert seen["augment_held_out"] is released
+    assert torch.equal(seen["held_out"], torch.arange(180, 200)) is released
+    assert sorted(torch.cat([seen["index"], seen["held_out"]]).tolist()) == list(range(200))
+
+
+def test_per_example_file(tmp_path):
+    result = run(in_folder(tmp_path, "a", per_example=True))
+    file = np.load(result.folder / "examples.npz")
+    assert sorted(file) == ["clean_label", "first_learnt", "label", "loss", "margin", "prediction"]
+    wrong = file["label"] != file["clean_label"]
+    assert all(len(file[name]) == 200 for name in file)
+    assert 100 * (file["prediction"] == file["label"])[wrong].mean() == pytest.approx(result.memorised)
+    assert set(file["first_learnt"].tolist()) <= {-1, 0, 1, 2, 3}
+    assert np.array_equal(file["margin"] > 0, file["prediction"] == file["label"])
+
+
+def test_measure_every(tmp_path):
+    measured = [row["memorised"] is not None for row in run(in_folder(tmp_path, "a", measure_every=3)).rows]
+    assert measured == [False, False, True, True]
+
+
+PLUGIN = """
+import torch
+from torch import nn
+from logitclip.losses import loss
+from logitclip.models import MODELS
+
+@loss
+def half_{name}(log_p, _, *, factor: float = 0.5):
+    "Half the cross entropy."
+    return -factor * log_p
+
+@MODELS.register
+def linear_{name}(num_classes: int, *, in_features: int):
+    "One layer."
+    return nn.Sequential(nn.Flatten(), nn.Linear(in_features, num_classes))
+"""
+
+
+def test_own_losses_and_models_come_in_by_plugin(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(PLUGIN.format(name="own"))
+    own = in_folder(tmp_path, "a", plugin=(str(file),), model="linear_own", momentum=0.0, schedule="constant")
+    half = run(replace(own, loss="half_own", lr=0.1))
+    plain = run(replace(own, loss="ce", lr=0.05))
+    assert [row["test_accuracy"] for row in half.rows] == pytest.approx(
+        [row["test_accuracy"] for row in plain.rows], abs=1
+    )
+    assert half.rows[-1]["loss"] == pytest.approx(plain.rows[-1]["loss"] / 2, rel=1e-3)
+    assert run(replace(own, loss="half_own:factor=1", lr=0.05)).rows[-1]["loss"] == pytest.approx(
+        plain.rows[-1]["loss"]
+    )
+
+
+@pytest.mark.slow
+def test_tensorboard(tmp_path, monkeypatch):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = in_folder(tmp_path, "a", tensorboard=True)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, on_epoch=interrupt_after(1))
+    result = run(config)
+    events = EventAccumulator(str(result.folder / "tensorboard")).Reload()
+    for name in ("test_accuracy", "loss", "memorised", "lr"):
+        shown = [(event.step, event.value) for event in events.Scalars(name)]
+        assert shown == [(row["epoch"], pytest.approx(row[name], rel=1e-5)) for row in result.rows]
+
+
+# -- interruptions -----------------------------------------------------------------------------------------------------
+
+
+def interrupt_after(epoch: int) -> Any:
+    def on_epoch(_: RunConfig, row: dict[str, Any] | None) -> None:
+        if row is not None and row["epoch"] == epoch:
+            raise KeyboardInterrupt
+
+    return on_epoch
+
+
+VARIED = {
+    "cores, dropout, cosine, held out": {
+        "loss": "cores",
+        "clip": "official:temp=1.5",
+        "model": "mlp:width=16,depth=2,dropout=0.4",
+        "schedule": "cosine",
+        "val": 0.2,
+        "per_example": True,
+    },
+    "wrn, augmentation, nesterov": {
+        "limit": 64,
+        "model": "wrn:depth=10,width=1,dropout=0.3",
+        "augment": "flip_crop:padding=1",
+        "nesterov": True,
+        "weight_decay": 5e-4,
+        "drop_last": True,
+        "val": 0.2,
+        "val_rule": "released",
+        "batch_size": 16,
+    },
+    "bf16, penalty, clipped gradient": {
+        "precision": "bf16-mixed",
+        "penalty": "norm:weight=0.1",
+        "grad_clip": 0.5,
+        "clip": "norm:tau=1,delta=0.5",
+        "noise": "asymmetric:rate=0.4",
+    },
+    "float64, two threads": {"precision": "64", "threads": 2, "loss": "gce", "clip": "value:limit=2"},
+}
+
+
+@pytest.mark.parametrize("saved_at", ["every epoch", "the interrupt"])
+@pytest.mark.parametrize("change", VARIED.values(), ids=VARIED)
+def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, monkeypatch, change, saved_at):
+    seconds = 0 if saved_at == "every epoch" else 1000
+    whole = run(in_folder(tmp_path, "whole", **change))
+    config = in_folder(tmp_path, "parts", **change, checkpoint_seconds=seconds)
+    step, calls = standard.train_step, []
+
+    def interrupted(self: Any, *args: Any) -> Any:
+        calls.append(1)
+        if len(calls) in (2, 2 * steps, 3 * steps + 1):  # in the first epoch; at the end of one; and in the middle
+            raise KeyboardInterrupt
+        return step(self, *args)
+
+    trained_on, size = round((1 - config.val) * config.limit), change.get("batch_size", 32)
+    steps = trained_on // size if change.get("drop_last") else -(-trained_on // size)
+    monkeypatch.setattr(standard, "train_step", interrupted)
+    interruptions = 0
+    while True:
+        try:
+            parts = run(config)
+            break
+        except KeyboardInterrupt:
+            interruptions += 1
+    assert interruptions == 3
+    with pytest.raises(KeyboardInterrupt):  # and right after an epoch
+        run(replace(config, runs=str(tmp_path / "third")), on_epoch=interrupt_after(2))
+    resumed = []
+    third = run(replace(config, runs=str(tmp_path / "third")), on_epoch=lambda _, row: resumed.append(row))
+    assert resumed == whole.rows[2:]  # not one epoch was done twice
+    for other in (parts, third):
+        assert metrics(other) == metrics(whole)
+        assert weights(other) == weights(whole)
+        assert lasting(other) == lasting(whole)
+        if config.per_example:
+            one, two = (np.load(r.folder / "examples.npz") for r in (whole, other))
+            assert all(np.array_equal(one[name], two[name]) for name in one)
+
+
+def test_an_interrupt_inside_the_save_saves_again(tmp_path, monkeypatch):
+    whole = run(in_folder(tmp_path, "whole"))
+    config = in_folder(tmp_path, "parts")
+    save, calls = runs._write_synced, []
+
+    def interrupted(path: Path, content: bytes) -> None:
+        calls.append(path.name)
+        if calls.count("state.pt") == 2 and path.name == "state.pt":
+            raise KeyboardInterrupt
+        save(path, content)
+
+    monkeypatch.setattr(runs, "_write_synced", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(config)
+    assert [p.name for p in sorted((tmp_path / "parts" / config.id / "checkpoints").iterdir())] == ["000001", "000002"]
+    parts = run(config)
+    assert metrics(parts) == metrics(whole)
+
+
+def test_a_damaged_checkpoint_costs_an_epoch_and_no_bit(tmp_path, caplog):
+    whole = run(in_folder(tmp_path, "whole"))
+    config = in_folder(tmp_path, "parts")
+    with pytest.raises(KeyboardInterrupt):
+        run(config, on_epoch=interrupt_after(2))
+    last = tmp_path / "parts" / config.id / "checkpoints" / "000003"
+    content = bytearray((last / "weights.safetensors").read_bytes())
+    content[-5] ^= 1
+    (last / "weights.safetensors").write_bytes(content)
+    resumed: list[Any] = []
+    parts = run(config, on_epoch=lambda _, row: resumed.append(row["epoch"]))
+    assert resumed == [1, 2, 3]
+    assert f"{last} is damaged (weights.safetensors has been changed)" in caplog.text
+    assert metrics(parts) == metrics(whole)
+    assert weights(parts) == weights(whole)
+
+
+def test_the_checkpoint_of_another_run_is_not_taken(tmp_path, caplog):
+    other = run(in_folder(tmp_path, "a", seed=9))
+    config = in_folder(tmp_path, "a")
+    (tmp_path / "a" / config.id).mkdir()
+    (other.folder / "checkpoints").rename(tmp_path / "a" / config.id / "checkpoints")
+    result = run(config)
+    assert "000004 is of another run" in caplog.text
+    assert metrics(result) == metrics(run(in_folder(tmp_path, "whole")))
+
+
+def slow_down_writes() -> None:
+    sync = os.fsync
+
+    def slow(fd: int) -> None:
+        time.sleep(0.01)
+        sync(fd)
+
+    os.fsync = slow
+
+
+def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path):
+    config = in_folder(tmp_path, "killed", epochs=6, per_example=True)
+    whole = run(replace(config, runs=str(tmp_path / "whole")))
+    chance = random.Random(0)
+    folder = tmp_path / "killed" / config.id
+    kills = inside = 0
+    for _ in range(60):
+        pid = os.fork()
+        if not pid:
+            slow_down_writes()  # so that some kills fall into one
+            code = 1
+            try:
+                run(config)
+                code = 0
+            finally:
+                os._exit(code)
+        deadline = time.monotonic() + (chance.uniform(0.1, 0.5) if kills < 6 else 120)
+        while time.monotonic() < deadline and not (done := os.waitpid(pid, os.WNOHANG))[0]:
+            time.sleep(0.005)
+        if done[0]:
+            assert os.waitstatus_to_exitcode(done[1]) == 0
+            break
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        kills += 1
+        inside += bool(list(folder.rglob(f"{runs.SCRATCH}*")))
+    killed = run(config)
+    assert kills >= 2
+    assert metrics(killed) == metrics(whole)
+    assert weights(killed) == weights(whole)
+    assert (folder / "examples.npz").exists()
+    assert not list(folder.rglob(f"{runs.SCRATCH}*"))
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_stops_the_run_and_costs_nothing(tmp_path, monkeypatch):
+    whole = run(in_folder(tmp_path, "whole"))
+    config = in_folder(tmp_path, "full")
+    write, count = runs._write_synced, 0
+
+    def full(path: Path, content: bytes) -> None:
+        nonlocal count
+        count += 1
+        if count == 9:  # inside the second checkpoint
+            path.write_bytes(content[: len(content) // 2])
+            raise OSError(28, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(runs, "_write_synced", full)
+    with pytest.raises(runs.CannotWrite, match=r"^Cannot write .*000002: No space left on device\."):
+        run(config)
+    folder = tmp_path / "full" / config.id
+    names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    checkpoint = ["manifest.json", "rows.jsonl", "state.pt", "weights.safetensors"]
+    assert names == [
+        ".claim.lock",
+        *(f"checkpoints/000001/{name}" for name in checkpoint),
+        "config.json",
+        "metrics.jsonl",
+    ]
+    assert metrics(run(config)) == metrics(whole)
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence_and_nothing_is_done(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(engine, "fit", None)
+    with pytest.raises(runs.CannotWrite, match=r"Cannot write .*file/.*: Not a directory\."):
+        run(replace(SMALL, runs=str(tmp_path / "file")))
+
+
+def test_divergence_leaves_no_result_and_no_nan(tmp_path):
+    config = in_folder(tmp_path, "a", lr=1e6, epochs=20, schedule="constant")
+    for _ in range(2):  # also when it is tried again
+        with pytest.raises(engine.Diverged, match=r"diverged in epoch \d+"):
+            run(config)
+    folder = tmp_path / "a" / config.id
+    assert not (folder / "result.json").exists()
+    assert "NaN" not in (folder / "metrics.jsonl").read_text()
+    assert all(math.isfinite(row["loss"]) for row in runs.read_rows(folder / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"clip": "norm:tau=-1"}, "tau must be positive and finite, got -1.0."),
+        ({"loss": "gce:q=-1"}, "q "),
+        ({"lr": -0.1}, "lr must be positive, got -0.1."),
+        ({"penalty": "norm"}, "The penalty 'norm' needs 'weight'"),
+        ({"precision": "16-mixed", "accelerator": "cpu"}, "The precision 16-mixed needs a GPU"),
+        ({"nodes": 2}, "Several nodes need torchrun on each"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_before_anything_is_written(tmp_path, change, message):
+    with pytest.raises(ValueError) as caught:
+        run(in_folder(tmp_path, "a", **change))
+    assert str(caught.value).startswith(message)
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_run_that_lost_its_claim_stops_before_it_writes(tmp_path):
+    config = in_folder(tmp_path, "a")
+    folder = tmp_path / "a" / config.id
+
+    def steal(_: RunConfig, row: dict[str, Any] | None) -> None:
+        if row is not None and row["epoch"] == 1:
+            (folder / "claim").write_text('{"key": "other", "pid": 1, "host": "elsewhere"}')
+
+    with pytest.raises(runs.Claimed, match="no longer claimed by this process but by process 1 on elsewhere"):
+        run(config, on_epoch=steal)
+    assert len(runs.read_rows(folder / "metrics.jsonl")) == 2
+
+
+def test_the_same_run_twice_at_once(tmp_path):
+    config = in_folder(tmp_path, "a")
+
+    def again(_: RunConfig, row: dict[str, Any] | None) -> None:
+        if row is None:
+            with pytest.raises(runs.Claimed, match=f"worked on by process {os.getpid()}"):
+                run(config)
+
+    assert metrics(run(config, on_epoch=again)) == metrics(run(in_folder(tmp_path, "b")))
+
+
+def test_what_torchrun_started_is_what_counts(monkeypatch):
+    assert _as_launched(SMALL) is SMALL
+    for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, value)
+    for config in (SMALL, replace(SMALL, devices=4), replace(SMALL, devices=2, nodes=2)):
+        assert (_as_launched(config).devices, _as_launched(config).nodes) == (2, 2)
+    with pytest.raises(ValueError, match="torchrun has started 4 processes, not the 3 of devices and nodes"):
+        _as_launched(replace(SMALL, devices=3))
