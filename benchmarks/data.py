@@ -40,8 +40,7 @@ PADDING = 4
 
 def pil_pipeline(data: Dataset) -> Callable[[int], Tensor]:
     """Image by image: flip, pad and crop with Pillow, then to floats in [0, 1], channels first, and normalised."""
-    images = data.train.x
-    assert isinstance(images, Tensor)
+    images = torch.as_tensor(data.train.x)
     pixels = np.ascontiguousarray(images.permute(0, 2, 3, 1).numpy())
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (data.mean, data.std))
     rng = random.Random(0)
@@ -70,8 +69,7 @@ def pil_pipeline(data: Dataset) -> Callable[[int], Tensor]:
 
 def gather_pipeline(data: Dataset) -> Callable[[int], Tensor]:
     """The obvious way to do a whole batch: the position of every pixel of every image, and one gather."""
-    images, generator = data.train.x, torch.Generator().manual_seed(0)
-    assert isinstance(images, Tensor)
+    images, generator = torch.as_tensor(data.train.x), torch.Generator().manual_seed(0)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (data.mean, data.std))
     steps = torch.arange(32)
 

@@ -55,6 +55,11 @@ def test_a_file_of_numpy_1_opens(official, clean):
     assert np.array_equal(read_torch(official)["clean_label"], clean.numpy())
 
 
+def test_a_file_of_an_old_torch_opens(tmp_path, clean):
+    torch.save({"clean_label": clean.numpy()}, tmp_path / "x.pt", _use_new_zipfile_serialization=False)
+    assert np.array_equal(read_torch(tmp_path / "x.pt")["clean_label"], clean.numpy())
+
+
 @pytest.mark.parametrize("dtype", ["i1", "u1", "<i4", ">i4", "<i8", ">i8", "u2"])
 def test_arrays_of_every_integer_type(tmp_path, dtype):
     array = np.arange(12).astype(dtype).reshape(3, 4)

@@ -71,7 +71,7 @@ def fetch(remote: Remote, folder: str | Path, mirror: str | Path | None = None) 
         mirror: a folder, or the beginning of an address, that has the file under the same name.
     """
     folder = Path(folder)
-    source = remote.url if mirror is None else f"{str(mirror).rstrip('/')}/{remote.name}"
+    source = remote.url if mirror is None else f"{os.path.expanduser(mirror).rstrip('/')}/{remote.name}"
     if "://" not in source and not Path(source).is_file():
         raise ValueError(f"The mirror {mirror} has no file {remote.name}.")
     folder.mkdir(parents=True, exist_ok=True)
