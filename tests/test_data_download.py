@@ -185,6 +185,13 @@ def test_a_file_of_unknown_size_is_fetched_whole(server, tmp_path):
     assert fetch(remote(server, size=None, md5=None), tmp_path).read_bytes() == CONTENT
 
 
+def test_a_file_of_unknown_size_that_is_cut_off_is_not_taken_for_whole(server, tmp_path):
+    server.stops_after = 1000
+    with pytest.raises(ConnectionError, match="stopped after 0"):
+        fetch(remote(server, size=None, md5=None), tmp_path)
+    assert not (tmp_path / "file.bin").exists()
+
+
 def test_a_mirror_may_be_a_folder_or_an_address(server, tmp_path):
     mirror = tmp_path / "mirror"
     mirror.mkdir()

@@ -174,8 +174,10 @@ def _receive(source: str, out: IO[bytes], remote: Remote) -> None:
                     while (size is None or out.tell() <= size) and (block := stream.read(_BLOCK)):
                         out.write(block)
                         progress.update(task, completed=out.tell())
-                if size is None:
-                    return
+                    if size is None:
+                        if not getattr(stream, "length", 0):  # what is still to come, as far as the server said
+                            return
+                        _empty(out)
             except (OSError, http.client.HTTPException) as error:
                 if isinstance(error, urllib.error.HTTPError) and 400 <= error.code < 500:
                     raise ConnectionError(f"{source} cannot be downloaded: {error}.") from error
