@@ -185,8 +185,9 @@ def _receive(source: str, out: IO[bytes], remote: Remote) -> None:
                 log.info("%s: %s", source, problem)
             fruitless = 0 if out.tell() > before else fruitless + 1
             if fruitless == _ATTEMPTS:
+                total = "an unknown number of" if size is None else f"{size:,}"
                 raise ConnectionError(
-                    f"The download of {source} stopped after {out.tell():,} of {size or 0:,} bytes ({problem}). "
+                    f"The download of {source} stopped after {out.tell():,} of {total} bytes ({problem}). "
                     f"Run it again to go on from there, or put {remote.name} into {Path(out.name).parent} yourself."
                 )
             if fruitless:
