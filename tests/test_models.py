@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from logitclip.models import MODELS, build
-from logitclip.models.blocks import ACTIVATIONS, PreActBlock
+from logitclip.models.blocks import ACTIVATIONS, PreActBlock, make_stem
 from logitclip.models.densenet import DenseLayer
 from logitclip.models.resnet import Block
 from logitclip.models.squeezenet import Fire
@@ -285,6 +285,15 @@ def test_dense_layer_and_fire():
     torch.testing.assert_close(fire(x), torch.cat([F.relu(ones), F.relu(threes)], 1))
 
 
+def test_stems():
+    x = images(2)
+    for kind, stride, padding in (("imagenet", 2, 3), ("cifar", 1, 1)):
+        stem = randomised(make_stem(kind, 3, 8, "relu"))
+        (n,), (c,) = layers(stem, nn.BatchNorm2d), layers(stem, nn.Conv2d)
+        out = F.relu(norm(n, F.conv2d(x, c.weight, stride=stride, padding=padding)))
+        torch.testing.assert_close(stem(x), F.max_pool2d(out, 3, 2, 1) if kind == "imagenet" else out)
+
+
 @pytest.mark.parametrize(
     ("spec", "activated"), [("wrn:depth=10", True), ("preact_resnet:final_norm=true", True), ("preact_resnet", False)]
 )
@@ -496,10 +505,13 @@ def test_image_models_refuse_features(name):
         build(name, 10, (20,))
 
 
-@pytest.mark.parametrize(("name", "shape"), [("squeezenet", DIGIT), ("densenet", DIGIT), ("cnn", (1, 3, 3))])
-def test_images_too_small_are_refused_at_once(name, shape):
-    with pytest.raises(ValueError, match=f"The model '{name}' cannot take inputs of shape"):
-        build(name, 10, shape)
+@pytest.mark.parametrize(
+    ("spec", "pixels"), [("squeezenet", 17), ("densenet", 29), ("densenet:stem=cifar", 8), ("cnn", 4)]
+)
+def test_images_too_small_are_refused_at_once(spec, pixels):
+    build(spec, 10, (1, pixels, pixels))
+    with pytest.raises(ValueError, match=f"The model '{spec.partition(':')[0]}' cannot take inputs of shape"):
+        build(spec, 10, (1, pixels - 1, pixels - 1))
 
 
 @pytest.mark.parametrize(("num_classes", "shape"), [(1, CIFAR), (0, CIFAR), (10, ()), (10, (3, 0, 32)), (10, (-1,))])

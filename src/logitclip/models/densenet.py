@@ -48,7 +48,10 @@ def densenet(
     stem: Stem = "imagenet",
     activation: Activation = "relu",
 ) -> nn.Module:
-    """DenseNet-BC of depth 121, 169 or 201, as in torchvision; `stem=cifar` keeps small images whole."""
+    """DenseNet-BC of depth 121, 169 or 201, as in torchvision; `stem=cifar` keeps small images whole.
+
+    The ImageNet stem needs 29 pixels, the other 8.
+    """
     counts = COUNTS[one_of("depth of a densenet", depth, COUNTS)]
     width = 64
     body = nn.Sequential(make_stem(stem, in_channels, width, activation))
