@@ -76,7 +76,7 @@ def batches(draw: st.DrawFn, max_classes: int = 1000, rows: int = 24) -> tuple[n
     return z.clip(-1e4, 1e4), y
 
 
-thresholds = st.floats(-1.5, 1.8).map(lambda x: 10**x)  # up to 63: a clip above 40 shifts by the maximum
+thresholds = st.floats(-1.5, 2.3).map(lambda x: 10**x)  # up to 200, whose exponential leaves float32
 clips = st.none() | st.tuples(
     thresholds, st.none() | thresholds, st.just(2.0) | st.sampled_from([1.0, 1.5, 3.0, 20.0, math.inf])
 )
@@ -129,7 +129,10 @@ def test_oracle_gradients_are_derivatives_of_oracle_values(name: str) -> None:
 
 @pytest.fixture(params=["plain", "blocked"])
 def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Send all logits through one of the two forms of `row_log_probs`, the blocked one with several blocks."""
+    """Send all logits through plain operations, or through gradients written by hand (in several blocks)."""
+    if request.param == "plain":
+        for module in ("clip", "fused"):
+            monkeypatch.setattr(f"logitclip.{module}.takes_closed_form", lambda z, p: False, raising=False)
     monkeypatch.setattr(fused, "MIN_BLOCKED", 0 if request.param == "blocked" else math.inf)
     monkeypatch.setattr(fused, "BLOCK", 2000)
     return request.param
@@ -226,6 +229,7 @@ def extreme_rows(dtype: torch.dtype, classes: int) -> Tensor:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.usefixtures("form")
 def test_nothing_is_ever_nan_or_infinite(name: str, dtype: torch.dtype) -> None:
     for classes in (2, 10, 1000):
         logits = extreme_rows(dtype, classes)
@@ -255,8 +259,8 @@ def test_half_precision_is_computed_in_float32(name: str, dtype: torch.dtype) ->
     for clip in (None, (1.0, None, 2.0)):
         values, gradient = compute(name, logits, target, clip)
         exact, exact_gradient = compute(name, logits.float(), target, clip)
-        assert torch.equal(values, exact)
-        assert torch.equal(gradient, exact_gradient.to(dtype))
+        torch.testing.assert_close(values, exact, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(gradient, exact_gradient.to(dtype))
 
 
 def test_functions_take_any_leading_shape_and_return_one_value_each() -> None:
@@ -363,7 +367,7 @@ def test_taylor_tends_to_ce() -> None:
 def test_nce_lies_in_0_1_and_is_1_over_k_at_uniform(batch: Any) -> None:
     z, y = batch
     values = losses.nce(torch.tensor(z), torch.tensor(y))
-    assert ((values >= 0) & (values <= 1)).all()
+    assert ((values >= 0) & (values <= 1 + 1e-12)).all()
     classes = z.shape[1]
     uniform = losses.nce(torch.full((1, classes), float(z[0, 0]), dtype=torch.float64), torch.tensor([0]))
     assert uniform.item() == pytest.approx(1 / classes, rel=1e-9)
