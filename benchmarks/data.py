@@ -117,7 +117,7 @@ def main() -> None:
     makers = {"pil": pil_pipeline, "gather": gather_pipeline, "ours": our_pipeline}
     pipelines = {name: make(data) for name, make in makers.items()}
     speeds: dict[tuple[int, str], list[float]] = {(b, name): [] for b in (128, 512) for name in pipelines}
-    for repeat in range(args.repeats + 1):  # the first one warms up
+    for repeat in range(3 * args.repeats + 1):  # they are short; the first one warms up
         for (batch_size, name), found in speeds.items():
             rounds, x = 1 if name == "pil" else 5, torch.empty(0)
             start = time.process_time()
