@@ -143,6 +143,11 @@ def leave_claim(folder: Path, **owner: object) -> Path:
     return file
 
 
+def make_older(file: Path, seconds: float) -> None:
+    then = time.time() - seconds
+    os.utime(file, (then, then))
+
+
 def test_one_works_and_the_other_is_told_by_whom(tmp_path):
     with runs.claim(tmp_path):
         with (
@@ -191,10 +196,10 @@ def test_another_machine_is_believed_until_it_is_silent(tmp_path):
     file = leave_claim(tmp_path, pid=2**22 + 1)
     with pytest.raises(runs.Claimed, match="on elsewhere"), runs.claim(tmp_path):
         pass
-    os.utime(file, (time.time() - runs.SILENCE + 20,) * 2)
+    make_older(file, runs.SILENCE - 20)
     with pytest.raises(runs.Claimed, match="on elsewhere"), runs.claim(tmp_path):
         pass
-    os.utime(file, (time.time() - runs.SILENCE - 20,) * 2)
+    make_older(file, runs.SILENCE + 20)
     with runs.claim(tmp_path):
         pass
 
@@ -204,7 +209,7 @@ def test_a_claim_cut_while_it_was_written_is_soon_void(tmp_path):
     file.touch()
     with pytest.raises(runs.Claimed, match="another process"), runs.claim(tmp_path):
         pass
-    os.utime(file, (time.time() - runs.HEARTBEAT - 5,) * 2)
+    make_older(file, runs.HEARTBEAT + 5)
     with runs.claim(tmp_path):
         pass
 
@@ -305,7 +310,10 @@ def test_no_pickle_is_executed(tmp_path, caplog, monkeypatch):
     save(tmp_path, 1)
     checkpoint = save(tmp_path, 2)
     monkeypatch.setenv("MALICIOUS", str(tmp_path / "executed"))
-    for attack in (lambda file: torch.save({"x": Malicious()}, file), lambda file: pickle.dump(Malicious(), file)):
+    for attack in (
+        lambda file: torch.save({"x": Malicious()}, file),
+        lambda file: pickle.dump(Malicious(), file, protocol=2),
+    ):
         with (checkpoint / "state.pt").open("wb") as file:
             attack(file)
         manifest = json.loads((checkpoint / "manifest.json").read_text())

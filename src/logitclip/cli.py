@@ -9,6 +9,7 @@ import ast
 import atexit
 import json
 import math
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -201,6 +202,8 @@ def train(
         raise
     finally:
         bar.stop()
+    if os.environ.get("RANK", "0") != "0":  # one of several processes of torchrun: the first one reports
+        return
     if json:
         _print_json(asdict(result))
         return

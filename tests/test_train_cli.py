@@ -1,0 +1,282 @@
+"""`logitclip train` as it is typed: signals, two at once, several processes, mistakes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from logitclip import cli, data, models, runs
+from logitclip.config import RunConfig
+from logitclip.methods.standard import stream
+from logitclip.run import run
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
+SMALL = RunConfig(
+    noise="symmetric:rate=0.5", limit=200, model="mlp:width=16,depth=2", epochs=300, batch_size=64, lr=0.02
+)
+
+
+def options(config: RunConfig) -> list[str]:
+    """The command line of a config."""
+    plain = RunConfig()
+    changed = {k: v for k, v in vars(config).items() if v != getattr(plain, k)}
+    return [text for k, v in changed.items() for text in (f"--{k.replace('_', '-')}", str(v))]
+
+
+def started(config: RunConfig, *launcher: str) -> subprocess.Popen[str]:
+    command = [sys.executable, *(launcher or ("-m",)), "logitclip.cli", "train", *options(config)]
+    return subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+
+
+def finished(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str, str]:
+    """Its exit code, stdout and stderr; one that hangs is ended with all that it started."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail(f"still running after {seconds} s: {process.communicate()}")
+    return process.returncode, out, err
+
+
+def rows(config: RunConfig) -> list[dict[str, Any]]:
+    return runs.read_rows(Path(config.runs) / config.id / "metrics.jsonl")
+
+
+def when_rows_are(count: int, config: RunConfig, process: subprocess.Popen[str]) -> None:
+    """Wait until a process has trained so many epochs."""
+    deadline = time.monotonic() + 120
+    while len(rows(config)) < count:
+        if process.poll() is not None or time.monotonic() > deadline:
+            os.killpg(process.pid, signal.SIGKILL)
+            pytest.fail(f"{len(rows(config))} rows: {process.communicate()}")
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Any]]:
+    """`logitclip train ...` in this process: (exit code, stdout, stderr)."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["logitclip", "train", *arguments])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
+# -- signals -----------------------------------------------------------------------------------------------------------
+
+
+def test_signals_and_a_second_process(tmp_path, typed):
+    """Ctrl-C, SIGTERM and SIGKILL one after the other on the same run; at last it ends as if nothing had happened."""
+    config = replace(SMALL, runs=str(tmp_path / "parts"))
+    last = 0
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        process = started(config if code > 0 else replace(config, checkpoint_seconds=0))
+        when_rows_are(last + 10, config, process)
+        if code == 130:  # meanwhile, a second one is told so
+            answer, out, err = typed(*options(config))
+            assert (answer, out) == (2, "")
+            assert err.count("\n") == 1
+            assert f"is being worked on by process {process.pid} on " in err
+        process.send_signal(number)
+        left, _, stderr = finished(process)
+        assert left == code, stderr
+        assert "Traceback" not in stderr
+        if code > 0:  # the end of the last whole epoch was saved, though no checkpoint was due
+            assert "logitclip: interrupted. The same command goes on" in stderr
+            found = runs.load_checkpoint(Path(config.runs) / config.id, config.id)
+            assert found is not None
+            assert len(found[2]) - len(rows(config)) in (0, 1)  # it may come between the two
+        last = len(rows(config))
+        assert last < 300
+    code, out, _ = typed(*options(config), "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert result == json.loads((Path(config.runs) / config.id / "result.json").read_text())
+    whole = run(replace(config, runs=str(tmp_path / "whole")))
+    assert result["last10_accuracy"] == whole.last10_accuracy
+    one, other = (Path(folder) / config.id / "metrics.jsonl" for folder in (config.runs, tmp_path / "whole"))
+    assert one.read_bytes() == other.read_bytes()
+
+
+PAIR = replace(SMALL, devices=2, accelerator="cpu", epochs=40, model="mlp:width=16,depth=1,norm=batch")
+
+
+def interrupted_pair(folder: Path) -> list[dict[str, Any]]:
+    """Two processes, and a signal to the one that started them; the rows they had made."""
+    config = replace(PAIR, runs=str(folder))
+    process = started(config)
+    when_rows_are(3, config, process)
+    process.send_signal(signal.SIGINT)
+    code, _, stderr = finished(process)
+    assert code == 130, stderr
+    assert stderr.count("logitclip: interrupted.") == 1
+    for word in ("Traceback", "Warning", "Error"):
+        assert word not in stderr
+    return rows(config)
+
+
+def test_of_several_processes_the_first_is_interrupted_and_all_stop_and_save(tmp_path):
+    before = interrupted_pair(tmp_path)
+    found = runs.load_checkpoint(tmp_path / PAIR.id, PAIR.id)
+    assert found is not None
+    assert found[2][: len(before)] == before
+    assert len(found[2]) - len(before) in (0, 1)
+    assert not (tmp_path / PAIR.id / "claim").exists()
+
+
+@pytest.mark.slow
+def test_several_processes_are_resumed(tmp_path):
+    before = interrupted_pair(tmp_path / "parts")
+    files = []
+    for name in ("parts", "whole"):
+        code, _, stderr = finished(started(replace(PAIR, runs=str(tmp_path / name))))
+        assert code == 0, stderr
+        files.append((tmp_path / name / PAIR.id / "metrics.jsonl").read_bytes())
+    assert files[0] == files[1]
+    after = rows(replace(PAIR, runs=str(tmp_path / "parts")))
+    assert after[: len(before)] == before
+    # The accuracy that both found together is that of the saved weights.
+    found = runs.load_checkpoint(tmp_path / "parts" / PAIR.id, PAIR.id)
+    assert found is not None
+    network = models.build(str(PAIR.model), 10, (1, 8, 8))
+    network.load_state_dict(found[0])
+    test = data.load("digits").test
+    chosen = torch.randperm(len(test), generator=stream("cpu", 0, "limit", "test"))[:200]
+    with torch.no_grad():
+        right = network.eval()(test.x[chosen] / 255).argmax(1) == test.labels[chosen]
+    assert after[-1]["test_accuracy"] == pytest.approx(100 * float(right.double().mean()))
+
+
+@pytest.mark.slow
+def test_spawned_and_under_torchrun_the_bytes_are_the_same(tmp_path):
+    config = replace(SMALL, devices=2, accelerator="cpu", epochs=30)
+    torchrun = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", "-m")
+    files = []
+    for name, launcher in (("spawned", ()), ("torchrun", torchrun)):
+        own = replace(config, runs=str(tmp_path / name))
+        if launcher:
+            own = replace(own, devices=1)  # torchrun says how many
+        code, out, stderr = finished(started(own, *launcher), 240)
+        assert code == 0, stderr
+        assert out.count("memorised") == 1  # one of them reports
+        files.append((tmp_path / name / config.id / "metrics.jsonl").read_bytes())
+    assert files[0] == files[1]
+    assert files[0].count(b"\n") == 30
+
+
+@pytest.mark.slow
+def test_what_stops_one_of_two_processes_is_one_sentence(tmp_path):
+    diverging = replace(SMALL, runs=str(tmp_path), devices=2, accelerator="cpu", lr=1e20)
+    code, out, stderr = finished(started(diverging), 240)
+    assert (code, out) == (2, "")
+    assert stderr.count("logitclip: Training diverged in epoch") == 1
+    assert "Traceback" not in stderr
+
+
+# -- what is printed ---------------------------------------------------------------------------------------------------
+
+
+def test_the_table_and_the_bar(tmp_path, typed):
+    config = replace(SMALL, runs=str(tmp_path), epochs=3, clip="official:temp=1.5")
+    code, out, err = typed(*options(config))
+    assert code == 0
+    for text in ("test accuracy, mean of the last 10", "memorised", "recovered", "50.00 %", "clip official:temp=1.5"):
+        assert text in " ".join(out.split())
+    assert "3/3" in err
+    assert typed(*options(config))[1] == out  # read back
+
+
+def test_the_bar_shows_epoch_loss_accuracy_memorised_and_time_left():
+    bar = cli.TrainingBar()
+    config = RunConfig(epochs=4)
+    bar(config, None)
+    (task,) = bar.progress.tasks
+    assert (task.completed, task.total) == (0, 4)
+    row = {"epoch": 1, "loss": 1.25, "test_accuracy": 87.5, "memorised": 12.5}
+    bar(config, row)
+    assert task.completed == 2
+    assert task.fields["numbers"] == "loss 1.250  accuracy 87.5 %  memorised 12.5 %"
+    assert any("TimeRemaining" in type(column).__name__ for column in bar.progress.columns)
+    bar(config, {**row, "epoch": 3, "memorised": None})
+    assert bar.progress.finished
+    assert not bar.progress.live.is_started
+    resumed = cli.TrainingBar()
+    resumed(config, row)
+    assert resumed.progress.tasks[0].completed == 2
+    resumed.stop()
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--loss", "gcee"], "Unknown loss 'gcee'. Did you mean 'gce'?"),
+        (["--model", "mlpp"], "Unknown model 'mlpp'. Did you mean 'mlp'?"),
+        (["--method", "standrad"], "Unknown method 'standrad'. Did you mean 'standard'?"),
+        (["--clip", "norm:tau=-1"], "tau must be positive and finite, got -1.0."),
+        (["--clip", "official:temp=auto"], "temp of the clip 'official' must be a number"),
+        (["--noise", "symmetric:rate=2"], "rate must"),
+        (["--epochs", "0"], "epochs must be at least 1, got 0."),
+        (["--model", "wrn:depth=41"], "depth of a wrn must be 6 n + 4"),
+        (
+            ["--model", "resnet:depth=18", "--data", "digits", "--augment", "crop:size=99"],
+            "size must be between 1 and 8",
+        ),
+        (["--plugin", "/nowhere.py"], "There is no plugin file /nowhere.py."),
+        (["--data", "cifar10", "--root", "/nowhere"], ""),
+        (["--precision", "16-mixed", "--accelerator", "cpu"], "The precision 16-mixed needs a GPU"),
+        (["--lr", "1e8"], "Training diverged in epoch 0"),
+        (["--runs", "/proc/none"], "Cannot write /proc/none/"),
+        (["--batch-size", "999", "--drop-last", "True"], "200 examples make no batch of 999"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, typed, arguments, sentence):
+    code, out, err = typed("--limit", "200", "--epochs", "2", "--runs", str(tmp_path), *arguments)
+    assert (code, out) == (2, "")
+    (line,) = (line for line in err.splitlines() if line.strip() and "epoch" not in line.split()[0])  # but for the bar
+    assert line.startswith(f"logitclip: {sentence}")
+    assert not list(tmp_path.rglob("result.json"))
+
+
+def test_a_full_disk_is_one_sentence(tmp_path, typed):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "none", disk], capture_output=True).returncode:
+        pytest.skip("mounting needs root")
+    try:
+        config = replace(SMALL, runs=str(disk), epochs=100, model="mlp:width=64,depth=1", checkpoint_seconds=0)
+        code, out, err = typed(*options(config))
+        assert (code, out) == (2, "")
+        assert "logitclip: Cannot write " in err
+        assert "No space left on device. What was saved before is whole." in err
+        assert "Traceback" not in err
+        folder = disk / config.id
+        assert not list(folder.rglob(f"{runs.SCRATCH}*"))
+        assert not (folder / "claim").exists()
+        assert (folder / "metrics.jsonl").read_bytes()[-2:] in (b"", b"}\n")
+    finally:
+        subprocess.run(["umount", disk], check=True)
