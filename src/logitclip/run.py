@@ -266,11 +266,12 @@ class _Record:
         if not self.writes:
             return
         runs.check_claim(self.folder, self.key)
-        self.unsaved = progress.weights(), state, list(self.rows)
+        weights, rows = progress.weights(), list(self.rows)
+        self.unsaved = weights, state, rows
         if time.monotonic() - self.saved >= self.config.checkpoint_seconds or len(self.rows) == self.config.epochs:
             self.save()
         else:  # training goes on with these tensors, and may be interrupted before the end of the epoch
-            self.unsaved = _copied(self.unsaved)
+            self.unsaved = _copied(weights), _copied(state), rows
         runs.append_row(self.folder / "metrics.jsonl", progress.row)
         if self.board is not None:
             for name, value in progress.row.items():
