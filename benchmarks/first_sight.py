@@ -4,7 +4,7 @@
 
 Half of the labels flipped to any other class, or 40 % to the next one; with and without LogitClip; three seeds, each
 with its own draw of the noise. First with the dataset's default, an MLP that can memorise everything; then with batch
-norm and weight decay, where the temp that helps is another one. A few minutes on one core; an interrupted run continues.
+norm and weight decay, where the temp that helps is another one. Some minutes on one core; an interrupted run goes on.
 The results, one row for each run, go to results/first_sight.csv.
 """
 

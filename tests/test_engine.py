@@ -165,6 +165,8 @@ def test_only_the_chosen_examples_are_trained_on():
         (Settings(epochs=120, milestones=(1 / 3, 2 / 3)), {39: 0.1, 40: 0.01, 79: 0.01, 80: 0.001}),
         (Settings(epochs=100, schedule="cosine"), {0: 0.1, 50: 0.05, 99: 0.1 * (1 + math.cos(0.99 * math.pi)) / 2}),
         (Settings(epochs=9, schedule="constant"), {0: 0.1, 8: 0.1}),
+        (Settings(epochs=1, milestones=(1 / 3, 2 / 3)), {0: 0.1}),
+        (Settings(epochs=2), {0: 0.1, 1: 0.001}),
     ],
 )
 def test_learning_rates(settings, expected):

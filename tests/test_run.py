@@ -160,6 +160,42 @@ def test_measure_every(tmp_path):
     assert measured == [False, False, True, True]
 
 
+def test_webvision_from_jpegs_reports_best_and_last(tmp_path):
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    info = tmp_path / "webvision" / "info"
+    info.mkdir(parents=True)
+    wnids = [f"n{i:08d}" for i in range(50)]
+    (info / "synsets.txt").write_text("".join(f"{wnid} class {i}\n" for i, wnid in enumerate(wnids)))
+    (info / "train_filelist_google.txt").write_text("".join(f"google/q/{i}.jpg {i}\n" for i in range(50)))
+    for i, wnid in enumerate(wnids):
+        for file in (
+            tmp_path / "webvision" / "google" / "q" / f"{i}.jpg",
+            tmp_path / "ilsvrc12" / "val" / wnid / "0.JPEG",
+        ):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(0, 256, (40, 50, 3), dtype=np.uint8)).save(file, "JPEG")
+    config = RunConfig(
+        data="webvision:size=32",
+        root=str(tmp_path),
+        clip="official:temp=1.2",
+        epochs=1,
+        batch_size=25,
+        runs=str(tmp_path),
+    )
+    result = run(config)
+    assert (result.config["model"], result.config["augment"]) == ("resnet:stem=cifar", "crop:size=28")
+    assert result.config["nesterov"] is True
+    small = replace(config, model="cnn", epochs=3)
+    result = run(small)
+    accuracies = [row["test_accuracy"] for row in result.rows]
+    assert result.best_accuracy == max(accuracies)
+    assert result.last10_accuracy == pytest.approx(sum(accuracies) / 3)
+    again = run(replace(small, runs=str(tmp_path / "again"), workers=2))  # decoding elsewhere changes nothing
+    assert metrics(again) == metrics(result)
+
+
 PLUGIN = """
 import torch
 from torch import nn

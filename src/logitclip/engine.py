@@ -94,7 +94,8 @@ def learning_rate(settings: Settings, epoch: int) -> float:
         return settings.lr * (1 + math.cos(math.pi * epoch / settings.epochs)) / 2
     if settings.schedule == "constant":
         return settings.lr
-    return settings.lr * 0.1 ** sum(epoch >= round(m * settings.epochs) for m in settings.milestones)
+    # Never before the first epoch is over, however few there are.
+    return settings.lr * 0.1 ** sum(epoch >= max(1, round(m * settings.epochs)) for m in settings.milestones)
 
 
 def fit(
