@@ -1,5 +1,6 @@
 """The command line: what it prints, and how it answers mistakes."""
 
+import inspect
 import json
 import resource
 import subprocess
@@ -57,6 +58,31 @@ def test_bound_prints_all_and_the_smallest(command):
     assert min(gaps, key=lambda row: row["upper"])["smallest"]
 
 
+def test_bound_marks_the_smallest_without_colours_too(command):
+    _, out, _ = command("bound", "--tau", "1", "--classes", "10", "--noise", "symmetric:rate=0.5")
+    marked = [line.split() for line in out.splitlines() if line.lstrip().startswith("* ")][:-1]  # the last explains it
+    assert [words[1] for words in marked] == ["ce", "p_y", "clean-risk", "noisy-risk"]
+    assert [words[-1] for words in marked] == ["4.21215", "0.450853", "3.41554", "3.41554"]
+
+
+def test_json_has_neither_nan_nor_infinity(command):
+    for args in (["--tau", "inf"], ["--tau", "1", "--noise", "symmetric:rate=0.95"]):
+        _, out, _ = command("bound", "--classes", "10", *args, "--json")
+        rows = json.loads(out, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+        assert any(row["upper"] is None for row in rows)
+
+
+def test_bound_takes_no_option_that_it_would_ignore(command):
+    def clean_gap(noise):
+        rows = json.loads(command("bound", "--tau", "1", "--classes", "10", "--noise", noise, "--json")[1])
+        return next(row["upper"] for row in rows if row["paper"] == "Thm 2.2")
+
+    assert clean_gap("symmetric:rate=0.2,include_self=true") == pytest.approx(clean_gap("symmetric:rate=0.18"))
+    code, _, err = command("bound", "--tau", "1", "--classes", "10", "--noise", "asymmetric:rate=0.4,variant=pairs")
+    assert code == 2
+    assert "transition:matrix=" in err
+
+
 @pytest.mark.parametrize("loss", ["gce:q=0.5", "nce_agce", "cores", "focal:gamma=2"])
 def test_bound_of_other_losses_and_norms(command, loss):
     code, out, _ = command("bound", "--tau", "2", "--delta", "0.5", "--p", "2", "--classes", "5", "--loss", loss)
@@ -78,6 +104,12 @@ def test_paper_finds_equations_by_several_spellings(command):
         assert code == 0
         assert "clip_logits" in out
     assert "Thm E.1" in command("paper")[1]
+
+
+def test_paper_prints_the_docstring_as_it_is(command):
+    from logitclip.clip import clip_logits
+
+    assert inspect.getdoc(clip_logits) in command("paper", "Eq. 4")[1]
 
 
 def test_noise_previews_and_saves(command, tmp_path):

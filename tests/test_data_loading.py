@@ -216,6 +216,12 @@ def test_moving_a_split():
 # -- by name ---------------------------------------------------------------------------------------------------------
 
 
+def test_repr_is_one_line():
+    assert repr(load("digits")) == (
+        "Dataset('digits', train=Split(1,400 examples of [1, 8, 8]), test=Split(397 examples of [1, 8, 8]), 10 classes)"
+    )
+
+
 def test_load_looks_where_it_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("LOGITCLIP_DATA", str(tmp_path / "elsewhere"))
     with pytest.raises(ValueError, match=r"CIFAR-10 is not in .*elsewhere"):

@@ -250,3 +250,5 @@ def test_suggest() -> None:
     assert suggest("simmetric", ["symmetric", "pair"]) == "Did you mean 'symmetric'?"
     assert suggest("x", ["pair", "asymmetric"]) == "Known: asymmetric, pair."
     assert suggest("x", []) == "It takes none."
+    assert suggest("PAIR", ["pair", "Age"]) == "Did you mean 'pair'?"
+    assert suggest("age", ["pair", "Age"]) == "Did you mean 'Age'?"

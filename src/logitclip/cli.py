@@ -88,21 +88,21 @@ def bound(
 
     loss_name, loss_knobs = _loss_for_theory(loss)
     rows = theory.all_bounds(
-        tau, classes, delta=delta, p=p, loss=loss_name, knobs=loss_knobs, **_noise_for_theory(noise)
+        tau, classes, delta=delta, p=p, loss=loss_name, knobs=loss_knobs, **_noise_for_theory(noise, classes)
     )
     if json:
         _print_json([{**asdict(row), "applies": row.applies} for row in rows])
         return
     scale = "" if delta is None else f", delta = {delta:g}"
-    table = _table(f"tau = {tau:g}{scale}, p = {p:g}, K = {classes}", "quantity", "bound", "paper", "lower", "upper")
+    title = f"tau = {tau:g}{scale}, p = {p:g}, K = {classes}"
+    table = _table(title, "", "quantity", "bound", "paper", "lower", "upper")
     for row in rows:
         style = "bold green" if row.smallest else "" if row.applies else "dim"
-        if row.applies:
-            table.add_row(row.quantity, row.name, row.paper, f"{row.lower:.6g}", f"{row.upper:.6g}", style=style)
-        else:
-            table.add_row(row.quantity, f"{row.name}: {row.reason}", row.paper, "-", "-", style=style)
+        name = row.name if row.applies else f"{row.name}: {row.reason}"
+        ends = (f"{row.lower:.6g}", f"{row.upper:.6g}") if row.applies else ("-", "-")
+        table.add_row("*" if row.smallest else "", row.quantity, name, row.paper, *ends, style=style)
     _print(table)
-    _print("[bold green]Green[/]: the smallest that applies. f~ minimises the noisy risk R^eta, f* the clean risk R.")
+    _print("[bold green]*[/] the smallest that applies. f~ minimises the noisy risk R^eta, f* the clean risk R.")
 
 
 def paper(item: Positional[str] = "", /) -> None:
@@ -127,10 +127,8 @@ def paper(item: Positional[str] = "", /) -> None:
         raise ValueError(f"No home for {item!r} in the code. {suggest(item, homes)}")
     tag = known[_normalised(item)]
     _, name, file, line, doc = homes[tag]
-    from rich.markup import escape
-
     _print(f"[bold]{tag}[/] is [bold]{name}[/] in src/logitclip/{file}, line {line}\n")
-    _print(escape(doc))
+    print(doc)
 
 
 def noise(
@@ -304,7 +302,7 @@ def _loss_for_theory(spec: str) -> tuple[str, dict[str, Any]]:
     return name, {key: value for key, value in knobs.items() if key in theory.knobs(name)}
 
 
-def _noise_for_theory(spec: str | None) -> dict[str, Any]:
+def _noise_for_theory(spec: str | None, classes: int) -> dict[str, Any]:
     if spec is None:
         return {}
     from logitclip.noise import NOISES
@@ -314,7 +312,12 @@ def _noise_for_theory(spec: str | None) -> dict[str, Any]:
         from logitclip.noise import read_matrix
 
         return {"noise": name, "transition": read_matrix(knobs["matrix"]).tolist()}
-    return {"noise": name, "rate": knobs.get("rate")}
+    if name == "asymmetric" and knobs.get("variant", "map") != "map":
+        raise ValueError(
+            "bound knows asymmetric noise from each class to the next; for others: transition:matrix=FILE."
+        )
+    share = (classes - 1) / classes if knobs.get("include_self") else 1.0  # of the redrawn labels that become wrong
+    return {"noise": name, "rate": share * knobs["rate"] if "rate" in knobs else None}
 
 
 def _tagged() -> Iterator[tuple[list[str], str, str, int, str]]:
@@ -357,7 +360,16 @@ def _print(what: Any) -> None:
 
 
 def _print_json(what: Any) -> None:
-    print(json.dumps(what, indent=2, default=str))
+    print(json.dumps(_finite(what), indent=2, default=str))
+
+
+def _finite(what: Any) -> Any:
+    """The same with null for NaN and infinity, which JSON does not have."""
+    if isinstance(what, dict):
+        return {key: _finite(value) for key, value in what.items()}
+    if isinstance(what, list | tuple):
+        return [_finite(value) for value in what]
+    return None if isinstance(what, float) and not math.isfinite(what) else what
 
 
 if __name__ == "__main__":

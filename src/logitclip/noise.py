@@ -376,7 +376,7 @@ def instance_probabilities(
         w = torch.randn(width, num_classes, generator=generator)
         for part in members.split(rows):
             x = _part(images, part)
-            if deviation is not None:
+            if mean is not None and deviation is not None:
                 x = (x - mean) / deviation
             logits = x.flatten(1) @ w
             if not bool(logits.isfinite().all()):

@@ -24,13 +24,14 @@ F = typing.TypeVar("F", bound=Callable[..., Any])
 def suggest(name: str, known: typing.Iterable[str]) -> str:
     """The end of an error message about an unknown name: a near miss, or the list.
 
-    >>> suggest("gcee", ["ce", "gce"])
+    >>> suggest("GCEE", ["ce", "gce"])
     "Did you mean 'gce'?"
     """
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    by_lower_case = {word.lower(): word for word in known}
+    near = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.6)
     if near:
-        return f"Did you mean {near[0]!r}?"
+        return f"Did you mean {by_lower_case[near[0]]!r}?"
     return f"Known: {', '.join(known)}." if known else "It takes none."
 
 

@@ -22,10 +22,10 @@ class Examples(Protocol):
     """Inputs that can be indexed by a tensor of positions: a tensor in memory, or files decoded when asked for."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: Tensor) -> Tensor: ...
+    def __getitem__(self, index: Tensor, /) -> Tensor: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Split:
     """Inputs with their labels. `labels` may be noisy; `clean_labels` are the truth, where it is known."""
 
@@ -41,6 +41,9 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __repr__(self) -> str:
+        return f"Split({len(self):,} examples of {list(getattr(self.x, 'shape', '?'))[1:]})"
 
     def to(self, device: torch.device | str) -> Split:
         """The same split with what it holds in memory on `device`; inputs on disk stay there."""
@@ -58,7 +61,7 @@ class Split:
         return replace(self, labels=labels, clean_labels=clean)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """A training and a test split, and what is known about the data.
 
@@ -89,3 +92,6 @@ class Dataset:
             ):
                 bad = labels[(labels < 0) | (labels >= self.num_classes)][0]
                 raise ValueError(f"{self.name}: label {int(bad)} is outside 0..{self.num_classes - 1}.")
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.name!r}, train={self.train}, test={self.test}, {self.num_classes} classes)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ def digits(root: str | Path | None = None) -> Dataset:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ImportError("The digits come with scikit-learn: pip install 'logitclip[train]'.") from error
-    bunch = load_digits()
+    bunch: Any = load_digits()
     # Grey levels 0..16 become 0..240: bytes, and no rounding.
     x = torch.from_numpy((15 * bunch.images).astype(np.uint8)).unsqueeze(1)
     y = torch.from_numpy(bunch.target.astype(np.int64))

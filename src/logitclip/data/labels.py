@@ -112,7 +112,9 @@ def _damaged(path: Path, other: str, error: Exception) -> ValueError:
         reason = _UNKNOWN.format(name[1])
     elif "weights_only" in reason:  # torch goes on to advise that the file be trusted
         reason = "it has more in it than whole numbers"
-    first_line = reason.partition("\n")[0] or type(error).__name__
+    first_line = reason.partition("\n")[0]
+    if " " not in first_line:  # the bare key of a KeyError, say, or nothing
+        first_line = "it is no such file"
     return ValueError(f"{path} is damaged or {other} and was not read ({first_line}). Delete it and download it again.")
 
 
