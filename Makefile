@@ -22,7 +22,7 @@ lint: $(VENV)/.for-development
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.for-development
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 layers: $(VENV)/.for-development
 	$(BIN)/lint-imports
