@@ -347,7 +347,7 @@ def _table(title: str, *columns: str) -> Any:
     from rich import box
     from rich.table import Table
 
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", header_style="bold")
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in ("lower", "upper") else "left", overflow="fold")
     return table
