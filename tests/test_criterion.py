@@ -418,11 +418,26 @@ def test_diagnose_warns_at_the_lower_bound(name: str) -> None:
     perfect = torch.eye(10)[labels((50,), 10)] - 0.1  # the best direction there is
     target = labels((50,), 10)
     criterion = LogitClip(name, tau=0.5)
-    with pytest.warns(UserWarning, match=f"The mean {name} loss, .* has reached .* too small a tau underfits"):
+    with pytest.warns(UserWarning, match=f"The mean {name} loss, .* has reached .* too small a scale underfits"):
         report = criterion.diagnose(100 * perfect, target)
     assert report.loss is not None
     assert report.loss == pytest.approx(report.lowest_loss, rel=1e-4)
     assert report.loss == pytest.approx(float(criterion(100 * perfect, target)))
+
+
+@pytest.mark.parametrize(("temp", "lowest"), [(4.0, 4.3568), (2.5, 4.2081), (1.5, 3.9446)])
+def test_diagnose_warns_at_the_bottom_of_table_8(temp: float, lowest: float) -> None:
+    """Threshold above scale: the rows sit on the sphere of radius 1/temp, far above what norms below temp allow."""
+    target = torch.arange(100)
+    criterion = LogitClip.official("ce", temp=temp)
+    with pytest.warns(UserWarning, match="raise delta"):
+        report = criterion.diagnose(50 * (torch.eye(100) - 0.01), target)
+    assert report.lowest_loss == pytest.approx(lowest, abs=1e-4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = criterion.diagnose(0.5 * torch.eye(100), target)  # nothing is clipped yet
+    assert report.clipped == 0
+    assert report.lowest_loss == pytest.approx(theory.loss_bounds(temp, 100, p=2)[0])
 
 
 @pytest.mark.parametrize("name", NAMES)

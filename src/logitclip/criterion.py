@@ -245,7 +245,7 @@ class LogitClip(Linked):
         """What the clip does to these logits; call it now and then in your own loop.
 
         With `target`, and a loss by name, it also warns (`UserWarning`) when the mean loss sits at the lowest value
-        that clipped logits can reach, and this is far above that of the loss without a clip: tau is too small then.
+        that the clip allows, and this is far above that of the loss without a clip: delta is too small then.
 
         >>> report = LogitClip("ce", tau=1.0).diagnose(torch.tensor([[30.0, 40.0], [0.3, 0.4]]))
         >>> report.clipped, report.norm_quantiles[0.5]
@@ -270,14 +270,16 @@ class LogitClip(Linked):
         classes, name = logits.shape[dim], mean.name
         chance = float(mean(torch.zeros(1, classes), torch.zeros(1, dtype=torch.int64)))
         knobs = {k: v for k, v in mean.knobs.items() if k in theory.knobs(name)}
-        lowest, _ = theory.base_loss_bounds(name, self.tau, classes, self.delta, self.p, **knobs)
-        unclipped, _ = theory.base_loss_bounds(name, math.inf, classes, **knobs)
+        # Clipped rows have the norm delta and, fitted, no gradient that would take them out of the clip again.
+        radii = (self.delta, self.tau, math.inf)
+        clipped, below, unclipped = (theory.base_loss_bounds(name, r, classes, p=self.p, **knobs)[0] for r in radii)
+        lowest = report.clipped * clipped + (1 - report.clipped) * below
         # At the bottom, and the bottom is high: with a large tau a loss near its least value is simply a good fit.
         if loss - lowest < 0.05 * (chance - lowest) and lowest - unclipped > 0.1 * (chance - unclipped):
             warnings.warn(
                 f"The mean {name} loss, {loss:.4g}, has reached {lowest:.4g}, the lowest value that logits clipped "
-                f"at tau={self.tau:g}, delta={self.delta:g} allow. If the accuracy is still poor, raise them: too "
-                "small a tau underfits (the paper's Table 8).",
+                f"at tau={self.tau:g}, delta={self.delta:g} allow. If the accuracy is still poor, raise delta (lower "
+                "temp): too small a scale underfits (the paper's Table 8).",
                 stacklevel=2,
             )
         return replace(report, loss=loss, lowest_loss=lowest)
@@ -290,7 +292,7 @@ class Diagnosis:
     clipped: float  # share of the rows whose norm is at least tau
     norm_quantiles: dict[float, float]  # of the norms before the clip
     loss: float | None = None  # the mean loss
-    lowest_loss: float | None = None  # what it cannot go below
+    lowest_loss: float | None = None  # what it cannot go below while as many rows are clipped
 
 
 def clipped(criterion: str | Callable[..., Tensor], spec: str) -> nn.Module:
