@@ -506,6 +506,8 @@ def test_apply_uses_what_the_dataset_brings():
     )
     only = noise.apply("asymmetric:rate=1", data, mapping={0: 1})
     assert set(clean[only.labels != clean].tolist()) == {0}
+    assert only.options == {"rate": 1.0, "variant": "map", "draw": "exact", "mapping": {"0": 1}}
+    assert "mapping" not in noise.apply("asymmetric:rate=1", clean, num_classes=K).options
     assert noise.apply("real:set=worst", data).labels.sum() == 0
     assert noise.apply("instance:rate=0.4,variant=released", data).rate == pytest.approx(0.4)
     assert noise.apply("none", data).rate == 0
@@ -660,6 +662,13 @@ def test_a_record_is_saved_and_read_back(tmp_path, written):
     assert back.describe() == record.describe() == json.loads(path.with_name("noise_0.5.json").read_text())
     direct = noise.file(data.train.labels.numpy(), K, path=str(path))
     assert np.array_equal(direct, record.labels.numpy())
+
+
+def test_arrows_are_saved_and_read_back(tmp_path):
+    arrows = {np.int64(9): np.int64(1), 2: 0}
+    record = noise.apply("asymmetric:rate=0.4", dataset(300), mapping=arrows)
+    record.save(tmp_path / "noisy")
+    assert noise.NoisyLabels.load(tmp_path / "noisy").options["mapping"] == {"9": 1, "2": 0}
 
 
 def test_soft_labels_are_saved_and_read_back(tmp_path):

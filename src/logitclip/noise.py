@@ -534,7 +534,7 @@ class NoisyLabels:
     clean_labels: Tensor  # [N] int64
     num_classes: int
     rule: str  # canonical spec
-    options: Mapping[str, Any]  # every knob of the rule, defaults too
+    options: Mapping[str, Any]  # every knob of the rule, defaults too, and the arrows of asymmetric noise if given
     seed: int
     replaced: Tensor | None = None  # open_set: [M, 2] int64, position and index of the source image
     images: Tensor | None = None  # open_set: the inputs after the exchange; not saved
@@ -698,12 +698,15 @@ def apply(
     result = NOISES[name](given, num_classes, **options, **context)
     written = ",".join(f"{key}={_written(value)}" for key, value in knobs.items())
     spec += f"{',' if ':' in spec else ':'}{written}" if written else ""
+    recorded = {key: knob.default for key, knob in NOISES.knobs(name).items()} | NOISES.parse(spec)[1]
+    if arrows := context.get("mapping"):  # the spec does not tell one dataset's arrows from another's
+        recorded["mapping"] = {str(start): int(end) for start, end in arrows.items()}
     record = NoisyLabels(
         labels=given if name == "open_set" else _noisy_labels(result, num_classes, len(given)),
         clean_labels=clean,
         num_classes=operator.index(num_classes),
         rule=NOISES.canonical(spec),
-        options={key: knob.default for key, knob in NOISES.knobs(name).items()} | NOISES.parse(spec)[1],
+        options=recorded,
         seed=operator.index(seed),
         replaced=result if name == "open_set" else None,
     )
