@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,10 +55,68 @@ def clip_logits(logits: Tensor, tau: float, delta: float | None = None, *, p: fl
     delta = check_clip(tau, delta, p)
     check_logits(logits)
     z = full_precision(logits)
-    norm = vector_norm(z, p, dim)
-    # Chosen before the reciprocal, so that zero logits are safe and the factor below the threshold is exactly 1.
-    factor = torch.where(norm >= tau, norm / delta, 1.0).reciprocal()
-    return (z * factor).to(logits.dtype)
+    clipped = _Clip.apply(z, tau, delta, dim) if takes_closed_form(z, p) else plain_clip(z, tau, delta, p, dim)
+    return clipped.to(logits.dtype)
+
+
+def plain_clip(z: Tensor, tau: float, delta: float, p: float = 2.0, dim: int = -1) -> Tensor:
+    """Eq. 4 in plain operations, which every transform of torch understands."""
+    return z * clip_factor(vector_norm(z, p, dim), tau, delta)
+
+
+def clip_factor(norm: Tensor, tau: float, delta: float) -> Tensor:
+    """What Eq. 4 multiplies a vector of this norm by: delta/norm from tau on, exactly 1 below."""
+    ratio = norm / delta
+    # Chosen before the reciprocal, so that zero logits are safe; for delta = tau the clamp is a cheaper way to choose.
+    ratio = ratio.clamp_min(1.0) if delta == tau else torch.where(norm >= tau, ratio, 1.0)
+    return ratio.reciprocal()
+
+
+def takes_closed_form(z: Tensor, p: float) -> bool:
+    """The one place that chooses between gradients written by hand and plain operations.
+
+    Compilers, function transforms, forward-mode AD and tensor subclasses get the plain operations.
+    """
+    return (
+        p == 2
+        and eager_on_cpu(z)
+        and z.dtype in (torch.float32, torch.float64)
+        and type(z) in (Tensor, torch.nn.Parameter)
+        and torch.autograd.forward_ad._current_level < 0
+    )
+
+
+def eager_on_cpu(x: Tensor) -> bool:
+    """Whether there are values to look at without waiting for a device: no compiler and no function transform is on."""
+    return x.is_cpu and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+
+
+class _Clip(torch.autograd.Function):
+    """Eq. 4 for p = 2. With s the factor, dz = s g, less its part along z where clipped: s (g.z) z/|z|^2."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, tau: float, delta: float, dim: int) -> Tensor:
+        norm = vector_norm(z, 2, dim)
+        factor = clip_factor(norm, tau, delta)
+        ctx.save_for_backward(z, norm, factor)
+        ctx.options = tau, delta, dim
+        return z * factor
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor):
+        z, norm, factor = ctx.saved_tensors
+        tau, delta, dim = ctx.options
+        if torch.is_grad_enabled():  # somebody will differentiate this gradient: take that of the plain form
+            grad = torch.autograd.grad(plain_clip(z, tau, delta, dim=dim), z, g, create_graph=True)[0]
+        else:
+            along = (g * z).sum(dim, keepdim=True).mul_(factor)
+            grad = (g * factor).addcmul_(z, radial(along, norm, tau), value=-1)
+        return grad, None, None, None
+
+
+def radial(along: Tensor, norm: Tensor, tau: float) -> Tensor:
+    """What multiple of z the clip takes off a gradient whose dot with z is `along`: along/norm^2, and 0 below tau."""
+    return along.div_(norm).div_(norm).masked_fill_(norm < tau, 0.0)
 
 
 def full_precision(logits: Tensor) -> Tensor:

@@ -123,12 +123,12 @@ class Loss(nn.Module):
             logits = logits.movedim(1, -1)
             target = target.movedim(1, -1) if target.ndim == logits.ndim else target
         target, kept = check_target(logits, target, self.ignore_index)
-        if self.weight is not None and len(self.weight) != logits.shape[-1]:
-            raise ValueError(f"weight has {len(self.weight)} entries for {logits.shape[-1]} classes.")
-        knobs = self.knobs
-        if self.epoch is not None or self.class_counts is not None:
+        weight, knobs = self.weight, self.knobs  # looked up once: a module takes its time to find a buffer
+        if weight is not None and len(weight) != logits.shape[-1]:
+            raise ValueError(f"weight has {len(weight)} entries for {logits.shape[-1]} classes.")
+        if "epoch" in self.function.wants and self.epoch is not None:
             knobs = {**knobs, "epoch": self.epoch, "class_counts": self.class_counts}
-        values, weights = evaluate(self.function, logits, target, knobs, clip, self.weight)
+        values, weights = evaluate(self.function, logits, target, knobs, clip, weight)
         if weights is not None and self.removed is not None and self.training:
             self._count_removed(1 - weights, target, kept)
         if example_weight is not None:
@@ -139,8 +139,8 @@ class Loss(nn.Module):
             weights = example_weight if weights is None else weights * example_weight
         if kept is not None:
             weights = kept.to(values.dtype) if weights is None else weights * kept
-        if self.weight is not None and not soft:
-            of_class = self.weight.to(values.dtype)[target]
+        if weight is not None and not soft:
+            of_class = weight.to(values.dtype)[target]
             weights = of_class if weights is None else weights * of_class
         if weights is None and values.numel():
             return values.mean() if self.reduction == "mean" else values.sum() if self.reduction == "sum" else values
@@ -167,7 +167,7 @@ class Loss(nn.Module):
 class Linked(nn.Module):
     """A criterion on transformed logits: ``criterion(link(logits), target)``."""
 
-    def __init__(self, criterion: str | Callable[..., Tensor], link: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, criterion: str | Callable[..., Tensor], link: Callable[..., Tensor]) -> None:
         super().__init__()
         if isinstance(criterion, str):
             criterion = Loss(criterion)
@@ -232,9 +232,14 @@ class LogitClip(Linked):
         check_positive("temp", temp)
         return cls(criterion, tau=temp, delta=1 / temp)
 
+    def link(self, logits: Tensor) -> Tensor:
+        """Eq. 4; classes in dimension 1 (0 for a single vector)."""
+        return self._link(logits, dim=1 if logits.ndim > 1 else 0)
+
     def forward(self, logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if isinstance(self.criterion, Loss):  # clip and loss in one
-            return self.criterion.reduced(logits, target, *args, **kwargs, clip=(self.tau, self.delta, self.p))
+        criterion = self.criterion
+        if isinstance(criterion, Loss):  # clip and loss in one
+            return criterion.reduced(logits, target, *args, **kwargs, clip=(self.tau, self.delta, self.p))
         return super().forward(logits, target, *args, **kwargs)
 
     def extra_repr(self) -> str:

@@ -1,24 +1,34 @@
 """The two numbers every loss is made of: `log p_y` and the mean over classes of `log p_k`, clip included.
 
-`row_log_probs` has a plain form that works everywhere, and a blocked form for large logits on a CPU: rows are taken in
-blocks that stay in the cache, only per-row statistics are saved, and the gradient is written in one closed form. It
-reads the logits twice and never stores a second [N, K] array besides their gradient.
+`row_log_probs` has a plain form that works everywhere, and one for the CPU with a gradient in closed form: rows are
+taken in blocks that stay in the cache, and besides the gradient no second [N, K] array is stored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from logitclip.clip import check_clip, clip_logits, full_precision
+from logitclip.clip import (
+    check_clip,
+    clip_factor,
+    clip_logits,
+    eager_on_cpu,
+    full_precision,
+    plain_clip,
+    radial,
+    takes_closed_form,
+)
 
-BLOCK = 128 * 1024  # entries in a block: a few of them fit the second-level cache
-MIN_BLOCKED = 64 * 1024  # entries below which one pass of plain operations is as fast
+BLOCK = 256 * 1024  # entries in a block: a few of them fit the second-level cache
+KEPT = 1024 * 1024  # exponentials kept for the backward pass; where there are more, they are computed again
+MIN_BLOCKED = 64 * 1024  # entries below which, with nothing to clip, torch's own log_softmax is as fast
 LINEAR_BLOCK = 16 * 1024 * 1024  # entries of the logits of a linear layer held at once
-_EXP_SAFE = 40.0  # exp of a clipped logit needs no shift by the row's maximum below this
+EXP_SAFE = 40.0  # exp of a clipped logit needs no shift by the row's maximum below this
 
 
 def row_log_probs(
@@ -30,10 +40,10 @@ def row_log_probs(
     p: float = 2.0,
     mean: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    r"""`log p_y` and the mean of `log p_k` over the classes, with `p = softmax(clip(z))`.
+    """`log p_y` and the mean of `log p_k` over the classes, with `p = softmax(clip(z))`.
 
     Args:
-        logits: [..., K], or [N, K] for the blocked form.
+        logits: [..., K].
         target: [...] class indices.
         tau, delta, p: the clip of Eq. 4; ``tau=None`` means none.
         mean: False skips the second number, which many losses do not need.
@@ -46,11 +56,15 @@ def row_log_probs(
     """
     if tau is not None:
         delta = check_clip(tau, delta, p)
-    if _takes_blocked_form(logits, p):
-        return _Blocked.apply(logits, target, tau, delta, mean)
+    logits = full_precision(logits)
+    if takes_closed_form(logits, p) and (tau is not None or logits.numel() >= MIN_BLOCKED):
+        if logits.ndim == 2:
+            return _Blocked.apply(logits, target, tau, delta, mean)
+        rows = logits.reshape(-1, logits.shape[-1])
+        log_p, mean_log_p = _Blocked.apply(rows, target.flatten(), tau, delta, mean)
+        return log_p.view(target.shape), mean_log_p.view(target.shape) if mean else None
     log_probs = clipped_log_probs(logits, tau, delta, p=p)
-    log_p = pick(log_probs, target)
-    return log_p, log_probs.mean(-1) if mean else None
+    return pick(log_probs, target), log_probs.mean(-1) if mean else None
 
 
 def pick(log_probs: Tensor, target: Tensor) -> Tensor:
@@ -87,8 +101,16 @@ def linear_row_log_probs(
         raise ValueError(
             f"hidden [N, D] and weight [K, D] do not fit: got {tuple(hidden.shape)} and {tuple(weight.shape)}."
         )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must have the shape {tuple(weight.shape[:1])}, got {tuple(bias.shape)}.")
     if target.shape != hidden.shape[:1]:
         raise ValueError(f"target must have the shape {tuple(hidden.shape[:1])}, got {tuple(target.shape)}.")
+    if target.dtype != torch.int64:
+        raise ValueError(f"target must hold class indices as torch.int64, got {target.dtype}: use target.long().")
+    if target.numel() and eager_on_cpu(target):
+        low, high = map(int, target.aminmax())
+        if low < 0 or high >= len(weight):
+            raise ValueError(f"Targets must lie in 0..{len(weight) - 1}, got {low if low < 0 else high}.")
 
     def block(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor) -> Any:
         logits = torch.nn.functional.linear(hidden, weight, bias)
@@ -122,126 +144,118 @@ def linear_clip_cross_entropy(
     return -linear_row_log_probs(hidden, weight, target, tau, delta, bias=bias, p=p, mean=False)[0].mean()
 
 
-def _takes_blocked_form(logits: Tensor, p: float) -> bool:
-    # The one place that chooses. Compilers, function transforms and forward-mode AD see the plain form.
-    return (
-        logits.numel() >= MIN_BLOCKED
-        and not torch.compiler.is_compiling()
-        and logits.ndim == 2
-        and p == 2
-        and logits.device.type == "cpu"
-        and logits.dtype in (torch.float32, torch.float64)
-        and not torch._C._are_functorch_transforms_active()
-        and torch.autograd.forward_ad._current_level < 0
-    )
-
-
 class _Blocked(torch.autograd.Function):
-    """The blocked form. With s = delta/|z| for clipped rows and 1 for the others, z' = s z and L = log sum exp z':
+    """The closed form. With s = delta/|z| for clipped rows and 1 for the others, z' = s z and e = exp z':
 
-    log p_y = z'_y - L and mean log p = mean z' - L. For upstream gradients g of the first and h of the second,
-    dz' = g e_y + h/K - (g + h) p, and dz = s dz', less its part along z where clipped: s (dz'.z) z/|z|^2.
+    log p_y = z'_y - log sum e and mean log p = mean z' - log sum e. For upstream gradients g of the first and h of the
+    second, dz' = g 1_y + h/K - (g + h) e / sum e, and dz = s dz', less its part along z where clipped:
+    s (dz'.z) z/|z|^2. What belongs to a row is a column, [N, 1].
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, tau: float | None, delta: float | None, mean: bool):
-        n, k = logits.shape
-        log_p = logits.gather(1, target[:, None])[:, 0]  # z_y for now
-        mean_log_p = torch.empty_like(log_p) if mean else None
-        norm = torch.empty_like(log_p)
-        total = torch.empty_like(log_p)
-        # Clipped logits are small enough to exponentiate as they are; others are shifted by their maximum.
-        shift = None if tau and delta and max(tau, delta) < _EXP_SAFE else torch.empty_like(log_p)
-        scale = torch.ones_like(log_p)
-        buffer = logits.new_empty(min(n, _rows(k)), k)
-        for rows in _blocks(n, k):
-            z, e = logits[rows], buffer[: rows.stop - rows.start]
-            if tau is None:
-                e.copy_(z)
-            else:
-                torch.linalg.vector_norm(z, dim=1, out=norm[rows])
-                torch.mul(z, _factor(norm[rows], tau, delta, out=scale[rows])[:, None], out=e)
-            if mean_log_p is not None:
-                torch.mean(e, 1, out=mean_log_p[rows])
-            if shift is not None:
-                e -= torch.amax(e, 1, out=shift[rows])[:, None]
-            torch.sum(e.exp_(), 1, out=total[rows])
-        log_sum = total.log() if shift is None else total.log().add_(shift)
-        log_p.mul_(scale).sub_(log_sum).clamp_(max=0)  # rounding must not make p_y exceed 1
-        if mean_log_p is not None:
-            mean_log_p.sub_(log_sum)
-        # One block is small: keep its exponentials, so that the backward pass need not compute them again.
-        kept = buffer if n <= len(buffer) else None
-        ctx.save_for_backward(logits, target, scale, norm, total, shift, kept)
+    def forward(ctx: Any, logits: Tensor, target: Tensor, tau: float | None, delta: float, mean: bool):
+        index = target.unsqueeze(1)
+        at_target = logits.gather(1, index)
+        exps, norm, scale, shift, total, dot, average = _statistics(logits, tau, delta, mean)
+        log_total = total.log()
+        log_p = (_exponent(at_target, scale, shift) - log_total).clamp_(max=0)  # p_y must not round to above 1
+        mean_log_p = None if average is None else (average - log_total).squeeze(1)
+        ctx.save_for_backward(logits, index, at_target, exps, norm, scale, shift, total, dot, average)
         ctx.clip = tau, delta
+        ctx.overwritten = exps is None
         ctx.set_materialize_grads(False)
-        return log_p, mean_log_p
+        return log_p.squeeze(1), mean_log_p
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None, h: Tensor | None = None):
-        logits, target, scale, norm, total, shift, kept = ctx.saved_tensors
+    def backward(ctx: Any, g: Tensor | None, h: Tensor | None):
+        logits, index, at_target, exps, norm, scale, shift, total, dot, average = ctx.saved_tensors
         tau, delta = ctx.clip
         if torch.is_grad_enabled():  # somebody will differentiate this gradient: take that of the plain form
-            grad = _plain_gradient(logits, target, tau, delta, (g, h)) if ctx.needs_input_grad[0] else None
-            return grad, None, None, None, None
-        n, k = logits.shape
-        g = torch.zeros_like(scale) if g is None else g
-        weight = (g if h is None else g + h) / total  # of the exponentials in -dz'
-        along_e = (weight * scale).neg_()
-        radial = pull = None
-        if tau is not None and bool((clipped := norm >= tau).any()):
-            radial = torch.where(clipped, scale / norm.square(), 0.0)
-            pull = g * logits.gather(1, target[:, None])[:, 0]
-        grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
-        buffer = logits.new_empty(min(n, _rows(k)), k)
-        for rows in _blocks(n, k):
-            z, out = logits[rows], grad[rows]
-            if kept is not None:
-                e = kept
-            else:
-                e = out.copy_(z) if tau is None else torch.mul(z, scale[rows][:, None], out=out)
-                if shift is not None:
-                    e -= shift[rows][:, None]
-                e.exp_()
-            along_z = None
-            if radial is not None and pull is not None:
-                along_z = torch.mul(e, z, out=buffer[: len(z)]).sum(1).mul_(weight[rows]).sub_(pull[rows])
-                if h is not None:
-                    along_z -= h[rows] * z.mean(1)
-                along_z *= radial[rows]
-            torch.mul(e, along_e[rows][:, None], out=out)
-            if along_z is not None:
-                out.addcmul_(z, along_z[:, None])
+            return _plain_gradient(logits, index.squeeze(1), tau, delta, g, h), None, None, None, None
+        g = torch.zeros_like(total) if g is None else g.unsqueeze(1)
+        h = None if h is None else h.unsqueeze(1)
+        sg, sh = (g, h) if scale is None else (g * scale, None if h is None else h * scale)
+        weight = (sg if sh is None else sg + sh) / total
+        along = even = None
+        if tau is not None:
+            along = (weight * dot).addcmul_(sg, at_target, value=-1)
             if h is not None:
-                out += (h[rows] * scale[rows]).div_(k)[:, None]
-        grad.scatter_add_(1, target[:, None], (g * scale)[:, None])
+                along.addcmul_(h, average if shift is None else average + shift, value=-1)
+            along = radial(along, norm, tau)
+        if sh is not None:
+            even = sh / logits.shape[1]
+        # The gradient is written over the exponentials (`data`: they are saved, but never read again), unless they
+        # were not kept, or have become the gradient in an earlier pass over a retained graph.
+        missing, ctx.overwritten = ctx.overwritten, True
+        grad = torch.empty_like(logits) if missing else exps.data
+        for out, z, s, m, w, a, c in _blocks(grad, logits, scale, shift, weight.neg_(), along, even):
+            if missing:
+                torch.exp(_exponent(z, s, m, out), out=out)
+            out.mul_(w)
+            if a is not None:
+                out.addcmul_(z, a)
+            if c is not None:
+                out.add_(c)
+        grad.scatter_add_(1, index, sg)
         return grad, None, None, None, None
 
 
-def _rows(num_classes: int) -> int:
-    return max(1, BLOCK // num_classes)
+def _statistics(logits: Tensor, tau: float | None, delta: float, mean: bool) -> tuple[Any, ...]:
+    """e = exp(s z - shift), or None if there are too many, and columns: norm, s, shift, the sums of e and of e z, the
+    mean of s z - shift. What is not needed is None."""
+    if logits.numel() <= BLOCK:
+        return _block_statistics(logits, tau, delta, mean)
+    keep = logits.numel() <= KEPT
+    exps = torch.empty_like(logits if keep else logits[: _rows(logits)])
+    blocks = [
+        _block_statistics(z, tau, delta, mean, out=exps[: len(z)] if e is None else e)[1:]
+        for z, e in _blocks(logits, exps if keep else None)
+    ]
+    columns = (None if column[0] is None else torch.cat(column) for column in zip(*blocks, strict=True))
+    return exps if keep else None, *columns
 
 
-def _blocks(n: int, num_classes: int) -> list[slice]:
-    step = _rows(num_classes)
-    return [slice(i, min(i + step, n)) for i in range(0, n, step)]
+def _block_statistics(
+    z: Tensor, tau: float | None, delta: float, mean: bool, out: Tensor | None = None
+) -> tuple[Any, ...]:
+    norm = scale = shift = dot = None
+    if tau is not None:
+        norm = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+        scale = clip_factor(norm, tau, delta)
+    if tau is None or max(tau, delta) > EXP_SAFE:
+        shift = _exponent(z.amax(1, keepdim=True), scale)
+    e = _exponent(z, scale, shift, out)
+    average = e.mean(1, keepdim=True) if mean else None
+    total = e.exp_().sum(1, keepdim=True)
+    if tau is not None:
+        dot = (e * z).sum(1, keepdim=True)
+    return e, norm, scale, shift, total, dot, average
 
 
-def _factor(norm: Tensor, tau: float, delta: float | None, out: Tensor) -> Tensor:
-    """The factor of Eq. 4 from the norms, as in `clip_logits`."""
-    return torch.div(norm, tau if delta is None else delta, out=out).masked_fill_(norm < tau, 1.0).reciprocal_()
+def _exponent(z: Tensor, scale: Tensor | None, shift: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    z = z if scale is None else torch.mul(z, scale, out=out)
+    return z if shift is None else torch.sub(z, shift, out=out)
+
+
+def _blocks(matrix: Tensor, *others: Tensor | None) -> Iterable[tuple[Any, ...]]:
+    """The same rows of every argument, as many at a time as make a block of the first."""
+    if matrix.numel() <= BLOCK:
+        return [(matrix, *others)]
+    step = _rows(matrix)
+    return (
+        tuple(None if t is None else t[i : i + step] for t in (matrix, *others)) for i in range(0, len(matrix), step)
+    )
+
+
+def _rows(matrix: Tensor) -> int:
+    return max(1, BLOCK // matrix.shape[1])
 
 
 def _plain_gradient(
-    logits: Tensor,
-    target: Tensor,
-    tau: float | None,
-    delta: float | None,
-    upstream: tuple[Tensor | None, Tensor | None],
+    logits: Tensor, target: Tensor, tau: float | None, delta: float, g: Tensor | None, h: Tensor | None
 ) -> Tensor:
-    """The same gradient as the blocked one, as a differentiable function of logits and upstream gradients."""
-    log_probs = clipped_log_probs(logits, tau, delta)
-    outputs = (pick(log_probs, target), log_probs.mean(1))
-    pairs = [(o, u) for o, u in zip(outputs, upstream, strict=True) if u is not None]
-    outputs, upstream = zip(*pairs, strict=True)
+    """The same gradient as a differentiable function of the logits and the upstream gradients."""
+    log_probs = torch.log_softmax(logits if tau is None else plain_clip(logits, tau, delta), dim=1)
+    pairs = [(pick(log_probs, target), g), (log_probs.mean(1), h)]
+    outputs, upstream = zip(*[(o, u) for o, u in pairs if u is not None], strict=True)
     return torch.autograd.grad(outputs, logits, upstream, create_graph=True)[0]

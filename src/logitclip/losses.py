@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from logitclip.clip import check_logits, check_positive
+from logitclip.clip import check_logits, check_positive, eager_on_cpu
 from logitclip.fused import clipped_log_probs, pick, row_log_probs
 from logitclip.registry import Registry
 
@@ -100,11 +100,7 @@ def check_target(logits: Tensor, target: Tensor, ignore_index: int | None = None
     """
     check_classes(logits)
     classes = logits.shape[-1]
-    look = (
-        logits.device.type == "cpu"
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-    )
+    look = eager_on_cpu(logits)
     if target.is_floating_point():
         if target.shape != logits.shape:
             hint = " Class indices must be integers: use target.long()." if target.shape == logits.shape[:-1] else ""
@@ -136,7 +132,7 @@ def check_target(logits: Tensor, target: Tensor, ignore_index: int | None = None
     if look:
         if not target.numel():
             return target, None
-        low, high = (int(v) for v in target.aminmax())
+        low, high = map(int, target.aminmax())
         if ignore_index is None or not low <= ignore_index <= high:
             if low < 0 or high >= classes:
                 raise ValueError(f"Targets must lie in 0..{classes - 1}, got {low if low < 0 else high}.")

@@ -1,0 +1,564 @@
+"""The closed form against plain operations, under every transform of torch, and the linear layer without its logits."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from logitclip import fused, losses
+from logitclip.clip import clip_logits
+from logitclip.criterion import LogitClip
+from logitclip.fused import linear_clip_cross_entropy, linear_row_log_probs, row_log_probs
+
+torch.set_num_threads(1)
+
+SMALL, LARGE = (6, 5), (100, 3000)  # the second is more than one block
+CLIPS = [None, (1.0, None), (2.0, 0.5), (0.5, 3.0), (1e3, None), (60.0, 50.0)]  # the last two need shifted exponentials
+
+
+def batch(shape: tuple[int, ...] = SMALL, dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Logits whose rows have norms from 0.1 to 100, and labels."""
+    g = torch.Generator().manual_seed(seed)
+    z = torch.randn(shape, generator=g, dtype=torch.float64)
+    norms = 10 ** torch.linspace(-1, 2, z[..., 0].numel(), dtype=torch.float64).reshape(shape[:-1])
+    z = z / z.norm(dim=-1, keepdim=True) * norms.unsqueeze(-1)
+    return z.to(dtype), torch.randint(shape[-1], shape[:-1], generator=g)
+
+
+@contextmanager
+def plain() -> Iterator[None]:
+    """Everything in plain operations."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("clip", "fused"):
+            patch.setattr(f"logitclip.{module}.takes_closed_form", lambda z, p: False)
+        yield
+
+
+def numbers(z: Tensor, y: Tensor, clip: Any, *, mean: bool = True) -> list[Tensor]:
+    """The row log-probabilities and their gradient for upstream gradients of both signs."""
+    z = z.detach().requires_grad_()
+    tau, delta = clip or (None, None)
+    outputs = [x for x in row_log_probs(z, y, tau, delta, mean=mean) if x is not None]
+    upstream = [torch.linspace(-1, 2, x.numel(), dtype=x.dtype).reshape(x.shape).roll(i) for i, x in enumerate(outputs)]
+    return [*outputs, *torch.autograd.grad(outputs, z, upstream)]
+
+
+def assert_same(z: Tensor, y: Tensor, clip: Any, *, mean: bool = True, tolerance: float = 1e-12) -> None:
+    got = numbers(z, y, clip, mean=mean)
+    with plain():
+        expected = numbers(z, y, clip, mean=mean)
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def in_closed_form(z: Tensor, y: Tensor, tau: float | None = 1.0, p: float = 2.0) -> bool:
+    node: Any = row_log_probs(z.requires_grad_(), y, tau, p=p)[0].grad_fn
+    if node.name() == "ViewBackward0":
+        node = node.next_functions[0][0]
+    return node.name() == "_BlockedBackward"
+
+
+# -- which form is taken -----------------------------------------------------------------------------------------------
+
+
+class Subclass(Tensor):
+    pass
+
+
+def test_the_closed_form_is_taken_where_it_is_meant_to_be() -> None:
+    assert in_closed_form(*batch())
+    assert in_closed_form(*batch(LARGE))
+    assert in_closed_form(*batch((3, 4, 5)))
+    assert in_closed_form(*batch(LARGE), tau=None)
+    z, y = batch()
+    assert in_closed_form(nn.Parameter(z), y)
+    assert in_closed_form(z.float(), y)
+    assert not in_closed_form(z.clone(), y, tau=None)  # small, and nothing to clip
+    assert not in_closed_form(z.clone(), y, p=1.0)
+    assert not in_closed_form(z.clone().as_subclass(Subclass), y)
+
+
+def test_half_precision_is_computed_in_float32() -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        for shape in (SMALL, LARGE):
+            z, y = batch(shape, dtype)
+            log_p, mean_log_p, gradient = numbers(z, y, (1.0, None))
+            assert (log_p.dtype, mean_log_p.dtype, gradient.dtype) == (torch.float32, torch.float32, dtype)
+            *expected, exact = numbers(z.float(), y, (1.0, None))
+            assert torch.equal(log_p, expected[0])
+            assert torch.equal(mean_log_p, expected[1])
+            assert torch.equal(gradient, exact.to(dtype))
+
+
+# -- the closed form equals plain operations ---------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["one block", "several blocks", "not kept", "rows above a block"])
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ways to cut logits [13, 9]; 30 entries are three rows, which do not divide 13."""
+    block, kept = {
+        "one block": (1000, 1000),
+        "several blocks": (30, 1000),
+        "not kept": (30, 0),
+        "rows above a block": (5, 0),
+    }[request.param]
+    monkeypatch.setattr(fused, "MIN_BLOCKED", 0)
+    monkeypatch.setattr(fused, "BLOCK", block)
+    monkeypatch.setattr(fused, "KEPT", kept)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize("clip", CLIPS, ids=str)
+def test_equals_the_plain_form(clip: Any, mean: bool) -> None:
+    z, y = batch((13, 9))
+    assert_same(z, y, clip, mean=mean)
+    assert_same(z[:0], y[:0], clip, mean=mean)  # an empty batch
+    assert_same(z[:4] * 1e-3, y[:4], clip, mean=mean)  # no row is clipped
+    assert_same(z.float(), y, clip, mean=mean, tolerance=2e-5)
+    assert_same(z.view(13, 3, 3), y[:, None].expand(13, 3) % 3, clip, mean=mean)  # dense outputs
+    z[3] = 0  # no norm to divide by
+    assert_same(z, y, clip, mean=mean)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("clip", CLIPS, ids=str)
+def test_layout_does_not_matter(clip: Any) -> None:
+    z, y = batch((13, 9))
+    expected = numbers(z, y, clip)
+    spread = torch.zeros(26, 18, dtype=z.dtype)
+    spread[::2, ::2] = z
+    for view in (z.t().contiguous().t(), spread[::2, ::2]):
+        assert not view.is_contiguous()
+        for a, b in zip(numbers(view, y, clip), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
+    assert_same(z[:1].expand(13, 9), y, clip)  # one row, thirteen times the same memory
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("clip", CLIPS, ids=str)
+def test_extreme_logits(clip: Any) -> None:
+    g = torch.Generator().manual_seed(0)
+    z = torch.randn(13, 9, generator=g, dtype=torch.float64).sign() * 1e4
+    z[1] = 1e4
+    z[2, 0] = 0
+    y = torch.randint(9, (13,), generator=g)
+    assert_same(z, y, clip)
+    log_p, mean_log_p, gradient = numbers(z.float(), y, clip)
+    assert all(x.isfinite().all() for x in (log_p, mean_log_p, gradient))
+    assert (log_p <= 0).all()
+    assert (mean_log_p < 0).all()
+
+
+@pytest.mark.parametrize("clip", CLIPS, ids=str)
+def test_real_shapes(clip: Any) -> None:
+    for shape in ((50, 10), (7, 300_000), LARGE):
+        for mean in (True, False):
+            assert_same(*batch(shape), clip, mean=mean)
+    assert_same(*batch((700, 2000)), clip)  # more exponentials than are kept
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("clip", CLIPS, ids=str)
+def test_one_of_the_outputs(clip: Any) -> None:
+    z, y = batch((13, 9))
+    tau, delta = clip or (None, None)
+
+    def gradient(which: int) -> Tensor:
+        x = z.clone().requires_grad_()
+        return torch.autograd.grad(row_log_probs(x, y, tau, delta)[which].exp().sum(), x)[0]  # type: ignore[union-attr]
+
+    for which in (0, 1):
+        got = gradient(which)
+        with plain():
+            torch.testing.assert_close(got, gradient(which), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("clip", CLIPS, ids=str)
+def test_a_retained_graph_gives_the_same_gradient_again(clip: Any) -> None:
+    z, y = batch((13, 9))
+    z.requires_grad_()
+    tau, delta = clip or (None, None)
+    log_p, mean_log_p = row_log_probs(z, y, tau, delta)
+    total = log_p.square().sum() + mean_log_p.square().sum()  # type: ignore[union-attr]
+    gradients = [torch.autograd.grad(total, z, retain_graph=True)[0] for _ in range(3)]
+    kept = gradients[0].clone()
+    assert torch.equal(gradients[0], gradients[1])
+    gradients[1].zero_()  # what the user does to one gradient touches no other
+    gradients[0].fill_(7)
+    assert torch.equal(gradients[2], kept)
+    assert torch.equal(torch.autograd.grad(total, z)[0], kept)
+
+
+def test_accumulates_into_grad() -> None:
+    z, y = batch()
+    z.requires_grad_()
+    criterion = LogitClip("ce", tau=1.0)
+    criterion(z, y).backward()
+    assert z.grad is not None
+    once = z.grad.clone()
+    criterion(z, y).backward()
+    torch.testing.assert_close(z.grad, 2 * once)
+
+
+def test_logits_changed_in_place_are_noticed() -> None:
+    z, y = batch()
+    z = z.requires_grad_() * 1
+    loss = LogitClip("ce", tau=1.0)(z, y)
+    with torch.no_grad():
+        z += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_without_gradients() -> None:
+    z, y = batch(LARGE)
+    expected = LogitClip("nce", tau=1.0)(z.clone().requires_grad_(), y)
+    with torch.inference_mode():
+        assert LogitClip("nce", tau=1.0)(z, y) == expected
+    assert not LogitClip("nce", tau=1.0)(z, y).requires_grad
+
+
+# -- every transform of torch, at a small shape and at one of several blocks -------------------------------------------
+
+
+CRITERIA = {name: LogitClip(name, tau=1.0) for name in ("ce", "nce")}
+both_shapes = pytest.mark.parametrize("shape", [SMALL, LARGE], ids=["small", "blocked"])
+both_losses = pytest.mark.parametrize("name", list(CRITERIA))
+
+
+def loss_and_gradient(function: Callable[..., Tensor], z: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    z = z.detach().clone().requires_grad_()
+    loss = function(z, *args)
+    loss.backward()
+    assert z.grad is not None
+    return loss.detach(), z.grad
+
+
+@both_losses
+@both_shapes
+def test_hessian_vector_products(name: str, shape: tuple[int, int]) -> None:
+    z, y = batch(shape)
+    direction = batch(shape, seed=1)[0]
+
+    def product() -> Tensor:
+        x = z.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(CRITERIA[name](x, y), x, create_graph=True)
+        return torch.autograd.grad(gradient, x, direction)[0]
+
+    got = product()
+    assert got.abs().max() > 0
+    with plain():
+        torch.testing.assert_close(got, product(), rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("clip", [None, (1.0, None), (2.0, 0.5), (60.0, None)], ids=str)
+def test_first_and_second_derivatives_by_differences(clip: Any) -> None:
+    z, y = batch((5, 4))
+    z[1] *= 50  # clipped also at 60
+    tau, delta = clip or (None, None)
+    assert in_closed_form(z, y, tau)
+    for mean in (True, False):
+        function: Any = partial(row_log_probs, target=y, tau=tau, delta=delta, mean=mean)
+        log_probs = lambda x, f=function: f(x)[: 1 + mean]  # noqa: B023, E731
+        assert gradcheck(log_probs, (z,))
+        assert gradgradcheck(log_probs, (z,))
+
+
+@pytest.mark.parametrize("clip", [(1.0, None), (2.0, 0.5)], ids=str)
+def test_the_second_derivative_also_follows_the_upstream_gradient(clip: Any) -> None:
+    z, y = batch()
+    z.requires_grad_()
+    upstream = torch.linspace(-1, 1, len(z), dtype=z.dtype, requires_grad=True)
+    log_p = row_log_probs(z, y, *clip, mean=False)[0]
+    (gradient,) = torch.autograd.grad(log_p, z, upstream, create_graph=True)
+    direction = batch(seed=1)[0]
+    (got,) = torch.autograd.grad(gradient, upstream, direction)
+    step = 1e-6
+    above, below = (row_log_probs(z + s * direction, y, *clip, mean=False)[0] for s in (step, -step))
+    torch.testing.assert_close(got, (above - below) / (2 * step), rtol=1e-6, atol=1e-8)
+
+
+@both_shapes
+def test_compile_fullgraph(shape: tuple[int, int]) -> None:
+    """Both losses in one graph: compiling takes seconds."""
+    z, y = batch(shape, torch.float32)
+    both = lambda x, t: CRITERIA["ce"](x, t) + 2 * CRITERIA["nce"](x, t)  # noqa: E731
+    torch.compiler.reset()
+    compiled = torch.compile(both, fullgraph=True)
+    for a, b in zip(loss_and_gradient(compiled, z, y), loss_and_gradient(both, z, y), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@both_losses
+@both_shapes
+def test_func_grad_vmap_and_jvp(name: str, shape: tuple[int, int]) -> None:
+    z, y = batch(shape)
+    criterion = CRITERIA[name]
+    loss, gradient = loss_and_gradient(criterion, z, y)
+    torch.testing.assert_close(torch.func.grad(criterion)(z, y), gradient)
+    many, labels = torch.stack([z, z.flip(0), z * 3]), torch.stack([y, y.flip(0), y])
+    torch.testing.assert_close(
+        torch.func.vmap(criterion)(many, labels),
+        torch.stack([criterion(a, b) for a, b in zip(many, labels, strict=True)]),
+    )
+    torch.testing.assert_close(
+        torch.func.vmap(torch.func.grad(criterion))(many, labels),
+        torch.stack([loss_and_gradient(criterion, a, b)[1] for a, b in zip(many, labels, strict=True)]),
+    )
+    direction = batch(shape, seed=1)[0]
+    value, slope, *_ = torch.func.jvp(lambda x: criterion(x, y), (z,), (direction,))
+    torch.testing.assert_close(value, loss)
+    torch.testing.assert_close(slope, (gradient * direction).sum())
+
+
+def test_func_hessian() -> None:
+    z, y = batch()
+    got = torch.func.hessian(lambda x: CRITERIA["ce"](x, y))(z)
+    torch.testing.assert_close(got, torch.autograd.functional.hessian(lambda x: CRITERIA["ce"](x, y), z))
+
+
+@both_losses
+@both_shapes
+def test_forward_mode(name: str, shape: tuple[int, int]) -> None:
+    z, y = batch(shape)
+    direction = batch(shape, seed=1)[0]
+    _, gradient = loss_and_gradient(CRITERIA[name], z, y)
+    with forward_ad.dual_level():
+        slope = forward_ad.unpack_dual(CRITERIA[name](forward_ad.make_dual(z, direction), y)).tangent
+    torch.testing.assert_close(slope, (gradient * direction).sum())
+
+
+@both_losses
+@both_shapes
+def test_autocast(name: str, shape: tuple[int, int]) -> None:
+    n, classes = shape
+    g = torch.Generator().manual_seed(0)
+    weight = torch.randn(classes, 8, generator=g).requires_grad_()
+    x, y = torch.randn(n, 8, generator=g), torch.randint(classes, (n,), generator=g)
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = F.linear(x, weight)
+        assert logits.dtype == torch.bfloat16
+        loss = CRITERIA[name](logits, y)
+        of_float = CRITERIA[name](logits.float(), y)
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, CRITERIA[name](logits.float(), y))  # autocast lowers nothing inside
+    assert torch.equal(loss, of_float)
+    loss.backward()
+    assert weight.grad is not None
+    assert weight.grad.isfinite().all()
+    assert weight.grad.abs().max() > 0
+
+
+class Step(nn.Module):
+    def forward(self, z: Tensor, y: Tensor) -> Tensor:
+        return torch.stack([criterion(z, y) for criterion in CRITERIA.values()])
+
+
+@both_shapes
+def test_export(shape: tuple[int, int]) -> None:
+    z, y = batch(shape)
+    program = torch.export.export(Step(), (z, y))
+    other, labels = batch(shape, seed=1)
+    torch.testing.assert_close(program.module()(other, labels), Step()(other, labels))
+
+
+@both_losses
+@both_shapes
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(name: str, shape: tuple[int, int], reentrant: bool) -> None:
+    z, y = batch(shape)
+    again = lambda x: checkpoint(CRITERIA[name], x, y, use_reentrant=reentrant)  # noqa: E731
+    for a, b in zip(loss_and_gradient(again, z), loss_and_gradient(CRITERIA[name], z, y), strict=True):
+        assert torch.equal(a, b)
+
+
+@both_shapes
+def test_saved_tensors_on_the_cpu(shape: tuple[int, int]) -> None:
+    z, y = batch(shape)
+    with torch.autograd.graph.save_on_cpu():
+        got = loss_and_gradient(CRITERIA["nce"], z, y)
+    for a, b in zip(got, loss_and_gradient(CRITERIA["nce"], z, y), strict=True):
+        assert torch.equal(a, b)
+
+
+# -- clip_logits has a closed form of its own --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip", [(1.0, None), (2.0, 0.5), (0.5, 3.0)], ids=str)
+def test_clip_equals_its_plain_form(clip: Any) -> None:
+    z = batch((4, 5, 6))[0]
+    upstream = batch((4, 5, 6), seed=1)[0]
+
+    def derivatives(dim: int) -> list[Tensor]:
+        x, g = z.clone().requires_grad_(), upstream.clone().requires_grad_()
+        out = clip_logits(x, *clip, dim=dim)
+        (first,) = torch.autograd.grad(out, x, g, retain_graph=True)
+        (again,) = torch.autograd.grad(out, x, g, create_graph=True)
+        return [out, first, again, *torch.autograd.grad(again.square().sum(), (x, g))]
+
+    for dim in (-1, 1, 0):
+        got = derivatives(dim)
+        with plain():
+            for a, b in zip(got, derivatives(dim), strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+
+
+# -- the linear layer --------------------------------------------------------------------------------------------------
+
+
+class Memory(TorchDispatchMode):
+    """The largest tensor made, in entries, and the most bytes alive at a time of all tensors but the inputs."""
+
+    def __init__(self, *inputs: Tensor) -> None:
+        super().__init__()
+        self.largest = self.live = self.peak = 0
+        self.seen: dict[int, Any] = {x.untyped_storage()._cdata: x for x in inputs}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, Tensor):
+                self.largest = max(self.largest, x.numel())
+                self.count(x.untyped_storage())
+        return result
+
+    def count(self, storage: Any) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self.seen:
+            self.live += size
+            self.peak = max(self.peak, self.live)
+            self.seen[key] = weakref.ref(storage, lambda _: self.forget(key, size))
+
+    def forget(self, key: int, size: int) -> None:
+        self.live -= size
+        del self.seen[key]
+
+
+def layer(n: int = 12, width: int = 5, classes: int = 9) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A batch of hidden vectors, weight, bias and labels; the norms of the logits are below and above 2."""
+    g = torch.Generator().manual_seed(0)
+    sizes = (n, width), (classes, width), (classes,)
+    hidden, weight, bias = (torch.randn(*s, generator=g, dtype=torch.float64) / classes**0.5 for s in sizes)
+    hidden *= torch.linspace(0.1, 10, n)[:, None]
+    labels = torch.randint(classes, (n,), generator=g)
+    return hidden.requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), labels
+
+
+@pytest.mark.parametrize("entries", [10**6, 9 * 5, 3])  # all at once; five rows, which do not divide 12; row by row
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("clip", [None, (2.0, None), (2.0, 0.5)], ids=str)
+def test_linear_equals_the_unfused_computation(
+    clip: Any, with_bias: bool, entries: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, weight, bias, target = layer()
+    tau, delta = clip or (None, None)
+    wanted = (hidden, weight, bias) if with_bias else (hidden, weight)
+    logits = F.linear(hidden, weight, bias if with_bias else None)
+    norms = logits.detach().norm(dim=1)
+    assert norms.min() < 2 < norms.max()  # some rows are clipped, some are not
+    with plain():
+        expected = row_log_probs(logits, target, tau, delta)
+        slopes = torch.autograd.grad((expected[0] * expected[1]).sum(), wanted, retain_graph=True)  # type: ignore[operator]
+        of_loss = torch.autograd.grad(-expected[0].mean(), wanted)
+    monkeypatch.setattr(fused, "LINEAR_BLOCK", entries)
+    arguments: Any = {"bias": bias if with_bias else None}
+    got = linear_row_log_probs(hidden, weight, target, tau, delta, **arguments)
+    got_slopes = torch.autograd.grad((got[0] * got[1]).sum(), wanted)  # type: ignore[operator]
+    loss = linear_clip_cross_entropy(hidden, weight, target, tau, delta, **arguments)
+    for a, b in itertools.chain(
+        zip(got, expected, strict=True),
+        zip(got_slopes, slopes, strict=True),
+        zip(torch.autograd.grad(loss, wanted), of_loss, strict=True),
+        [(loss, -expected[0].mean())],
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("p", [1.0, math.inf])
+def test_linear_in_other_norms(p: float) -> None:
+    hidden, weight, bias, target = layer()
+    loss = linear_clip_cross_entropy(hidden, weight, target, 1.0, bias=bias, p=p)
+    torch.testing.assert_close(loss, F.cross_entropy(clip_logits(F.linear(hidden, weight, bias), 1.0, p=p), target))
+
+
+def test_linear_never_holds_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    n, width, classes, rows = 200, 4, 5000, 10
+    monkeypatch.setattr(fused, "LINEAR_BLOCK", rows * classes)
+    hidden, weight, bias, target = (x.detach().requires_grad_(x.is_floating_point()) for x in layer(n, width, classes))
+    with Memory(hidden, weight, bias, target) as memory:
+        linear_clip_cross_entropy(hidden, weight, target, 2.0, bias=bias).backward()
+    assert memory.largest == rows * classes
+    parameters = 8 * (n * width + classes * (width + 1))
+    assert memory.peak < 4 * 8 * rows * classes + 3 * parameters  # a few blocks and the gradients
+    assert memory.peak < 8 * n * classes / 2  # far below what the logits alone would take
+    with Memory(hidden, weight, bias, target) as memory:
+        F.cross_entropy(F.linear(hidden, weight, bias), target).backward()
+    assert memory.peak > 2 * 8 * n * classes  # the gauge sees what it should
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_no_second_array_besides_the_gradient(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    n, classes, block = 200, 1000, 10_000
+    monkeypatch.setattr(fused, "BLOCK", block)
+    monkeypatch.setattr(fused, "KEPT", n * classes if kept else 0)
+    z, y = batch((n, classes))
+    z.requires_grad_()
+    with Memory(z, y) as memory:
+        torch.autograd.grad(LogitClip("nce", tau=1.0)(z, y), z)
+    assert 8 * n * classes <= memory.peak < 8 * (n * classes + 3 * block + 40 * n)
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [SMALL, LARGE], ids=["small", "blocked"])
+@pytest.mark.parametrize("bad", [-1, 10**6])
+def test_targets_out_of_range(shape: tuple[int, int], bad: int) -> None:
+    z, y = batch(shape)
+    y[2] = bad
+    for function in (losses.ce, CRITERIA["ce"], CRITERIA["nce"]):
+        with pytest.raises(ValueError, match=rf"Targets must lie in 0..{shape[1] - 1}, got {bad}"):
+            function(z, y)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"target": torch.tensor([0] * 11 + [9])}, r"Targets must lie in 0\.\.8, got 9"),
+        ({"target": torch.tensor([0] * 11 + [-1])}, r"Targets must lie in 0\.\.8, got -1"),
+        ({"target": torch.zeros(11, dtype=torch.int64)}, r"target must have the shape \(12,\), got \(11,\)"),
+        ({"target": torch.zeros(12)}, "target must hold class indices as torch.int64, got torch.float32"),
+        ({"hidden": torch.zeros(12, 4)}, r"do not fit: got \(12, 4\) and \(9, 5\)"),
+        ({"hidden": torch.zeros(3, 12, 5)}, r"do not fit: got \(3, 12, 5\)"),
+        ({"bias": torch.zeros(8)}, r"bias must have the shape \(9,\), got \(8,\)"),
+        ({"tau": 0.0}, "tau must be positive"),
+        ({"delta": -1.0}, "delta must be positive"),
+        ({"p": 0.5}, "p must be at least 1"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_of_the_linear_layer(change: dict[str, Any], message: str) -> None:
+    hidden, weight, bias, target = (x.detach() for x in layer())
+    arguments: dict[str, Any] = {"hidden": hidden.float(), "weight": weight.float(), "target": target, "tau": 1.0}
+    arguments |= {"bias": bias.float()} | change
+    for function in (linear_clip_cross_entropy, linear_row_log_probs):
+        with pytest.raises(ValueError, match=message):
+            function(**arguments)
