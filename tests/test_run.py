@@ -120,9 +120,10 @@ def test_limit_is_a_fixed_choice(tmp_path):
     small, rate = prepare(RunConfig(limit=100).resolved())
     assert (len(small.train), len(small.test), rate) == (100, 100, 0)
     again, _ = prepare(RunConfig(limit=100, seed=5).resolved())
-    assert torch.equal(small.train.x, again.train.x)
+    everywhere = torch.arange(100)
+    assert torch.equal(small.train.x[everywhere], again.train.x[everywhere])
     noisy, rate = prepare(RunConfig(limit=100, noise="symmetric:rate=0.4").resolved())
-    assert torch.equal(noisy.train.x, small.train.x)
+    assert torch.equal(noisy.train.x[everywhere], small.train.x[everywhere])
     assert rate == pytest.approx(0.4, abs=0.011)
     full = data.load("digits")
     assert len(prepare(RunConfig(limit=10_000).resolved())[0].train) == len(full.train)
@@ -341,6 +342,43 @@ def test_an_interrupt_inside_the_save_saves_again(tmp_path, monkeypatch):
     assert [p.name for p in sorted((tmp_path / "parts" / config.id / "checkpoints").iterdir())] == ["000001", "000002"]
     parts = run(config)
     assert metrics(parts) == metrics(whole)
+
+
+def test_after_an_error_the_last_whole_epoch_is_saved(tmp_path, monkeypatch):
+    whole = run(in_folder(tmp_path, "whole"))
+    config = in_folder(tmp_path, "parts", checkpoint_seconds=1000)
+    step, calls = standard.train_step, []
+
+    def failing(self: Any, *args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 20:  # of 7 in an epoch
+            raise MemoryError
+        return step(self, *args)
+
+    monkeypatch.setattr(standard, "train_step", failing)
+    with pytest.raises(MemoryError):
+        run(config)
+    resumed: list[Any] = []
+    parts = run(config, on_epoch=lambda _, row: resumed.append(row))
+    assert resumed == whole.rows[1:]
+    assert metrics(parts) == metrics(whole)
+
+
+def test_a_signal_while_saving_does_not_prevent_it(tmp_path, monkeypatch):
+    config = in_folder(tmp_path, "a", checkpoint_seconds=1000)
+    write, calls = runs._write_synced, []
+
+    def signalled(path: Path, content: bytes) -> None:
+        calls.append(path.name)
+        if calls.count("state.pt") == 1 and path.name == "state.pt":
+            raise KeyboardInterrupt
+        write(path, content)
+
+    monkeypatch.setattr(runs, "_write_synced", signalled)
+    with pytest.raises(KeyboardInterrupt):
+        run(config, on_epoch=interrupt_after(1))
+    assert calls.count("state.pt") == 2
+    assert runs.load_checkpoint(tmp_path / "a" / config.id, config.id) is not None
 
 
 def test_a_damaged_checkpoint_costs_an_epoch_and_no_bit(tmp_path, caplog):

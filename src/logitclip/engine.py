@@ -228,8 +228,8 @@ def _hidden(module: str) -> Iterator[None]:
             del sys.modules[module]
 
 
-def _unchanged(output: Any) -> Any:
-    return output
+def _unchanged(data: Any) -> Any:
+    return data
 
 
 # -- one epoch ---------------------------------------------------------------------------------------------------------

@@ -141,10 +141,12 @@ def _spawn(fabric: Any, config: RunConfig, id: str, key: str, on_epoch: OnEpoch 
         for child in children:
             child.join()
         raise
-    except (ProcessRaisedException, ProcessExitedException) as error:
-        if not failures.empty():  # the first one: the others fail because they miss it
-            raise failures.get() from error
-        raise ChildProcessError(f"A training process has died: {error}. The run can be resumed.") from error
+    except ProcessExitedException as error:
+        raise ChildProcessError(f"A training process has died ({error}). The run can be resumed.") from error
+    except ProcessRaisedException:
+        if failures.empty():
+            raise
+        raise failures.get() from None  # the first one: the others fail because they miss it
 
 
 def _spawned(
@@ -159,7 +161,7 @@ def _spawned(
         signal.signal(number, stop)
     try:
         return asdict(_work(fabric, RunConfig(**config), id, key, on_epoch))
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
+    except (ValueError, OSError, ImportError, runs.Claimed) as error:
         failures.put(error)
         raise
 
@@ -193,8 +195,10 @@ def _work(fabric: Any, config: RunConfig, id: str, key: str, on_epoch: OnEpoch |
                 resume=record.resume,
                 after_epoch=record.after_epoch,
             )
-        except (KeyboardInterrupt, SystemExit):
-            record.save()  # the end of the last whole epoch
+        except (runs.CannotWrite, runs.Claimed):  # there is nothing that one could or should still write
+            raise
+        except BaseException:
+            record.rescue()
             raise
         finally:
             record.close()
@@ -286,6 +290,13 @@ class _Record:
             runs.save_checkpoint(self.folder, *self.unsaved, self.id)
         self.saved, self.unsaved = time.monotonic(), None
 
+    def rescue(self) -> None:
+        """Save whatever happened; a signal that comes meanwhile is not the reason to stop, but one more."""
+        try:
+            self.save()
+        except KeyboardInterrupt:
+            self.save()
+
     def close(self) -> None:
         if self.board is not None:
             self.board.close()
@@ -375,7 +386,7 @@ def _write_examples(path: Path, dataset: data.Dataset, examples: dict[str, Tenso
     if dataset.train.clean_labels is not None:
         arrays["clean_label"] = dataset.train.clean_labels
     content = io.BytesIO()
-    np.savez_compressed(content, **{name: array.numpy() for name, array in arrays.items()})
+    np.savez_compressed(content, **{name: array.numpy() for name, array in arrays.items()})  # type: ignore[arg-type]
     runs.write(path, content.getvalue())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +21,8 @@ View = Callable[[Tensor, torch.Generator | None], Tensor]  # see logitclip.data.
 Batch = tuple[Tensor, Tensor, Tensor]  # index, x, y
 
 
-class Job(NamedTuple):
+@dataclass(frozen=True)
+class Job:
     """What a method works with."""
 
     train: Split
@@ -50,7 +52,7 @@ class standard:
     def __init__(self, job: Job) -> None:
         self.job, self.settings, self.fabric = job, job.settings, job.fabric
         self._check_criterion()
-        self.criterion = job.criterion.to(job.fabric.device)
+        self.criterion: Any = job.criterion.to(job.fabric.device)
         self.network, self.model, self.optimizer = self.set_up(self.settings.seed)
 
     def set_up(self, seed: int) -> tuple[nn.Module, Any, Any]:
