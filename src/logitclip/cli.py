@@ -205,7 +205,7 @@ def train(
     if json:
         _print_json(asdict(result))
         return
-    noisy = result.memorised is not None
+    noisy = result.noise_rate > 0
     rows = {
         "test accuracy, mean of the last 10 epochs": f"[bold]{result.last10_accuracy:.2f} %[/]",
         "test accuracy, best epoch (chosen on the test set)": f"{result.best_accuracy:.2f} %",

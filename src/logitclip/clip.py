@@ -103,7 +103,7 @@ class _Clip(torch.autograd.Function):
         return z * factor
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor):
+    def backward(ctx: Any, g: Tensor):  # type: ignore[override]
         z, norm, factor = ctx.saved_tensors
         tau, delta, dim = ctx.options
         if torch.is_grad_enabled():  # somebody will differentiate this gradient: take that of the plain form

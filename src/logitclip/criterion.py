@@ -118,7 +118,7 @@ class Loss(nn.Module):
         clip: tuple[float, float, float] | None = None,
     ) -> Tensor:
         """The loss of logits that are clipped on the way: `clip` is (tau, delta, p)."""
-        soft = target.is_floating_point()
+        soft = isinstance(target, Tensor) and target.is_floating_point()
         if logits.ndim > 2:
             logits = logits.movedim(1, -1)
             target = target.movedim(1, -1) if target.ndim == logits.ndim else target
@@ -136,6 +136,7 @@ class Loss(nn.Module):
                 raise ValueError(
                     f"example_weight must have the shape {tuple(values.shape)}, got {tuple(example_weight.shape)}."
                 )
+            example_weight = example_weight.to(values.dtype)
             weights = example_weight if weights is None else weights * example_weight
         if kept is not None:
             weights = kept.to(values.dtype) if weights is None else weights * kept

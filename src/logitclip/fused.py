@@ -54,8 +54,12 @@ def row_log_probs(
     >>> row_log_probs(torch.zeros(1, 4), torch.tensor([2]))
     (tensor([-1.3863]), tensor([-1.3863]))
     """
+    if target.shape != logits.shape[:-1]:
+        raise ValueError(f"target must have the shape {tuple(logits.shape[:-1])}, got {tuple(target.shape)}.")
     if tau is not None:
         delta = check_clip(tau, delta, p)
+    elif delta is not None:
+        raise ValueError(f"delta={delta} without tau clips nothing: give tau, the threshold, too.")
     logits = full_precision(logits)
     if takes_closed_form(logits, p) and (tau is not None or logits.numel() >= MIN_BLOCKED):
         if logits.ndim == 2:
@@ -137,11 +141,14 @@ def linear_clip_cross_entropy(
 ) -> Tensor:
     """The mean clipped cross entropy of a last linear layer, for a million classes: see `linear_row_log_probs`.
 
+    Rows that are not to count are left out beforehand: ``hidden[mask], target[mask]``. The mean of none is 0.
+
     >>> hidden, weight = torch.ones(2, 3), torch.zeros(1000, 3)
     >>> linear_clip_cross_entropy(hidden, weight, torch.tensor([0, 999]), tau=1.0)
     tensor(6.9078)
     """
-    return -linear_row_log_probs(hidden, weight, target, tau, delta, bias=bias, p=p, mean=False)[0].mean()
+    log_p, _ = linear_row_log_probs(hidden, weight, target, tau, delta, bias=bias, p=p, mean=False)
+    return -log_p.sum() / max(len(log_p), 1)
 
 
 class _Blocked(torch.autograd.Function):
@@ -167,7 +174,7 @@ class _Blocked(torch.autograd.Function):
         return log_p.squeeze(1), mean_log_p
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None, h: Tensor | None):
+    def backward(ctx: Any, g: Tensor | None, h: Tensor | None):  # type: ignore[override]
         logits, index, at_target, exps, norm, scale, shift, total, dot, average = ctx.saved_tensors
         tau, delta = ctx.clip
         if torch.is_grad_enabled():  # somebody will differentiate this gradient: take that of the plain form

@@ -98,6 +98,8 @@ def check_target(logits: Tensor, target: Tensor, ignore_index: int | None = None
 
     What needs a look at the values is checked in eager mode on a CPU alone: elsewhere it would wait for the device.
     """
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a tensor, got {type(target).__name__}: use torch.as_tensor(target).")
     check_classes(logits)
     classes = logits.shape[-1]
     look = eager_on_cpu(logits)
@@ -112,9 +114,11 @@ def check_target(logits: Tensor, target: Tensor, ignore_index: int | None = None
             tolerance = 1e-3 if target.dtype in (torch.float32, torch.float64) else 2e-2
             sums = target.sum(-1, dtype=torch.float32)
             if not (target.min() >= 0 and (sums - 1).abs().max() <= tolerance):  # so that NaN is refused too
+                single = " If these are N single logits, use torch.stack([-z, z], 1) / 2 and target.long()."
                 raise ValueError(
                     "Probability targets must be non-negative and sum to 1 over the classes. Multi-label targets are "
                     "not supported: train one two-class problem per label, or normalise the rows."
+                    + (single if logits.ndim == 1 else "")
                 )
         return target, None
     if target.shape != logits.shape[:-1]:

@@ -259,7 +259,7 @@ def _find(release: Release, root: Path, download: bool, mirror: str | Path | Non
     else:
         raise ValueError(
             f"{release.title} is not in {root}: put the folder {layout.folder} or {archive.name} there (from "
-            f"{layout.archive.url}), or ask for the download."
+            f"{layout.archive.url}), or ask for the download (--download)."
         )
     return unpack(archive, root / layout.folder), layout
 
@@ -273,7 +273,8 @@ def _find_human(release: Release, root: Path, required: bool, download: bool, mi
         return None
     if not download:
         raise ValueError(
-            f"There is no {release.human.name} in {root}: get it from {release.human.url}, or ask for the download."
+            f"There is no {release.human.name} in {root}: get it from {release.human.url}, or ask for the download "
+            "(--download)."
         )
     return fetch(release.human, root, mirror)
 

@@ -56,7 +56,7 @@ def fashion_mnist(
             raise ValueError(
                 f"Fashion-MNIST is not in {root}: put train-images-idx3-ubyte.gz and the three other files into "
                 f"{Path(root) / 'fashion-mnist'} (from {ADDRESS}), install Debian's dataset-fashion-mnist, or ask for "
-                "the download."
+                "the download (--download)."
             )
         folder = Path(root) / "fashion-mnist"
         for remote in REMOTES.values():

@@ -227,7 +227,8 @@ def check_every_class(labels: Tensor, classes: Sequence[str], source: str | Path
     if empty:
         others = f" (nor have {len(empty) - 1} others)" if len(empty) > 1 else ""
         raise ValueError(
-            f"{source}: class {classes[empty[0]]!r} has no training image{others}; add some or remove the class."
+            f"{source}: class {classes[empty[0]]!r} has no training image{others}; add some or remove the class "
+            "(labels count from 0)."
         )
 
 
@@ -462,7 +463,7 @@ def folder(
         class_names=tuple(names),
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
-        protocol=image_protocol(size),
+        protocol={**image_protocol(size), "drop_last": False},  # one's own images may be few
     )
 
 

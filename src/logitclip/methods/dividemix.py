@@ -266,7 +266,8 @@ def lower_of_two(values: Tensor, seed: int) -> Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # ten iterations are what the method asks for
         mixture.fit(column)
-    return torch.from_numpy(mixture.predict_proba(column)[:, mixture.means_.argmin()])
+    lower = int(np.asarray(mixture.means_).argmin())
+    return torch.from_numpy(mixture.predict_proba(column)[:, lower])
 
 
 def sharpen(p: Tensor, temperature: float) -> Tensor:
