@@ -545,3 +545,46 @@ def test_it_trains() -> None:
         values.append(loss.item())
     assert theory.loss_bounds(1.0, 3, p=2)[0] <= values[-1] < values[0]
     assert (model(x).argmax(1) == y).float().mean() > 0.9
+
+
+# -- what came up in review --------------------------------------------------------------------------------------------
+
+
+def test_row_log_probs_never_takes_another_batch_size():
+    from logitclip.fused import row_log_probs
+
+    for logits, target in ((torch.zeros(4, 3), torch.tensor([0])), (torch.zeros(4, 2, 3), torch.zeros(2, 2).long())):
+        with pytest.raises(ValueError, match="target must have the shape"):
+            row_log_probs(logits, target, 1.0)
+
+
+def test_a_scale_without_a_threshold_is_refused():
+    from logitclip.fused import linear_clip_cross_entropy, row_log_probs
+
+    with pytest.raises(ValueError, match="without tau"):
+        row_log_probs(torch.zeros(2, 3), torch.tensor([0, 1]), delta=1.0)
+    with pytest.raises(ValueError, match="without tau"):
+        linear_clip_cross_entropy(torch.zeros(2, 3), torch.zeros(5, 3), torch.tensor([0, 1]), delta=1.0)
+
+
+def test_the_linear_loss_of_nothing_is_zero():
+    from logitclip.fused import linear_clip_cross_entropy
+
+    hidden = torch.zeros(0, 3, requires_grad=True)
+    loss = linear_clip_cross_entropy(hidden, torch.zeros(5, 3), torch.zeros(0, dtype=torch.int64), tau=1.0)
+    assert loss.item() == 0
+
+
+def test_single_logits_with_one_label_each_get_advice():
+    with pytest.raises(ValueError, match="single logits"):
+        Loss("ce")(torch.zeros(4), torch.tensor([1.0, 0.0, 1.0, 1.0]))
+
+
+def test_a_list_as_target_is_one_sentence():
+    with pytest.raises(TypeError, match=r"must be a tensor, got list"):
+        Loss("ce")(torch.zeros(2, 3), [0, 1])  # pyright: ignore
+
+
+def test_example_weights_do_not_change_the_type_of_the_loss():
+    loss = Loss("ce")(torch.zeros(2, 3), torch.tensor([0, 1]), torch.ones(2, dtype=torch.float64))
+    assert loss.dtype == torch.float32
