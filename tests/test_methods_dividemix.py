@@ -37,7 +37,7 @@ def sharpen(p: np.ndarray, temperature: float) -> np.ndarray:
 
 def make(*, x: Tensor = X, y: Tensor = Y, norm: bool = False, view: Any = None, **more: Any) -> dividemix:
     """A worker with two different networks; knobs of DivideMix and settings of the job together."""
-    names = dividemix.__init__.__kwdefaults__
+    names = dividemix.__init__.__kwdefaults__ or {}
     knobs = {name: more.pop(name) for name in list(more) if name in names}
     view = view or (lambda x, generator: x)
     job = make_job(x, y, lambda seed: network(5, 6, CLASSES, norm=norm, seed=seed % 97), view=view, **more)

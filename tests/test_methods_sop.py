@@ -67,6 +67,7 @@ def test_loss_and_gradients() -> None:
         (v, differences(lambda v: sum(stated(zn, un, v, vn)[:2]), vn)),  # through the squared error alone
     ):
         assert np.abs(gradient).max() > 1e-3
+        assert tensor.grad is not None
         np.testing.assert_allclose(tensor.grad, gradient, atol=1e-8)
     # Had V a gradient in the cross entropy, it would be another one.
     through_both = differences(lambda v: sum(stated(zn, un, v, v)[:2]), vn)
@@ -253,7 +254,7 @@ def test_state_round_trip() -> None:
         (sop_plus, {"ratio_consistency": float("nan")}),
     ],
 )
-def test_knobs_out_of_range(method: Any, knobs: dict[str, float]) -> None:
+def test_knobs_out_of_range(method: Any, knobs: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"{next(iter(knobs))} must be at least 0"):
         start(method, **knobs)
 
