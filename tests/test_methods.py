@@ -18,7 +18,7 @@ from logitclip.clip import PENALTIES
 from logitclip.config import RunConfig
 from logitclip.criterion import clipped
 from logitclip.data import Dataset, Split
-from logitclip.engine import Progress, Settings, fit
+from logitclip.engine import Progress, Settings, fit, make_fabric
 from logitclip.losses import LOSSES
 from logitclip.methods import METHODS
 from logitclip.methods.standard import standard
@@ -120,7 +120,7 @@ def train(
         if watch is not None:
             watch(progress)
 
-    extra = {name: more.pop(name) for name in ("index", "held_out", "view") if name in more}
+    extra = {name: more.pop(name) for name in ("index", "held_out", "view", "fabric") if name in more}
     settings = Settings(**{"epochs": 3, "batch_size": 20, "lr": 0.1, **more})
     factory = lambda seed: build(spec, 3, (6,), seed=seed)  # noqa: E731
     fit(POINTS, factory, clipped(loss, clip), METHODS.build(method), settings, after_epoch=after_epoch, **extra)
@@ -179,6 +179,17 @@ def test_no_setting_is_ignored(method: str) -> None:
         assert [row["loss"] for row in changed] != [row["loss"] for row in plain], setting
         assert all(np.isfinite(row["loss"]) for row in changed), setting
         assert all((row["val_accuracy"] is None) == ("held_out" not in setting) for row in changed)
+
+
+@pytest.mark.parametrize("precision", ["64", "bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize("method", ALL_METHODS)
+def test_every_precision(method: str, precision: str) -> None:
+    single = train(method, clip="norm:tau=1", spec="mlp:width=8,depth=1,norm=batch")
+    fabric = make_fabric(accelerator="cpu", precision=precision)
+    rows = train(method, clip="norm:tau=1", spec="mlp:width=8,depth=1,norm=batch", fabric=fabric)
+    for row, other in zip(rows, single, strict=True):
+        assert row["loss"] == pytest.approx(other["loss"], rel=1e-4 if precision == "64" else 0.1)
+        assert row["loss"] != other["loss"]
 
 
 def test_sop_leaves_the_rows_of_held_out_examples_alone() -> None:
