@@ -108,7 +108,7 @@ def tenth_of_the_norm(logits: Tensor) -> Tensor:
         {"channels_last": False},
         {"batch_size": 64, "seed": 7},
     ],
-    ids=str,
+    ids=lambda change: ",".join(change) or "defaults",
 )
 def test_training_is_the_plain_loop(change):
     dataset, settings = make_data(), replace(SETTINGS, **change)
