@@ -478,6 +478,13 @@ def test_one_network_for_both_is_refused() -> None:
         dividemix(make_job(X, Y, lambda seed: shared))
 
 
+def test_a_run_that_is_all_warm_up_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    make(warm_up=4, epochs=5)
+    assert not caplog.records
+    make(warm_up=5, epochs=5)
+    assert "All 5 epochs are warm-up" in caplog.text
+
+
 def test_several_devices_are_refused_before_anything_starts() -> None:
     with pytest.raises(ValueError, match="'dividemix' trains in one process: devices and nodes must be 1"):
         RunConfig(method="dividemix", devices=2).resolved()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import warnings
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,8 @@ from logitclip.losses import at_least
 from logitclip.methods import METHODS
 from logitclip.methods.standard import Augment, Batch, Job, Step, derived_seed, standard, stream
 from logitclip.noise import NOISES
+
+log = logging.getLogger(__name__)
 
 # The weight of the unsupervised term by rate of symmetric noise, as published for CIFAR-10 and CIFAR-100.
 LAMBDA_U = {"cifar10": {0.2: 0.0, 0.5: 25.0, 0.8: 25.0, 0.9: 50.0}, "cifar100": {0.2: 25.0, 0.5: 150.0}}
@@ -84,6 +87,8 @@ class dividemix(standard):
         if job.train.labels.is_floating_point():
             raise ValueError("dividemix needs class labels, not soft ones: it asks which labels are wrong.")
         super().__init__(job)
+        if warm_up >= self.settings.epochs:
+            log.warning("All %d epochs are warm-up: nothing is divided or mixed. Lower warm_up.", self.settings.epochs)
         self.warm_up, self.lambda_u, self.p_threshold, self.temperature = warm_up, lambda_u, p_threshold, temperature
         self.alpha, self.views, self.ramp, self.loss_window = alpha, views, ramp, loss_window
         self.confidence_penalty, self.clip_warm_up, self.clip_guesses = confidence_penalty, clip_warm_up, clip_guesses
