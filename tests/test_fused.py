@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from logitclip import fused, losses
 from logitclip.clip import clip_logits
-from logitclip.criterion import LogitClip
+from logitclip.criterion import LogitClip, Loss
 from logitclip.fused import linear_clip_cross_entropy, linear_row_log_probs, row_log_probs
 
 torch.set_num_threads(1)
@@ -333,6 +333,23 @@ def test_func_hessian() -> None:
     z, y = batch()
     got = torch.func.hessian(lambda x: CRITERIA["ce"](x, y))(z)
     torch.testing.assert_close(got, torch.autograd.functional.hessian(lambda x: CRITERIA["ce"](x, y), z))
+
+
+@both_losses
+@pytest.mark.parametrize("vectorize", [False, True])
+def test_batched_gradients(name: str, vectorize: bool) -> None:
+    """A backward pass under vmap, and a second one through it."""
+    z, y = batch()
+    rows = LogitClip(Loss(name, reduction="none"), tau=1.0)
+    with plain():
+        jacobian = torch.autograd.functional.jacobian(lambda x: rows(x, y), z)
+        hessian = torch.autograd.functional.hessian(lambda x: CRITERIA[name](x, y), z)
+    got = torch.autograd.functional.jacobian(lambda x: rows(x, y), z, vectorize=vectorize)
+    torch.testing.assert_close(got, jacobian)
+    got = torch.autograd.functional.jacobian(lambda x: clip_logits(x, 1.0).square().sum(1), z, vectorize=vectorize)
+    torch.testing.assert_close(got.sum(1), torch.func.jacrev(lambda x: clip_logits(x, 1.0).square().sum(1))(z).sum(1))
+    got = torch.autograd.functional.hessian(lambda x: CRITERIA[name](x, y), z, vectorize=vectorize)
+    torch.testing.assert_close(got, hessian)
 
 
 @both_losses

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -106,17 +107,30 @@ class _Clip(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor):  # type: ignore[override]
         z, norm, factor = ctx.saved_tensors
         tau, delta, dim = ctx.options
-        if torch.is_grad_enabled():  # somebody will differentiate this gradient: take that of the plain form
-            grad = torch.autograd.grad(plain_clip(z, tau, delta, dim=dim), z, g, create_graph=True)[0]
-        else:
-            along = (g * z).sum(dim, keepdim=True).mul_(factor)
-            grad = (g * factor).addcmul_(z, radial(along, norm, tau), value=-1)
-        return grad, None, None, None
+        if wants_plain_gradient(g):
+            return plain_gradient(lambda z: [plain_clip(z, tau, delta, dim=dim)], z, [g]), None, None, None
+        along = (g * z).sum(dim, keepdim=True).mul_(factor)
+        return (g * factor).addcmul_(z, radial(along, norm, tau), value=-1), None, None, None
 
 
 def radial(along: Tensor, norm: Tensor, tau: float) -> Tensor:
     """What multiple of z the clip takes off a gradient whose dot with z is `along`: along/norm^2, and 0 below tau."""
     return along.div_(norm).div_(norm).masked_fill_(norm < tau, 0.0)
+
+
+def wants_plain_gradient(upstream: Tensor) -> bool:
+    """Whether a backward pass is itself differentiated, compiled, or batched as by `jacobian(..., vectorize=True)`."""
+    batched = torch._C._functorch.is_legacy_batchedtensor(upstream)  # type: ignore[attr-defined]
+    return batched or torch.is_grad_enabled() or not eager_on_cpu(upstream)
+
+
+def plain_gradient(function: Callable[[Tensor], list[Tensor]], z: Tensor, upstream: list[Tensor | None]) -> Tensor:
+    """The gradient of the outputs of `function` as autograd finds it, itself differentiable if that is wanted."""
+    differentiable = torch.is_grad_enabled()
+    with torch.enable_grad():
+        pairs = [(x, g) for x, g in zip(function(z), upstream, strict=True) if g is not None]
+    outputs, gradients = zip(*pairs, strict=True)
+    return torch.autograd.grad(outputs, z, gradients, create_graph=differentiable)[0]
 
 
 def full_precision(logits: Tensor) -> Tensor:

@@ -20,8 +20,10 @@ from logitclip.clip import (
     eager_on_cpu,
     full_precision,
     plain_clip,
+    plain_gradient,
     radial,
     takes_closed_form,
+    wants_plain_gradient,
 )
 
 BLOCK = 256 * 1024  # entries in a block: a few of them fit the second-level cache
@@ -177,8 +179,12 @@ class _Blocked(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor | None, h: Tensor | None):  # type: ignore[override]
         logits, index, at_target, exps, norm, scale, shift, total, dot, average = ctx.saved_tensors
         tau, delta = ctx.clip
-        if torch.is_grad_enabled():  # somebody will differentiate this gradient: take that of the plain form
-            return _plain_gradient(logits, index.squeeze(1), tau, delta, g, h), None, None, None, None
+        upstream = h if g is None else g
+        if upstream is None:
+            return None, None, None, None, None
+        if wants_plain_gradient(upstream):
+            grad = plain_gradient(lambda z: _plain(z, index.squeeze(1), tau, delta), logits, [g, h])
+            return grad, None, None, None, None
         g = torch.zeros_like(total) if g is None else g.unsqueeze(1)
         h = None if h is None else h.unsqueeze(1)
         sg, sh = (g, h) if scale is None else (g * scale, None if h is None else h * scale)
@@ -258,11 +264,6 @@ def _rows(matrix: Tensor) -> int:
     return max(1, BLOCK // matrix.shape[1])
 
 
-def _plain_gradient(
-    logits: Tensor, target: Tensor, tau: float | None, delta: float, g: Tensor | None, h: Tensor | None
-) -> Tensor:
-    """The same gradient as a differentiable function of the logits and the upstream gradients."""
-    log_probs = torch.log_softmax(logits if tau is None else plain_clip(logits, tau, delta), dim=1)
-    pairs = [(pick(log_probs, target), g), (log_probs.mean(1), h)]
-    outputs, upstream = zip(*[(o, u) for o, u in pairs if u is not None], strict=True)
-    return torch.autograd.grad(outputs, logits, upstream, create_graph=True)[0]
+def _plain(z: Tensor, target: Tensor, tau: float | None, delta: float) -> list[Tensor]:
+    log_probs = torch.log_softmax(z if tau is None else plain_clip(z, tau, delta), dim=1)
+    return [pick(log_probs, target), log_probs.mean(1)]
