@@ -419,7 +419,7 @@ def slow_down_writes() -> None:
 
 
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path):
-    config = in_folder(tmp_path, "killed", epochs=6, per_example=True)
+    config = in_folder(tmp_path, "killed", epochs=40, per_example=True)
     whole = run(replace(config, runs=str(tmp_path / "whole")))
     chance = random.Random(0)
     folder = tmp_path / "killed" / config.id
