@@ -69,7 +69,7 @@ def plain_loop(order: Iterator[tuple[Tensor, Tensor]], network: nn.Module, optim
     return float(loss.detach())
 
 
-def cases(root: Path, count: int) -> dict[str, Callable[[int], float]]:
+def cases(root: Path, count: int, compiled: bool) -> dict[str, Callable[[int], float]]:
     """For each case a function that trains on `count` batches; its argument seeds their order."""
     data = cifar10(root)
     train, view = data.train, transform(AUGMENT, data.mean, data.std)
@@ -93,8 +93,9 @@ def cases(root: Path, count: int) -> dict[str, Callable[[int], float]]:
         optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4)
         return lambda seed: plain_loop(order(seed), network, optimizer)
 
-    def ours(criterion: nn.Module) -> Callable[[int], float]:
-        fabric, settings = engine.make_fabric(accelerator="cpu"), engine.Settings(weight_decay=5e-4)
+    def ours(criterion: nn.Module, compiled: bool = False) -> Callable[[int], float]:
+        fabric = engine.make_fabric(accelerator="cpu")
+        settings = engine.Settings(weight_decay=5e-4, compile=compiled)
         job = Job(train, CLASSES, torch.arange(len(train)), view, network, criterion, settings, fabric)
         worker = standard(job)
 
@@ -108,7 +109,7 @@ def cases(root: Path, count: int) -> dict[str, Callable[[int], float]]:
     def network(seed: int) -> nn.Module:
         return models.build("wrn", CLASSES, (3, 32, 32), seed=seed)
 
-    return {
+    listed = {
         "plain: PIL, default layout": loop(image_by_image, torch.contiguous_format),
         "whole batches": loop(whole_batches, torch.contiguous_format),
         "channels_last": loop(image_by_image, torch.channels_last),
@@ -116,6 +117,7 @@ def cases(root: Path, count: int) -> dict[str, Callable[[int], float]]:
         "logitclip, ce": ours(Loss("ce")),
         "logitclip, ce with LogitClip": ours(LogitClip.official("ce", temp=1.5)),
     }
+    return listed | ({"logitclip, compiled": ours(LogitClip.official("ce", temp=1.5), True)} if compiled else {})
 
 
 def data_only(root: Path, count: int) -> dict[str, float]:
@@ -155,6 +157,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batches", type=int, default=2, help="batches in each repeat")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--compile", action="store_true", help="also with torch.compile")
     parser.add_argument(
         "--clock", choices=["wall", "cpu"], default="wall", help="cpu: on a busy machine, with one thread"
     )
@@ -165,7 +168,7 @@ def main() -> None:
         parser.error("--clock cpu adds up the seconds of all threads: use it with --threads 1.")
     now = time.perf_counter if args.clock == "wall" else time.process_time
 
-    functions = cases(args.root, args.batches)
+    functions = cases(args.root, args.batches, args.compile)
     speed: dict[str, list[float]] = {name: [] for name in functions}
     for repeat in range(args.repeats + 1):  # the first one warms up
         for name, function in functions.items():
