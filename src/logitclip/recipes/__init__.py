@@ -1,0 +1,399 @@
+"""Recipes: the paper's tables and figures as data files, and the loader that makes runs of them.
+
+A recipe is a TOML file. Every key is optional except where it says otherwise::
+
+    title = "Robust losses on CIFAR-10"
+    about = "A sentence or two."
+    paper = "Table 1"
+    tune_seed = 0                # seed on which a cell is tuned, for all seeds; "each": every seed tunes for itself
+
+    [base]                       # fields of RunConfig
+    loss = "ce"
+
+    [grid]                       # the cells are the product of these axes, each a field of RunConfig or a name of yours
+    clip = ["none", "official:temp=grid"]
+    noise = ["symmetric:rate=0.5", "real"]
+    seed = [0, 1, 2]
+
+    [variant.real]               # a value of an axis that has such a section stands for the fields in it
+    noise = "real:set=worst"
+
+    [[override]]                 # the only conditional: changes what runs, never the coordinates
+    when = { noise = "real", clip = ["official:temp=grid"] }     # a list: any of these
+    set = { clip = "official:temp=2.5" }                         # or `skip = true`: there is no such cell
+
+    [table]                      # all axes but seed; cells are numbers of a Result, or "temp", the one that was tuned
+    rows = ["clip"]
+    cols = ["noise"]
+    cells = ["last10_accuracy"]
+
+    [figure]                     # for `logitclip figures`; kind is one of
+    kind = "lines"               #   lines: y over the number in x; bars: y in groups x; colour, panel: axes
+    x = "clip"                   #   bounds: no runs, Prop 2.1's bounds for the `classes` = [K, ...], `tau` = [from, to]
+    y = "last10_accuracy"
+    colour = "noise"
+    reference = "none"           #   lines only: the value of x that is drawn as a horizontal line
+
+    [scale.cpu]                  # `--scale cpu`: other fields, other values of axes, further overrides
+    data = "digits"
+    [scale.cpu.grid]
+    noise = ["symmetric:rate=0.5"]
+    [[scale.cpu.override]]
+    when = { clip = "none" }
+    set = { epochs = 100 }
+
+What is set later in this list wins: base, scale, axes and their variants, overrides, overrides of the scale. The scale
+`full` is the recipe as it stands and always exists. Each seed draws its own noise, as `noise_seed` follows `seed`
+unless the recipe sets it.
+
+An own method beside the paper's is a variant with a plugin::
+
+    [variant.mine]
+    loss = "my_loss:knob=2"
+    plugin = ["my_loss.py"]
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from logitclip.config import RunConfig, load_plugins
+from logitclip.registry import Registry, suggest
+
+FOLDER = Path(__file__).parent
+STATISTICS = ("last10_accuracy", "best_accuracy", "memorised", "recovered", "noise_rate", "seconds", "temp")
+FIGURES = {  # kind -> its keys; those that name axes are x, colour and panel
+    "bounds": ("classes", "tau"),
+    "lines": ("x", "y", "colour", "panel", "reference"),
+    "bars": ("x", "y", "colour", "panel"),
+}
+_FIELDS = {field.name: object for field in fields(RunConfig) if field.name != "runs"}  # that one is the sweep's
+_Values = dict[str, Any]
+_Grid = dict[str, list[Any]]
+_Draft = tuple[_Values, _Values]  # coordinates and fields of a cell
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a recipe: where it stands, and what runs. The config may still have a knob that is to be tuned."""
+
+    coordinates: Mapping[str, Any]  # axis -> value: a canonical spec, the name of a variant, or a plain value
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe at one scale."""
+
+    name: str
+    title: str
+    about: str
+    paper: str | None
+    scale: str
+    tune_seed: int | None  # None: every seed tunes for itself
+    own_noise: bool  # each seed draws its own noise
+    rows: tuple[str, ...]
+    cols: tuple[str, ...]
+    statistics: tuple[str, ...]
+    figure: Mapping[str, Any] | None
+    cells: tuple[Cell, ...]
+
+    def to_tune(self, cell: Cell) -> RunConfig:
+        """The config whose tuning decides this cell: that of the seed to tune on, or the cell's own."""
+        if self.tune_seed is None:
+            return cell.config
+        noise_seed = self.tune_seed if self.own_noise else cell.config.noise_seed
+        return replace(cell.config, seed=self.tune_seed, noise_seed=noise_seed)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number of the paper, with its place in the table of the recipe at full scale."""
+
+    coordinates: Mapping[str, str]
+    statistic: str
+    value: float
+    std: float | None
+
+
+def names() -> list[str]:
+    """The recipes that come with the package.
+
+    >>> "table1" in names()
+    True
+    """
+    by_number = [(re.sub(r"\d+", lambda n: n[0].zfill(3), file.stem), file.stem) for file in FOLDER.glob("*.toml")]
+    return [name for _, name in sorted(by_number)]
+
+
+def scales(recipe: str) -> list[str]:
+    """The scales of a recipe, smallest first; `full` always exists."""
+    return _scales(_read(recipe)[1])
+
+
+@cache
+def published(name: str) -> tuple[Published, ...]:
+    """The paper's numbers for a recipe; none for recipes that are not the paper's.
+
+    >>> published("table8")[0].value
+    75.9
+    """
+    with (FOLDER / "published.csv").open(encoding="utf-8", newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["recipe"] == name]
+    return tuple(
+        Published(
+            {k: v for k, v in row.items() if v and k not in ("recipe", "statistic", "value", "std")},
+            row["statistic"],
+            float(row["value"]),
+            float(row["std"]) if row["std"] else None,
+        )
+        for row in rows
+    )
+
+
+def load(recipe: str, scale: str = "full", *, runs: str = "runs", root: str | None = None) -> Recipe:
+    """The recipe of that name, or in that .toml file, at one scale.
+
+    Args:
+        runs: the folder for the folders of runs.
+        root: the folder of the data, if it is not the recipe's or the usual one.
+
+    >>> len(load("quickstart").cells)
+    36
+    """
+    name, content = _read(recipe)
+    try:
+        return _build(name, content, scale, {"runs": runs} | ({} if root is None else {"root": root}))
+    except ValueError as error:
+        raise ValueError(f"Recipe {name}: {error}") from error
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _read(recipe: str) -> tuple[str, dict[str, Any]]:
+    file = Path(recipe).expanduser() if recipe.endswith(".toml") else FOLDER / f"{recipe}.toml"
+    if not recipe.endswith(".toml") and recipe not in names():
+        raise ValueError(f"Unknown recipe {recipe!r}. {suggest(recipe, names())} Or give the path of a .toml file.")
+    if not file.is_file():
+        raise ValueError(f"There is no recipe file {recipe}.")
+    try:
+        return file.stem, tomllib.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:  # of TOML, or of UTF-8
+        raise ValueError(f"The recipe {file} is not valid TOML: {error}.") from error
+
+
+def _scales(content: Mapping[str, Any]) -> list[str]:
+    order = {"smoke": 0, "cpu": 1, "mini": 2, "full": 9}
+    return sorted({*content.get("scale", {}), "full"}, key=lambda name: (order.get(name, 3), name))
+
+
+def _take(section: Any, where: str, **allowed: Any) -> dict[str, Any]:
+    """The section, if it is one and has only allowed keys, each with a value of its type (or one of its types)."""
+    if not isinstance(section, dict):
+        raise ValueError(f"{where} must be a section with keys, got {section!r}.")
+    words = {str: "text", int: "a whole number", list: "a list", dict: "a section", bool: "true or false"}
+    for key, value in section.items():
+        if key not in allowed:
+            raise ValueError(f"Unknown key {key!r} in {where}. {suggest(key, allowed)}")
+        kinds = allowed[key] if isinstance(allowed[key], tuple) else (allowed[key],)
+        if object not in kinds and type(value) not in kinds:  # not isinstance: true is no whole number here
+            wanted = " or ".join(words[kind] for kind in kinds)
+            raise ValueError(f"{key} in {where} must be {wanted}, got {value!r}.")
+    return section
+
+
+def _build(name: str, content: dict[str, Any], scale: str, more: dict[str, Any]) -> Recipe:
+    sections = {"base": dict, "grid": dict, "variant": dict, "override": list, "table": dict, "figure": dict}
+    _take(content, "the recipe", title=str, about=str, paper=str, tune_seed=(int, str), **sections, scale=dict)
+    tune_seed = content.get("tune_seed", 0)
+    if isinstance(tune_seed, str) and tune_seed != "each":
+        raise ValueError(f'tune_seed must be a whole number or "each", got {tune_seed!r}.')
+    if scale not in _scales(content):
+        raise ValueError(f"There is no scale {scale!r}; there are {', '.join(_scales(content))}.")
+    place = f"scale.{scale}"
+    own = _take(content.get("scale", {}).get(scale, {}), f"[{place}]", **_FIELDS, grid=dict, override=list)
+    fixed = dict(_take(content.get("base", {}), "[base]", **_FIELDS))
+    fixed |= {key: value for key, value in own.items() if key in _FIELDS}
+    variants = {k: _take(v, f"[variant.{k}]", **_FIELDS) for k, v in content.get("variant", {}).items()}
+    for section in (fixed, *variants.values()):
+        load_plugins(tuple(section.get("plugin", ())))
+
+    full = _grid(content.get("grid", {}), "grid", variants)
+    known = dict.fromkeys(full, list)
+    grid = full | _grid(_take(own.get("grid", {}), f"[{place}.grid]", **known), f"{place}.grid", variants)
+    for key in sorted(fixed.keys() & grid.keys()):
+        raise ValueError(f"{key} is an axis of the grid: it cannot be set in [base] or [{place}] as well.")
+    cells = list(_cells(grid, fixed | more, variants))
+    for override in content.get("override", []):
+        cells = _overridden(cells, override, "[[override]]", grid, full)
+    for override in own.get("override", []):
+        cells = _overridden(cells, override, f"[[{place}.override]]", grid, grid)
+    rows, cols, statistics = _table(content.get("table"), grid)
+    return Recipe(
+        name=name,
+        title=content.get("title", name),
+        about=content.get("about", ""),
+        paper=content.get("paper"),
+        scale=scale,
+        tune_seed=None if tune_seed == "each" else tune_seed,
+        own_noise=not any("noise_seed" in values for _, values in cells),
+        rows=rows,
+        cols=cols,
+        statistics=statistics,
+        figure=_figure(content.get("figure"), grid),
+        cells=tuple(Cell(coordinates, _config(values)) for coordinates, values in cells),
+    )
+
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
+def _grid(section: _Values, where: str, variants: Mapping[str, _Values]) -> _Grid:
+    """The axes with their values in canonical spelling."""
+    grid = {}
+    for axis, values in section.items():
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"{axis} in [{where}] must be a list of one value or more, got {values!r}.")
+        for value in values:
+            if not isinstance(value, str | int | float):
+                raise ValueError(f"A value of {axis} in [{where}] must be text or a number, got {value!r}.")
+            if axis not in _FIELDS and value not in variants:
+                raise ValueError(
+                    f"{axis!r} in [{where}] is no field of a run, so its values must have sections, and there is no "
+                    f"[variant.{value}]. {suggest(axis, _FIELDS)}"
+                )
+        grid[axis] = [value if value in variants else _canonical(axis, value) for value in values]
+        for value in grid[axis]:
+            if grid[axis].count(value) > 1:
+                raise ValueError(f"{axis} in [{where}] has the value {value!r} twice.")
+    return grid
+
+
+def _cells(grid: _Grid, fixed: _Values, variants: Mapping[str, _Values]) -> Iterator[_Draft]:
+    if not grid:
+        return  # a figure of the theory: nothing runs
+    for values in itertools.product(*grid.values()):
+        coordinates = dict(zip(grid, values, strict=True))
+        chosen: _Values = {}
+        for axis, value in coordinates.items():
+            meant = variants.get(value) if isinstance(value, str) else None
+            for key, setting in ({axis: value} if meant is None else meant).items():
+                if key in chosen:
+                    raise ValueError(f"{axis} = {value!r} sets {key}, which another axis of the grid sets as well.")
+                chosen[key] = setting
+        yield coordinates, {**fixed, **chosen}
+
+
+def _overridden(cells: list[_Draft], override: Any, where: str, grid: _Grid, possible: _Grid) -> list[_Draft]:
+    """The cells with the override done. `possible` are the values it may match without being a mistake."""
+    _take(override, where, when=dict, set=dict, skip=bool)
+    if "when" not in override or ("set" in override) == override.get("skip", False):
+        raise ValueError(f"{where} needs `when = {{...}}` and either `set = {{...}}` or `skip = true`, got {override}.")
+    when, change = override["when"], _take(override.get("set", {}), where, **_FIELDS)
+    _take(when, f"`when` of {where}", **dict.fromkeys(grid, object))
+    wanted = {}
+    for axis, value in when.items():
+        values = value if isinstance(value, list) else [value]
+        known = [*grid[axis], *possible[axis]]
+        wanted[axis] = [v if v in known else _canonical(axis, v) for v in values]
+        for missed in [v for v in wanted[axis] if v not in known]:
+            raise ValueError(
+                f"{where} matches nothing: {axis} is never {missed!r}. {suggest(str(missed), map(str, known))}"
+            )
+    kept = []
+    for coordinates, values in cells:
+        if all(coordinates[axis] in values for axis, values in wanted.items()):
+            if not override.get("skip"):
+                kept.append((coordinates, {**values, **change}))
+        else:
+            kept.append((coordinates, values))
+    return kept
+
+
+def _config(values: _Values) -> RunConfig:
+    config = RunConfig(**values)
+    specs = {name: _canonical(name, value) for name in _registries() if (value := getattr(config, name)) is not None}
+    return replace(config, **specs, noise_seed=values.get("noise_seed", config.seed))
+
+
+@cache
+def _registries() -> dict[str, Registry]:
+    from logitclip.clip import CLIPS, PENALTIES
+    from logitclip.data import AUGMENTS, DATASETS
+    from logitclip.losses import LOSSES
+    from logitclip.methods import METHODS
+    from logitclip.models import MODELS
+    from logitclip.noise import NOISES
+
+    registries = {"data": DATASETS, "noise": NOISES, "loss": LOSSES, "clip": CLIPS, "penalty": PENALTIES}
+    return {**registries, "method": METHODS, "model": MODELS, "augment": AUGMENTS}
+
+
+@cache
+def _canonical(field: str, value: Any) -> Any:
+    """One spelling for a spec; other values as they are. A knob that is to be tuned stays as written."""
+    registry = _registries().get(field)
+    if registry is None or not isinstance(value, str):
+        return value
+    tuned = re.fullmatch(r"(.*=)(grid|auto)", value)
+    if tuned and field in ("clip", "penalty"):
+        registry.parse(f"{tuned[1]}1")  # refuses what is not a knob
+        return value
+    return registry.canonical(value)
+
+
+# -- what is made of them ----------------------------------------------------------------------------------------------
+
+
+def _table(section: _Values | None, grid: _Grid) -> tuple[tuple[str, ...], ...]:
+    """Rows, columns and statistics; without a section, a row for each cell."""
+    section = _take(section or {}, "[table]", rows=list, cols=list, cells=list)
+    shown = [axis for axis in grid if axis != "seed"]
+    rows, cols = section.get("rows"), section.get("cols", [])
+    if rows is None:
+        rows = [axis for axis in shown if axis not in cols]
+    for axis in (*rows, *cols):
+        if axis not in shown:
+            raise ValueError(f"[table] has {axis!r}, which is not an axis of the grid. {suggest(str(axis), shown)}")
+    for axis in shown:
+        if [*rows, *cols].count(axis) != 1 and len(grid[axis]) > 1:
+            raise ValueError(f"The axis {axis!r} must be in rows or in cols of [table], once.")
+    statistics = section.get("cells", ["last10_accuracy"])
+    for name in statistics:
+        _check_statistic(name, "[table]")
+    return tuple(rows), tuple(cols), tuple(statistics)
+
+
+def _figure(section: _Values | None, grid: _Grid) -> _Values | None:
+    if section is None:
+        return None
+    kind = section.get("kind")
+    if kind not in FIGURES:
+        raise ValueError(f"kind in [figure] must be one of {', '.join(FIGURES)}; got {kind!r}.")
+    types = {"classes": list, "tau": list}
+    _take(section, f"[figure] of kind {kind}", kind=str, **{key: types.get(key, str) for key in FIGURES[kind]})
+    for key in ("x", "y", "colour") if kind != "bounds" else ("classes", "tau"):
+        if key not in section:
+            raise ValueError(f"[figure] of kind {kind} needs {key}.")
+    for key in ("x", "colour", "panel"):
+        if key in section and section[key] not in grid:
+            raise ValueError(
+                f"{key} in [figure] is not an axis of the grid: {section[key]!r}. It has {', '.join(grid)}."
+            )
+    if "y" in section:
+        _check_statistic(section["y"], "[figure]")
+    return section
+
+
+def _check_statistic(name: Any, where: str) -> None:
+    if name not in STATISTICS:
+        raise ValueError(f"Unknown statistic {name!r} in {where}. {suggest(str(name), STATISTICS)}")
