@@ -1,17 +1,41 @@
-"""Where runs are executed: in this process, in a pool on this machine, or on a Ray cluster."""
+"""Where runs are executed: in this process, in a pool of processes on this machine, or on a Ray cluster.
+
+All three take jobs from one queue and differ only in where `_attempt` is called. What is certain lies in the folders of
+the runs: any number of these may work on the same ones, and any of them may be killed and started again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from logitclip import runs
 from logitclip.config import RunConfig
-from logitclip.run import Result, read_result
+from logitclip.engine import Diverged
+from logitclip.registry import suggest
+from logitclip.run import Result, read_result, run
 
-OnEvent = Callable[[str, RunConfig, Any], None]
+log = logging.getLogger(__name__)
+
+POLL = 1.0  # seconds between two looks at a run that another process works on
+TRIES = 2  # a run whose process dies is tried once more
+RETRIES = 3  # of a run on a node of Ray that was lost, or whose process died there
+SAVING = 30.0  # seconds that interrupted runs on Ray have to save their last epoch
 
 
 @dataclass(frozen=True)
@@ -21,8 +45,12 @@ class Failure:
     id: str
     error: str  # one sentence
     traceback: str
-    attempts: int  # in all, over all sweeps
-    final: bool  # it would fail again (it diverged), and is not repeated
+    attempts: int  # in all, by all sweeps
+    final: bool  # it would fail again (it diverged), so it is not repeated
+
+
+OnEvent = Callable[[str, RunConfig, Any], None]
+Then = Callable[[RunConfig, Result | Failure], Iterable[RunConfig]]
 
 
 def outcome(config: RunConfig) -> Result | Failure | None:
@@ -37,9 +65,120 @@ def execute(
     jobs: int | None = None,
     address: str | None = None,
     on_event: OnEvent | None = None,
+    then: Then | None = None,
 ) -> None:
-    """Run every config that has no outcome yet; a run that fails is recorded and does not harm the others."""
-    raise NotImplementedError
+    """Run every config that has no result yet; a run that fails is recorded, and the others go on.
+
+    Runs with the same id are one run. What another process works on is waited for, or taken over if that one dies. A
+    run that failed before is tried again, unless it diverged.
+
+    Args:
+        executor: inline (this process), local (processes on this machine) or ray (a Ray cluster; all its machines must
+            see the folder of the runs, and this one, under the same path).
+        jobs: runs at the same time. Locally as many as there are cores for, by default, or one where there is a GPU;
+            on Ray as many as the cluster has room for.
+        address: of a running Ray cluster, or auto; without it, Ray is started on this machine.
+        on_event: called with (kind, config, detail) when a run is "queued", "skipped" (its outcome, as it has one), at
+            its "start" (the last row, if it is resumed) and after each "epoch" (its row), when it is "done" (the
+            result) or has "failed" (the failure), or if it is found to run "elsewhere".
+        then: called with every config and its outcome; what it returns is run next.
+    """
+    if executor not in EXECUTORS:
+        raise ValueError(f"Unknown executor {executor!r}. {suggest(executor, EXECUTORS)}")
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}.")
+    if jobs is not None and jobs > 1 and executor == "inline":
+        raise ValueError(f"The executor inline makes one run at a time: jobs must be 1, got {jobs}.")
+    if address is not None and executor != "ray":
+        raise ValueError(f"An address is for the executor ray, not for {executor}.")
+    queue = _Queue(configs, on_event or (lambda *_: None), then or (lambda *_: ()))
+    if queue.left:
+        EXECUTORS[executor](queue, jobs, address)
+
+
+# -- what is left to do ------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Job:
+    config: RunConfig
+    folder: Path
+    before: Failure | None  # of an earlier sweep
+    started: bool = False
+    deaths: int = 0  # of processes that worked on it
+    again: float = 0.0  # when to look again at what runs elsewhere
+
+
+class _Queue:
+    """The runs that are left, each once, and the events that tell of them."""
+
+    def __init__(self, configs: Iterable[RunConfig], on_event: OnEvent, then: Then) -> None:
+        self.on_event, self.then = on_event, then
+        self.seen: set[Path] = set()
+        self.todo: deque[_Job] = deque()
+        self.elsewhere: deque[_Job] = deque()
+        self.add(configs)
+
+    @property
+    def left(self) -> bool:
+        return bool(self.todo or self.elsewhere)
+
+    @property
+    def pause(self) -> float | None:
+        """Seconds until there is something to look at again; None: not before something happens."""
+        return max(0.0, self.elsewhere[0].again - time.monotonic()) if self.elsewhere else None
+
+    def add(self, configs: Iterable[RunConfig]) -> None:
+        """Put new runs in front of the others, so that what has been begun is finished first."""
+        waiting, new = deque(configs), []
+        while waiting:
+            config = waiting.popleft()
+            folder = Path(config.runs) / config.id
+            if folder in self.seen:
+                continue
+            self.seen.add(folder)
+            found = _read(folder)
+            if isinstance(found, Result) or (found is not None and found.final):
+                self.on_event("skipped", config, found)
+                waiting.extend(self.then(config, found))
+            else:
+                self.on_event("queued", config, None)
+                new.append(_Job(config, folder, found))
+        self.todo.extendleft(reversed(new))
+
+    def next(self) -> _Job | None:
+        """The next run that has no outcome yet; another process may have made one meanwhile."""
+        while self.todo or self.pause == 0:
+            job = (self.todo or self.elsewhere).popleft()
+            found = _read(job.folder)
+            if found is None or found == job.before:
+                return job
+            self.finish(job, found)
+        return None
+
+    def progress(self, job: _Job, row: dict[str, Any] | None) -> None:
+        """The first sign of life is the start: only then has the run been claimed."""
+        kind, job.started = ("epoch" if job.started else "start"), True
+        self.on_event(kind, job.config, row)
+
+    def finish(self, job: _Job, found: Result | Failure | None) -> None:
+        """Take note of an outcome; None: another process works on it."""
+        if found is None:
+            if not job.again:
+                self.on_event("elsewhere", job.config, None)
+            job.again = time.monotonic() + POLL
+            self.elsewhere.append(job)
+        else:
+            self.on_event("done" if isinstance(found, Result) else "failed", job.config, found)
+            self.add(self.then(job.config, found))
+
+    def died(self, job: _Job, error: str, tries: int) -> None:
+        """Try a run again whose process died, but not for ever."""
+        job.deaths += 1
+        if job.deaths < tries or isinstance(_read(job.folder), Result):  # it may have died just after the end
+            self.todo.appendleft(job)
+        else:
+            self.finish(job, _record(job.folder, error, attempts=job.deaths))
 
 
 def _read(folder: Path) -> Result | Failure | None:
@@ -50,3 +189,262 @@ def _read(folder: Path) -> Result | Failure | None:
         return Failure(**runs.read_json(folder / "failure.json"))
     except TypeError:  # there is none, or it is of another version
         return None
+
+
+def _record(folder: Path, error: str, trace: str = "", *, attempts: int = 1, final: bool = False) -> Failure:
+    before = _read(folder)
+    earlier = before.attempts if isinstance(before, Failure) else 0
+    failure = Failure(folder.name, error, trace, earlier + attempts, final)
+    try:
+        runs.write_json(folder / "failure.json", asdict(failure))
+    except runs.CannotWrite as problem:  # then it is known to this sweep alone
+        log.warning("%s", problem)
+    return failure
+
+
+def _attempt(config: RunConfig, folder: Path, on_epoch: Any) -> Result | Failure | None:
+    """Run it; whatever goes wrong is recorded. None: another process works on it."""
+    try:
+        result = run(config, on_epoch=on_epoch)
+    except runs.Claimed:
+        return None
+    except Exception as error:
+        sentence = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
+        return _record(folder, sentence, traceback.format_exc(), final=isinstance(error, Diverged))
+    with contextlib.suppress(OSError):
+        (folder / "failure.json").unlink(missing_ok=True)
+    return result
+
+
+# -- in this process ---------------------------------------------------------------------------------------------------
+
+
+def _inline(queue: _Queue, _jobs: int | None, _address: str | None) -> None:
+    while queue.left:
+        job = queue.next()
+        if job is None:
+            time.sleep(queue.pause or 0.0)
+            continue
+        on_epoch = partial(_shown, queue, job)
+        if job.config.devices > 1:  # it would be called in other processes
+            queue.progress(job, on_epoch := None)
+        queue.finish(job, _attempt(job.config, job.folder, on_epoch))
+
+
+def _shown(queue: _Queue, job: _Job, _config: RunConfig, row: dict[str, Any] | None) -> None:
+    queue.progress(job, row)
+
+
+# -- a pool of processes on this machine -------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A process that makes one run after the other, as they come through its pipe."""
+
+    process: Any
+    pipe: Connection
+    job: _Job | None = None
+
+
+def _local(queue: _Queue, jobs: int | None, _address: str | None) -> None:
+    jobs = jobs or _room([job.config for job in queue.todo])
+    workers: list[_Worker] = []
+    try:
+        while True:
+            workers = [worker for worker in workers if worker.job or worker.process.is_alive()]
+            idle = [worker for worker in workers if not worker.job]
+            while (idle or len(workers) < jobs) and (job := queue.next()):
+                if not idle:
+                    workers.append(_started())
+                worker = idle.pop() if idle else workers[-1]
+                worker.job = job
+                with contextlib.suppress(OSError):  # it has just died, which is found out below
+                    worker.pipe.send((job.config, job.folder))
+            busy = {worker: worker.job for worker in workers if worker.job}
+            if not busy and not queue.left:
+                return
+            signs = [sign for worker in busy for sign in (worker.pipe, worker.process.sentinel)]
+            ready = wait(signs, timeout=queue.pause if len(busy) < jobs else None)
+            for worker, job in busy.items():
+                if (worker.pipe in ready or worker.process.sentinel in ready) and not _heard(queue, worker, job):
+                    workers.remove(worker)
+                    worker.process.join()  # a process that nobody has waited for still counts as alive
+                    worker.pipe.close()
+                    queue.died(job, _death(worker.process.exitcode), TRIES)
+    finally:
+        for worker in workers:
+            worker.process.terminate()  # a run is saved as by Ctrl-C
+        for worker in workers:
+            worker.process.join()
+
+
+def _heard(queue: _Queue, worker: _Worker, job: _Job) -> bool:
+    """Take what a worker has sent; False: it has died and sent nothing more."""
+    try:
+        if not worker.pipe.poll():
+            return worker.process.is_alive()
+        kind, detail = worker.pipe.recv()
+    except (EOFError, OSError):
+        return False
+    if kind == "progress":
+        queue.progress(job, detail)
+    else:
+        worker.job = None
+        queue.finish(job, detail)
+    return True
+
+
+def _room(configs: list[RunConfig]) -> int:
+    """How many of these runs the machine has room for: they share its cores, but not its GPU."""
+    if torch.accelerator.is_available() and any(config.accelerator != "cpu" for config in configs):
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // max(config.threads * config.devices for config in configs))
+
+
+def _started() -> _Worker:
+    context = multiprocessing.get_context("spawn")
+    pipe, its_end = context.Pipe()
+    process = context.Process(target=_work, args=(its_end,))
+    with _interrupts_blocked():
+        process.start()
+    its_end.close()
+    return _Worker(process, pipe)
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """What is started meanwhile never sees Ctrl-C, which goes to all processes of a terminal; its parent ends it."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _work(pipe: Connection) -> None:
+    """The life of a worker."""
+
+    def stop(*_: Any) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not disturb the saving
+        raise KeyboardInterrupt
+
+    def follow() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+    threading.Thread(target=follow, daemon=True).start()
+    with contextlib.suppress(KeyboardInterrupt, EOFError, OSError):
+        while True:
+            config, folder = pipe.recv()
+            pipe.send(("outcome", _attempt(config, folder, partial(_tell, pipe))))
+
+
+def _tell(pipe: Connection, _config: RunConfig, row: dict[str, Any] | None) -> None:
+    with contextlib.suppress(OSError):  # without its parent a worker ends, but that is no failure of the run
+        pipe.send(("progress", row))
+
+
+def _death(exitcode: int | None) -> str:
+    code = exitcode or 0
+    name = signal.Signals(-code).name if -code in list(signal.Signals) else f"exit code {code}"
+    hint = " It may have run out of memory: try fewer jobs." if name == "SIGKILL" else ""
+    return f"The process of the run died {TRIES} times ({name}).{hint}"
+
+
+# -- Ray ---------------------------------------------------------------------------------------------------------------
+
+
+def _ray(queue: _Queue, jobs: int | None, address: str | None) -> None:
+    try:
+        import ray
+        from ray.exceptions import RayError
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    except ImportError as error:
+        raise ImportError("The executor ray needs Ray: pip install 'logitclip[ray]'.") from error
+    own = not ray.is_initialized()
+    if own:
+        on_terminate = signal.getsignal(signal.SIGTERM)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, on_terminate or signal.SIG_DFL)  # Ray has put its own in place
+    gpus = bool(ray.cluster_resources().get("GPU"))
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    letters: Any = ray.remote(_Letters).options(num_cpus=0, scheduling_strategy=here).remote()
+    running: dict[Any, _Job] = {}
+    try:
+        while queue.left or running:
+            while (jobs is None or len(running) < jobs) and (job := queue.next()):
+                config = replace(job.config, root=job.config.root or os.environ.get("LOGITCLIP_DATA"))
+                on_gpu = config.accelerator == "cuda" or (config.accelerator == "auto" and gpus)
+                task = ray.remote(_on_node).options(
+                    num_cpus=config.threads * config.devices,
+                    num_gpus=config.devices if on_gpu else 0,
+                    max_retries=RETRIES,
+                )
+                running[task.remote(Path.cwd(), config, job.folder, letters)] = job
+            if not running:
+                time.sleep(queue.pause or 0.0)
+                continue
+            ready, _ = ray.wait(list(running), timeout=POLL)
+            jobs_by_folder = {job.folder: job for job in running.values()}
+            for folder, row in ray.get(letters.take.remote()):
+                if folder in jobs_by_folder:
+                    queue.progress(jobs_by_folder[folder], row)
+            for task in ready:
+                job = running.pop(task)
+                try:
+                    found = ray.get(task)
+                except RayError as error:
+                    sentence = str(error).strip().rpartition("\n")[2]
+                    queue.died(job, f"Ray gave the run up: {type(error).__name__}: {sentence}", tries=1)
+                else:
+                    if found is not None and _read(job.folder) is None:
+                        log.warning("%s does not show what a node has written there: is it shared?", job.folder)
+                    queue.finish(job, found)
+    except (KeyboardInterrupt, SystemExit):
+        for task in running:
+            ray.cancel(task)
+        ray.wait(list(running), num_returns=len(running), timeout=SAVING) if running else None
+        raise
+    finally:
+        if own:
+            ray.shutdown()
+
+
+class _Letters:
+    """What the runs on a cluster tell of their progress, until it is taken."""
+
+    def __init__(self) -> None:
+        self.letters: list[tuple[Path, dict[str, Any] | None]] = []
+
+    def put(self, folder: Path, row: dict[str, Any] | None) -> None:
+        self.letters.append((folder, row))
+
+    def take(self) -> list[tuple[Path, dict[str, Any] | None]]:
+        taken, self.letters = self.letters, []
+        return taken
+
+
+def _on_node(here: Path, config: RunConfig, folder: Path, letters: Any) -> Result | Failure | None:
+    """A run as a task of Ray. Paths mean what they mean where the sweep was started."""
+    with contextlib.chdir(here):
+        return _attempt(config, folder, partial(_write, letters, folder))
+
+
+def _write(letters: Any, folder: Path, _config: RunConfig, row: dict[str, Any] | None) -> None:
+    letters.put.remote(folder, row)
+
+
+EXECUTORS: dict[str, Callable[[_Queue, int | None, str | None], None]] = {
+    "inline": _inline,
+    "local": _local,
+    "ray": _ray,
+}
