@@ -55,7 +55,18 @@ Then = Callable[[RunConfig, Result | Failure], Iterable[RunConfig]]
 
 def outcome(config: RunConfig) -> Result | Failure | None:
     """What came out of a run, read from its folder; a result wins over an old failure, and None is neither."""
-    return _read(Path(config.runs) / config.id)
+    return read(Path(config.runs) / config.id)
+
+
+def read(folder: Path) -> Result | Failure | None:
+    """The outcome in the folder of a run, for those who know its id."""
+    result = read_result(folder)
+    if result is not None:
+        return result
+    try:
+        return Failure(**runs.read_json(folder / "failure.json"))
+    except TypeError:  # there is none, or it is of another version
+        return None
 
 
 def execute(
@@ -137,7 +148,7 @@ class _Queue:
             if folder in self.seen:
                 continue
             self.seen.add(folder)
-            found = _read(folder)
+            found = read(folder)
             if isinstance(found, Result) or (found is not None and found.final):
                 self.on_event("skipped", config, found)
                 waiting.extend(self.then(config, found))
@@ -150,7 +161,7 @@ class _Queue:
         """The next run that has no outcome yet; another process may have made one meanwhile."""
         while self.todo or self.pause == 0:
             job = (self.todo or self.elsewhere).popleft()
-            found = _read(job.folder)
+            found = read(job.folder)
             if found is None or found == job.before:
                 return job
             self.finish(job, found)
@@ -175,24 +186,14 @@ class _Queue:
     def died(self, job: _Job, error: str, tries: int) -> None:
         """Try a run again whose process died, but not for ever."""
         job.deaths += 1
-        if job.deaths < tries or isinstance(_read(job.folder), Result):  # it may have died just after the end
+        if job.deaths < tries or isinstance(read(job.folder), Result):  # it may have died just after the end
             self.todo.appendleft(job)
         else:
             self.finish(job, _record(job.folder, error, attempts=job.deaths))
 
 
-def _read(folder: Path) -> Result | Failure | None:
-    result = read_result(folder)
-    if result is not None:
-        return result
-    try:
-        return Failure(**runs.read_json(folder / "failure.json"))
-    except TypeError:  # there is none, or it is of another version
-        return None
-
-
 def _record(folder: Path, error: str, trace: str = "", *, attempts: int = 1, final: bool = False) -> Failure:
-    before = _read(folder)
+    before = read(folder)
     earlier = before.attempts if isinstance(before, Failure) else 0
     failure = Failure(folder.name, error, trace, earlier + attempts, final)
     try:
@@ -406,7 +407,7 @@ def _ray(queue: _Queue, jobs: int | None, address: str | None) -> None:
                     sentence = str(error).strip().rpartition("\n")[2]
                     queue.died(job, f"Ray gave the run up: {type(error).__name__}: {sentence}", tries=1)
                 else:
-                    if found is not None and _read(job.folder) is None:
+                    if found is not None and read(job.folder) is None:
                         log.warning("%s does not show what a node has written there: is it shared?", job.folder)
                     queue.finish(job, found)
     except (KeyboardInterrupt, SystemExit):

@@ -1,16 +1,26 @@
-"""Sweeps: run what is missing of a recipe, tuning first where it has to, and collect what came out."""
+"""Sweeps: run what is missing of a recipe, tuning first where it has to be, and collect what came out."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import functools
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from logitclip import executors
 from logitclip.config import RunConfig
 from logitclip.executors import Failure, OnEvent
+from logitclip.recipes import Cell, Recipe
 from logitclip.run import Result
 
-if TYPE_CHECKING:
-    from logitclip.recipes import Cell, Recipe
+try:
+    from logitclip import tuning
+except ImportError:  # until it is written
+    tuning: Any = None
+
+Outcome = Callable[[RunConfig], Result | Failure | None]
 
 
 @dataclass(frozen=True)
@@ -18,13 +28,13 @@ class Row:
     """A cell of a recipe and what came out."""
 
     cell: Cell
-    config: RunConfig | None  # with the tuned value in place; None: it has not been chosen yet
+    config: RunConfig | None  # with the tuned value in place; None: it has not been chosen yet, or cannot be
     outcome: Result | Failure | None
 
 
 def collect(recipe: Recipe) -> list[Row]:
     """Every cell with its outcome, read from the folders; nothing is run."""
-    raise NotImplementedError
+    return _rows(recipe, range(len(recipe.cells)), functools.cache(executors.outcome))
 
 
 def sweep(
@@ -36,5 +46,110 @@ def sweep(
     shard: tuple[int, int] = (1, 1),
     on_event: OnEvent | None = None,
 ) -> list[Row]:
-    """Run what is missing of a recipe, tuning first where it has to, and return its rows."""
-    raise NotImplementedError
+    """Run what is missing of a recipe, tuning first where it has to be, and return its rows.
+
+    It can be stopped at any time and started again, and several may work on one folder: what is there is not repeated,
+    except runs that failed for a reason that may pass.
+
+    Args:
+        executor, jobs, address: where to run, as in `executors.execute`.
+        shard: (i, n): only the i-th of n parts. A value is tuned in one part, together with all cells that need it.
+        on_event: as in `executors.execute`, and besides ("tuning", config, cells) for each config to tune with the
+            number of cells that wait for it, and ("chosen", config, decision) with the config that has the number in
+            place, or the failure if none could be chosen.
+    """
+    tell = on_event or (lambda *_: None)
+    memory = _Memory()
+    tuned, plain = _parts(recipe, memory, shard)
+    waiting: dict[Path, set[RunConfig]] = defaultdict(set)  # a run -> the configs to tune that it is a trial of
+    undecided = set(tuned)
+
+    def advance(config: RunConfig) -> list[RunConfig]:
+        """What to run next for a config to tune: its trials, and when the value is chosen, its cells."""
+        trials = tuning.trials(config, memory.outcome)
+        for trial in trials:
+            waiting[memory.folder(trial)].add(config)
+        if trials or config not in undecided:
+            return trials
+        undecided.remove(config)
+        decision = _choose(config, memory.outcome)
+        tell("chosen", config, decision)
+        return [_filled(recipe.cells[i], decision) for i in tuned[config]] if isinstance(decision, RunConfig) else []
+
+    def then(config: RunConfig, found: Result | Failure) -> list[RunConfig]:
+        memory.seen[memory.folder(config)] = found
+        return [run for group in waiting.pop(memory.folder(config), ()) for run in advance(group)]
+
+    for config, cells in tuned.items():
+        tell("tuning", config, len(cells))
+    # Trials come first, as other runs wait for them; cells without tuning fill the gaps.
+    first = [run for config in tuned for run in advance(config)] + [recipe.cells[i].config for i, *_ in plain.values()]
+    executors.execute(first, executor=executor, jobs=jobs, address=address, on_event=on_event, then=then)
+    mine = sorted(i for part in (tuned, plain) for cells in part.values() for i in cells)
+    return _rows(recipe, mine, memory.outcome)
+
+
+class _Memory:
+    """What a sweep knows: ids take a while to compute, and a failure counts only if this sweep has seen it."""
+
+    def __init__(self) -> None:
+        self.seen: dict[Path, Result | Failure] = {}
+        self.folders: dict[RunConfig, Path] = {}
+
+    def folder(self, config: RunConfig) -> Path:
+        if config not in self.folders:
+            self.folders[config] = Path(config.runs) / config.id
+        return self.folders[config]
+
+    def outcome(self, config: RunConfig) -> Result | Failure | None:
+        folder = self.folder(config)
+        if folder not in self.seen:
+            found = executors.read(folder)
+            if found is None or (isinstance(found, Failure) and not found.final):
+                return None  # an earlier failure may have passed: it is tried again
+            self.seen[folder] = found
+        return self.seen[folder]
+
+
+def _parts(
+    recipe: Recipe, memory: _Memory, shard: tuple[int, int]
+) -> tuple[dict[RunConfig, list[int]], dict[Path, list[int]]]:
+    """The positions of a shard's cells: by the config that is tuned for them, and by run where nothing is tuned."""
+    i, n = shard
+    if not 1 <= i <= n:
+        raise ValueError(f"A shard is one of 1/n to n/n, got {i}/{n}.")
+    tuned: dict[RunConfig, list[int]] = defaultdict(list)
+    plain: dict[Path, list[int]] = defaultdict(list)
+    for at, cell in enumerate(recipe.cells):
+        if tuning.tuned(cell.config):
+            tuned[recipe.to_tune(cell)].append(at)
+        else:
+            plain[memory.folder(cell.config)].append(at)
+    return dict(list(tuned.items())[i - 1 :: n]), dict(list(plain.items())[i - 1 :: n])
+
+
+def _rows(recipe: Recipe, positions: Any, outcome: Outcome) -> list[Row]:
+    decide = functools.cache(lambda config: None if tuning.trials(config, outcome) else _choose(config, outcome))
+    rows = []
+    for cell in (recipe.cells[i] for i in positions):
+        config = cell.config
+        if tuning.tuned(config):
+            decision = decide(recipe.to_tune(cell))
+            if not isinstance(decision, RunConfig):
+                rows.append(Row(cell, None, decision))
+                continue
+            config = _filled(cell, decision)
+        rows.append(Row(cell, config, outcome(config)))
+    return rows
+
+
+def _choose(config: RunConfig, outcome: Outcome) -> RunConfig | Failure:
+    try:
+        return tuning.choose(config, outcome)
+    except ValueError as error:  # all its trials failed
+        return Failure(id="", error=str(error), traceback="", attempts=0, final=False)
+
+
+def _filled(cell: Cell, chosen: RunConfig) -> RunConfig:
+    """The cell's own config with the value that was chosen, maybe on another seed."""
+    return replace(cell.config, clip=chosen.clip, penalty=chosen.penalty)
