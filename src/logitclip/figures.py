@@ -1,0 +1,456 @@
+"""The paper's figures, and how runs learn and memorise epoch by epoch.
+
+A chart is defined once, in Altair: `save` writes it as SVG, PDF, PNG or an interactive page that works offline.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from logitclip import theory
+from logitclip.config import RunConfig
+from logitclip.data import Split
+from logitclip.recipes import Recipe
+from logitclip.reporting import AVERAGED, label, results_of, series, statistic_name, tabulate
+from logitclip.run import Result, prepare
+from logitclip.runs import write
+from logitclip.sweeping import Row
+
+SUFFIXES = (".svg", ".pdf", ".png", ".html")
+COLOURS = (
+    *("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7"),
+    *("#a463f2", "#97bbf5", "#9c6b4e", "#9498a0", "#2a9d8f", "#c2410c"),
+)
+DASHES = ([1, 0], [5, 3], [2, 2], [9, 3, 2, 3])
+POINTS = 100  # epochs of a curve that are drawn at most
+QUANTITIES = {
+    "test_accuracy": "test accuracy in %",
+    "memorised": "memorised wrong labels in %",
+    "norms": "norm of the logits",
+}
+
+
+def draw(recipe: Recipe, rows: Sequence[Row]) -> Any:
+    """The figure that the recipe describes or, if it describes none, its memorisation curves; an Altair chart."""
+    kinds = {"bounds": _bounds, "lines": _lines, "bars": _bars}
+    return _styled(kinds[recipe.figure["kind"]](recipe, rows) if recipe.figure else _memorisation(recipe, rows))
+
+
+def check_suffix(path: Path) -> None:
+    """Refuse a file name that `save` has no format for, before anything is computed."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"A figure is written as {', '.join(SUFFIXES)}, by the end of its name; got {str(path)!r}.")
+
+
+def save(chart: Any, path: Path) -> None:
+    """Write a chart in the format that the end of the name says: .svg, .pdf, .png or .html (interactive, offline)."""
+    check_suffix(path)
+    converter, spec = vl_convert(), chart.to_dict()
+    version = vega_lite_version()
+    suffix = path.suffix.lower()
+    if suffix == ".html":
+        content = converter.vegalite_to_html(spec, vl_version=version, bundle=True)
+    elif suffix == ".png":
+        content = converter.vegalite_to_png(spec, vl_version=version, scale=2)
+    else:
+        content = getattr(converter, f"vegalite_to_{suffix[1:]}")(spec, vl_version=version)
+    write(path, content.encode() if isinstance(content, str) else content)
+
+
+def altair() -> Any:
+    try:
+        import altair
+    except ImportError as error:
+        raise ImportError("Figures need Altair: pip install 'logitclip[report]'.") from error
+    return altair
+
+
+def vl_convert() -> Any:
+    try:
+        import vl_convert
+    except ImportError as error:
+        raise ImportError("Figures need vl-convert: pip install 'logitclip[report]'.") from error
+    return vl_convert
+
+
+def vega_lite_version() -> str:
+    """The version of Vega-Lite that Altair writes for, as vl-convert names it."""
+    return ".".join(altair().SCHEMA_VERSION.lstrip("v").split(".")[:2])
+
+
+def _styled(chart: Any) -> Any:
+    chart = chart.configure(font="Helvetica, Arial, sans-serif", background="white", padding=8)
+    chart = chart.configure_view(stroke=None).configure_range(category=list(COLOURS))
+    chart = chart.configure_axis(gridColor="#e8e8e8", domainColor="#999", tickColor="#999", titleFontWeight="normal")
+    return chart.configure_header(title=None, labelFontSize=12, labelFontWeight="bold").configure_legend(
+        titleFontWeight="normal", symbolStrokeWidth=2, symbolOpacity=1, labelLimit=300
+    )
+
+
+# -- the paper's figures -----------------------------------------------------------------------------------------------
+
+
+def _bounds(recipe: Recipe, rows: Sequence[Row]) -> Any:
+    """Prop 2.1's bounds over tau: upper dashed, lower solid, a colour for each number of classes."""
+    alt, options = altair(), recipe.figure or {}
+    first, last = options["tau"]
+    points = [first + (last - first) * i / 200 for i in range(201)]
+    values = [
+        {"tau": tau, "K": str(classes), "bound": name, "loss": loss}
+        for classes in options["classes"]
+        for tau in points
+        if tau > 0
+        for name, loss in zip(("lower", "upper"), theory.loss_bounds(tau, classes), strict=True)
+    ]
+    picked = alt.selection_point(fields=["K"], bind="legend")
+    return (
+        alt.Chart(alt.Data(values=values), width=420, height=280)
+        .mark_line(clip=True)
+        .encode(
+            x=alt.X("tau:Q", title="τ"),
+            y=alt.Y("loss:Q", title="bounds of the clipped cross entropy"),
+            color=alt.Color("K:N", sort=[str(classes) for classes in options["classes"]]),
+            strokeDash=alt.StrokeDash("bound:N", scale=alt.Scale(domain=["upper", "lower"], range=[[5, 3], [1, 0]])),
+            opacity=alt.condition(picked, alt.value(1), alt.value(0.12)),
+            tooltip=["K:N", "bound:N", alt.Tooltip("tau:Q", format=".3g"), alt.Tooltip("loss:Q", format=".3f")],
+        )
+        .add_params(picked)
+    )
+
+
+def _points(recipe: Recipe, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Mean and spread of the statistic of a figure, for each of its points."""
+    options = dict(recipe.figure or {})
+    table = tabulate(replace(recipe, statistics=(options["y"],)), rows)
+    points = [
+        {
+            "x": entry.coordinates[options["x"]],
+            "panel": _label(entry.coordinates, options.get("panel")),
+            "series": series(entry.coordinates, without=(options["x"], options.get("panel", ""))),
+            "mean": entry.mean,
+            "low": entry.mean - (entry.std or 0.0),
+            "high": entry.mean + (entry.std or 0.0),
+            "n": entry.n,
+        }
+        for entry in table.entries.values()
+        if entry.mean is not None
+    ]
+    if not points:
+        raise ValueError(f"No run of {recipe.name} at scale {recipe.scale} has a result yet: {_command(recipe)} first.")
+    return points
+
+
+def _lines(recipe: Recipe, rows: Sequence[Row]) -> Any:
+    """y over the number in x, a line with an error band for each colour; the reference is a dashed level."""
+    alt, options = altair(), recipe.figure or {}
+    points = _points(recipe, rows)
+    reference = options.get("reference")
+    levels = [point for point in points if point["x"] == reference]
+    points = [{**point, "x": _number(point["x"])} for point in points if point["x"] != reference]
+    picked = alt.selection_point(fields=["series"], bind="legend")
+    shown = alt.condition(picked, alt.value(1), alt.value(0.12))
+    colour = alt.Color("series:N", title=None, sort=_order(points, "series"))
+    y = alt.Y("mean:Q", title=statistic_name(options["y"]), scale=alt.Scale(zero=False))
+    x = alt.X("x:Q", title=_knob(recipe, options["x"]))
+    base = alt.Chart().transform_filter("!datum.level")
+    band = base.mark_area(opacity=0.15).encode(
+        x=x, y=y, y2="high:Q", color=colour, opacity=alt.condition(picked, alt.value(0.15), alt.value(0.02))
+    )
+    band = band.encode(y=alt.Y("low:Q", title=statistic_name(options["y"]), scale=alt.Scale(zero=False)))
+    line = base.mark_line(point=True).encode(x=x, y=y, color=colour, opacity=shown, tooltip=_tooltips("x"))
+    layers = [band, line.add_params(picked)]
+    if levels:
+        level = alt.Chart().transform_filter("datum.level").mark_rule(strokeDash=[5, 3])
+        layers.append(level.encode(y=y, color=colour, opacity=shown, tooltip=_tooltips()))
+    values = [*points, *({**point, "level": True} for point in levels)]
+    return _in_panels(alt.layer(*layers).properties(width=300, height=220), values)
+
+
+def _bars(recipe: Recipe, rows: Sequence[Row]) -> Any:
+    """y in groups of x, a bar with its standard deviation for each colour."""
+    alt, options = altair(), recipe.figure or {}
+    points = [{**point, "x": label(options["x"], point["x"])} for point in _points(recipe, rows)]
+    order = _order(points, "series")
+    base = alt.Chart().encode(
+        x=alt.X("x:N", title=None, sort=_order(points, "x"), axis=alt.Axis(labelAngle=0)),
+        xOffset=alt.XOffset("series:N", sort=order),
+        tooltip=_tooltips("x"),
+    )
+    y = alt.Y("mean:Q", title=statistic_name(options["y"]))
+    bars = base.mark_bar().encode(y=y, color=alt.Color("series:N", title=None, sort=order))
+    errors = base.mark_rule(size=1.2).encode(y="low:Q", y2="high:Q", color=alt.value("#333"))
+    numbers = base.mark_text(dy=-7, fontSize=9, color="#333").encode(y="high:Q", text=alt.Text("mean:Q", format=".1f"))
+    wide = max(320, 34 * len(order) * len(_order(points, "x")))
+    return _in_panels(alt.layer(bars, errors, numbers).properties(width=wide, height=240), points)
+
+
+def _in_panels(chart: Any, values: list[dict[str, Any]]) -> Any:
+    alt = altair()
+    panels = _order(values, "panel")
+    data = alt.Data(values=values)
+    if len(panels) == 1:
+        return chart.properties(data=data)
+    return chart.facet(column=alt.Column("panel:N", sort=panels), data=data).resolve_scale(y="independent")
+
+
+def _tooltips(*names: str) -> list[Any]:
+    alt = altair()
+    numbers = [alt.Tooltip(f"{name}:Q", format=".2f") for name in ("mean", "low", "high")]
+    return ["series:N", *(f"{name}:N" for name in names), *numbers, "n:Q"]
+
+
+def _order(values: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
+    return list(dict.fromkeys(value[key] for value in values))
+
+
+def _number(value: Any) -> float:
+    """The number in a coordinate: 1.5 of official:temp=1.5."""
+    found = re.findall(r"(?<![\w.])[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?", str(value))
+    if not found:
+        raise ValueError(f"There is no number in {value!r} to draw along an axis.")
+    return float(found[-1])
+
+
+def _knob(recipe: Recipe, axis: str) -> str:
+    """What the numbers along an axis are called: temp for official:temp=1.5."""
+    names = {match for cell in recipe.cells for match in re.findall(r"(\w+)=", str(cell.coordinates[axis]))}
+    return names.pop() if len(names) == 1 else axis
+
+
+def _label(coordinates: Mapping[str, Any], axis: str | None) -> str:
+    return label(axis, coordinates[axis]) if axis else ""
+
+
+def _command(recipe: Recipe) -> str:
+    return f"logitclip sweep {recipe.name} --scale {recipe.scale}"
+
+
+# -- epoch by epoch ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What the runs of a recipe did in each epoch, over the seeds: mean, least and largest."""
+
+    values: list[dict[str, Any]]  # panel, group, link, quantity, epoch, mean, low, high, n
+    panels: list[str]  # one for each column of the table
+    groups: list[str]  # have a colour each
+    links: list[str]  # have a dash each: with and without clip; empty if there is nothing to tell apart
+
+    @property
+    def quantities(self) -> list[str]:
+        return [name for name in QUANTITIES if any(value["quantity"] == name for value in self.values)]
+
+    def of(self, panel: str, quantity: str) -> list[dict[str, Any]]:
+        """The values of one chart, without what they have in common."""
+        return [
+            {key: entry for key, entry in value.items() if key not in ("panel", "quantity")}
+            for value in self.values
+            if value["panel"] == panel and value["quantity"] == quantity
+        ]
+
+
+def curves(recipe: Recipe, rows: Sequence[Row]) -> Curves:
+    """Means over the seeds for each epoch: accuracy, memorised share and quantiles of the logit norm."""
+    axes = [axis for axis in dict.fromkeys(a for row in rows for a in row.cell.coordinates) if axis not in AVERAGED]
+    cols = [axis for axis in recipe.cols if axis in axes]
+    clips = {row.cell.coordinates.get("clip") for row in rows}
+    linked = "clip" in axes and "clip" not in cols and 1 < len(clips) <= len(DASHES) and set(axes) - {"clip", *cols}
+    cells: dict[tuple[str, str, str], list[Result]] = {}
+    for row in rows:
+        if isinstance(row.outcome, Result):
+            at = row.cell.coordinates
+            panel = series({axis: at[axis] for axis in cols}) if cols else ""
+            group = series(at, without=(*cols, *AVERAGED, *(["clip"] if linked else []))) or recipe.name
+            cells.setdefault((panel, group, label("clip", at["clip"]) if linked else ""), []).append(row.outcome)
+    values = [
+        {"panel": panel, "group": group, "link": link, **value}
+        for (panel, group, link), results in cells.items()
+        for value in _over_seeds([result.rows for result in results])
+    ]
+    links = sorted(dict.fromkeys(link for _, _, link in cells if link), key=lambda link: link == label("clip", "none"))
+    panels, groups = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
+    return Curves(values, panels, groups, links)
+
+
+def _over_seeds(runs: list[list[dict[str, Any]]]) -> Iterable[dict[str, Any]]:
+    """Aggregates of runs with the same settings, for some of the epochs: enough for a curve, never the raw rows."""
+    epochs = max(map(len, runs), default=0)
+    step = math.ceil(epochs / POINTS)
+    for epoch in (e for e in range(epochs) if e % step == 0 or e == epochs - 1):
+        rows = [run[epoch] for run in runs if epoch < len(run)]
+        for quantity in ("test_accuracy", "memorised"):
+            numbers = [row[quantity] for row in rows if row[quantity] is not None]
+            if numbers:
+                spread = {"mean": statistics.fmean(numbers), "low": min(numbers), "high": max(numbers)}
+                yield _rounded({"quantity": quantity, "epoch": epoch + 1, **spread, "n": len(numbers)})
+        norms = [row["norm_quantiles"] for row in rows if row["norm_quantiles"]]
+        if norms:
+            low, _, middle, _, high = (statistics.fmean(quantile) for quantile in zip(*norms, strict=True))
+            yield _rounded(
+                {"quantity": "norms", "epoch": epoch + 1, "mean": middle, "low": low, "high": high, "n": len(norms)}
+            )
+
+
+def _rounded(value: dict[str, Any]) -> dict[str, Any]:
+    return {key: float(f"{entry:.4g}") if isinstance(entry, float) else entry for key, entry in value.items()}
+
+
+def curve_chart(all_curves: Curves, shown: Any, *, norms: bool = False, legend: bool = True) -> Any:
+    """A quantity over the epochs: lines with bands, and the nearest point with its numbers under the pointer.
+
+    Args:
+        shown: the condition, an Altair predicate, under which a curve is not faded.
+        norms: it is the quantiles of a norm, on a logarithmic axis.
+        legend: draw one; a page may have its own instead.
+    """
+    alt = altair()
+    key = alt.Undefined if legend else None
+    scale = alt.Scale(type="log") if norms else alt.Scale(zero=False)
+    axis = alt.Axis(values=[10.0**i for i in range(-6, 10)]) if norms else alt.Axis()
+    faint = 0.12 if len(all_curves.groups) * max(1, len(all_curves.links)) <= 8 else 0.05
+    base = alt.Chart().encode(
+        x=alt.X("epoch:Q", title="epoch", scale=alt.Scale(nice=False), axis=alt.Axis(tickMinStep=1, format="d")),
+        color=alt.Color(
+            "group:N", title=None, legend=key, scale=alt.Scale(domain=all_curves.groups, range=colours(all_curves))
+        ),
+        detail="link:N",
+    )
+    y = alt.Y("mean:Q", title=None, scale=scale, axis=axis)
+    band = base.mark_area().encode(
+        y=alt.Y("low:Q", title=None, scale=scale, axis=axis),
+        y2="high:Q",
+        opacity=alt.condition(shown, alt.value(faint), alt.value(0)),
+    )
+    line = base.mark_line(strokeWidth=1.8).encode(y=y, opacity=alt.condition(shown, alt.value(1), alt.value(0.08)))
+    if all_curves.links:
+        dashes = alt.Scale(domain=all_curves.links, range=list(DASHES[: len(all_curves.links)]))
+        line = line.encode(strokeDash=alt.StrokeDash("link:N", title=None, legend=key, scale=dashes))
+    near = alt.selection_point(name="near", on="pointerover", nearest=True, empty=False, clear="pointerout")
+    names = ("median", "5 % quantile", "95 % quantile") if norms else ("mean", "least", "largest")
+    dots = base.mark_point(filled=True, size=45).encode(
+        y=y,
+        opacity=alt.condition(near, alt.value(1), alt.value(0)),
+        tooltip=[
+            alt.Tooltip("group:N", title="run"),
+            *([alt.Tooltip("link:N", title="clip")] if all_curves.links else []),
+            "epoch:Q",
+            *(
+                alt.Tooltip(f"{field}:Q", title=name, format=".3g" if norms else ".2f")
+                for field, name in zip(("mean", "low", "high"), names, strict=True)
+            ),
+            alt.Tooltip("n:Q", title="runs"),
+        ],
+    )
+    return alt.layer(band, line, dots.add_params(near))
+
+
+def colours(all_curves: Curves) -> list[str]:
+    return [COLOURS[i % len(COLOURS)] for i in range(len(all_curves.groups))]
+
+
+def _memorisation(recipe: Recipe, rows: Sequence[Row]) -> Any:
+    """Accuracy and memorised share over the epochs, a column for each column of the recipe's table."""
+    alt = altair()
+    if not results_of(rows):
+        raise ValueError(f"No run of {recipe.name} at scale {recipe.scale} has a result yet: {_command(recipe)} first.")
+    found = curves(recipe, rows)
+    picked = alt.selection_point(name="picked", fields=["group"], bind="legend")
+    quantities = [QUANTITIES[name] for name in found.quantities if name != "norms"]
+    values = [
+        {**value, "quantity": QUANTITIES[value["quantity"]]} for value in found.values if value["quantity"] != "norms"
+    ]
+    chart = curve_chart(found, picked).add_params(picked).properties(width=280, height=180)
+    return chart.facet(
+        row=alt.Row("quantity:N", sort=quantities, title=None),
+        column=alt.Column("panel:N", sort=found.panels, title=None),
+        data=alt.Data(values=values),
+    ).resolve_scale(y="independent")
+
+
+# -- charts of the report ----------------------------------------------------------------------------------------------
+
+# The page has one legend for all its charts, whose buttons fill these two lists.
+_SHOWN = "(!length(groups) || indexof(groups, datum.group) >= 0) && (!length(links) || indexof(links, datum.link) >= 0)"
+
+
+def curve_charts(all_curves: Curves) -> list[tuple[str, list[dict[str, Any]]]]:
+    """For each panel, the charts of all quantities as Vega-Lite: as wide as what they stand in, without a legend."""
+    alt = altair()
+    lists = [alt.param(name=name, value=[]) for name in ("groups", "links")]
+    panels = []
+    for panel in all_curves.panels:
+        charts = []
+        for quantity in all_curves.quantities:
+            values = all_curves.of(panel, quantity)
+            if values:
+                chart = curve_chart(all_curves, _SHOWN, norms=quantity == "norms", legend=False).add_params(*lists)
+                charts.append(_for_page(chart, values, height=220, title=QUANTITIES[quantity]))
+        panels.append((panel, charts))
+    return panels
+
+
+def noise_charts(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
+    """The matrix of each noise as a chart, and a sentence for each that cannot be shown.
+
+    The labels are made again as the first of the runs had them.
+    """
+    first: dict[tuple[str, str], Result] = {}
+    for result in results_of(rows):
+        first.setdefault((result.config["data"], result.config["noise"]), result)
+    charts, unknown = [], []
+    for (name, noise), result in first.items():
+        try:
+            dataset, _ = prepare(RunConfig(**{**result.config, "plugin": tuple(result.config["plugin"])}))
+        except (ValueError, OSError, ImportError) as error:
+            unknown.append(f"The noise {noise} of {name} is not shown: {error}")
+            continue
+        matrix = transition(dataset.train)
+        if matrix is not None:
+            charts.append(_heat_map(matrix, dataset.class_names, f"{name}, {label('noise', noise)}"))
+    return charts, unknown
+
+
+def transition(split: Split) -> list[list[float]] | None:
+    """The share of each true class (row) that is labelled as each class; None if no wrong label is known."""
+    if split.clean_labels is None or split.labels.dim() > 1 or split.labels.equal(split.clean_labels):
+        return None
+    size = int(max(split.labels.max(), split.clean_labels.max())) + 1
+    counts = (split.clean_labels * size + split.labels).bincount(minlength=size * size).view(size, size).double()
+    return (counts / counts.sum(1, keepdim=True).clamp_min(1)).tolist()
+
+
+def _heat_map(matrix: list[list[float]], names: Sequence[str], title: str) -> dict[str, Any]:
+    alt = altair()
+    values = [
+        {"true": names[i], "given": names[j], "share": round(100 * share, 2)}
+        for i, row in enumerate(matrix)
+        for j, share in enumerate(row)
+        if share
+    ]
+    small = len(matrix) <= 12
+    axis = alt.Axis(labels=len(matrix) <= 20, ticks=False, domain=False, labelAngle=0 if small else -90, grid=False)
+    base = alt.Chart().encode(
+        x=alt.X("given:N", sort=list(names), title="given label", axis=axis, scale=alt.Scale(domain=list(names))),
+        y=alt.Y("true:N", sort=list(names), title="true label", axis=axis, scale=alt.Scale(domain=list(names))),
+        tooltip=["true:N", "given:N", alt.Tooltip("share:Q", title="share in %", format=".1f")],
+    )
+    # Opacity rather than colour: right on a light and on a dark page.
+    squares = base.mark_rect(color=COLOURS[0]).encode(
+        opacity=alt.Opacity("share:Q", legend=None, scale=alt.Scale(domain=[0, 100], range=[0.04, 0.9]))
+    )
+    numbers = base.mark_text(fontSize=10).encode(text=alt.Text("share:Q", format=".0f"))
+    return _for_page(alt.layer(squares, *([numbers] if small else [])), values, height=300, title=title)
+
+
+def _for_page(chart: Any, values: list[dict[str, Any]], height: int, title: str) -> dict[str, Any]:
+    spec = chart.properties(data=altair().Data(values=values), width="container", height=height).to_dict()
+    for key in ("config", "$schema"):  # the page has one config for all
+        spec.pop(key, None)
+    return {"title": title, "spec": spec}

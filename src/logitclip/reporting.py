@@ -1,0 +1,548 @@
+"""A recipe's runs as one table beside the paper's numbers: for the terminal, Markdown, LaTeX, CSV, JSON and HTML.
+
+`tabulate` makes the table; every writer takes it, and says nothing that is not in it.
+"""
+
+from __future__ import annotations
+
+import csv as csv_module
+import io
+import re
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from logitclip import recipes
+from logitclip.clip import CLIPS
+from logitclip.config import RunConfig
+from logitclip.executors import Failure
+from logitclip.recipes import Recipe
+from logitclip.run import Result
+from logitclip.sweeping import Row
+
+AVERAGED = ("seed", "noise_seed")  # the axes that a mean is taken over; all others make a cell
+DASH = "–"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a statistic reads, and which way is better: 1 up, -1 down, 0 neither."""
+
+    title: str
+    better: int = 0
+    decimals: int = 2
+
+
+KINDS = {
+    "last10_accuracy": Kind("test accuracy in %, mean of the last 10 epochs", 1),
+    "best_accuracy": Kind("test accuracy in %, best epoch (chosen on the test set)", 1),
+    "val_accuracy": Kind("accuracy in % on held-out noisy labels", 1),
+    "memorised": Kind("memorised wrong labels in %", -1),
+    "recovered": Kind("recovered wrong labels in %", 1),
+    "noise_rate": Kind("wrong labels in %"),
+    "temp": Kind("temp chosen"),
+    "seconds": Kind("seconds", decimals=1),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One statistic of one cell: ours and, if there is one, the paper's."""
+
+    coordinates: Mapping[str, Any]
+    statistic: str
+    values: tuple[float, ...] = ()  # one for each run
+    ids: tuple[str, ...] = ()
+    published: float | None = None
+    published_std: float | None = None
+    best: bool = False  # of the cells that differ in clip or penalty alone
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.values) if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        """Sample standard deviation; None for a single run."""
+        return statistics.stdev(self.values) if self.n > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        return None if self.mean is None or self.published is None else self.mean - self.published
+
+    @property
+    def kind(self) -> Kind:
+        return KINDS.get(self.statistic) or Kind(self.statistic.replace("_", " "))
+
+    @property
+    def ours(self) -> str:
+        """`87.31 ± 0.42`, or a dash if there is no run."""
+        return self._number(self.mean, self.std)
+
+    @property
+    def theirs(self) -> str:
+        return self._number(self.published, self.published_std)
+
+    @property
+    def gap(self) -> str:
+        """The difference with its sign, a real minus; a dash if there is none."""
+        if self.difference is None:
+            return DASH
+        return f"{self.difference:+.{self.kind.decimals}f}".replace("-", "\N{MINUS SIGN}")
+
+    def _number(self, mean: float | None, std: float | None) -> str:
+        if mean is None:
+            return DASH
+        spread = "" if std is None or (std == 0 and self.statistic == "temp") else f" ± {std:.{self.kind.decimals}f}"
+        return f"{mean:.{self.kind.decimals}f}{spread}"
+
+
+Place = tuple[Any, ...]  # the values of the row axes, or of the column axes
+
+
+@dataclass(frozen=True)
+class Table:
+    """Entries by row, column and statistic, and what has to be said about them."""
+
+    recipe: Recipe
+    row_axes: tuple[str, ...]
+    col_axes: tuple[str, ...]
+    rows: tuple[Place, ...]
+    cols: tuple[Place, ...]
+    statistics: tuple[str, ...]
+    entries: Mapping[tuple[Place, Place, str], Entry]
+    notes: tuple[str, ...]  # sentences below the table
+    warnings: tuple[str, ...]
+
+    @property
+    def columns(self) -> list[tuple[Place, str]]:
+        return [(col, statistic) for col in self.cols for statistic in self.statistics]
+
+    @property
+    def compared(self) -> bool:
+        """Whether there is any number of the paper to show."""
+        return any(entry.published is not None for entry in self.entries.values())
+
+    @property
+    def most(self) -> int:
+        """The runs of the cell that has most."""
+        return max((entry.n for entry in self.entries.values()), default=0)
+
+    def ours(self, entry: Entry) -> str:
+        """Our number; a cell that has fewer runs than others says so."""
+        return f"{entry.ours} (n={entry.n})" if 0 < entry.n < self.most else entry.ours
+
+    def line(self, row: Place) -> list[Entry]:
+        return [self.entries[row, col, statistic] for col, statistic in self.columns]
+
+    def heads(self) -> list[str]:
+        """What stands above each column."""
+        several = len(self.statistics) > 1 or not self.col_axes
+        return [
+            ", ".join([*map(label, self.col_axes, col), *([statistic_name(statistic)] if several else [])])
+            for col, statistic in self.columns
+        ]
+
+    def col_heads(self) -> list[str]:
+        return [", ".join(map(label, self.col_axes, col)) for col in self.cols]
+
+    def statistic_heads(self) -> list[str]:
+        return [statistic_name(statistic) for statistic in self.statistics]
+
+    @property
+    def has_best(self) -> bool:
+        return any(entry.best for entry in self.entries.values())
+
+    def labels(self, row: Place, before: Place | None = None) -> list[str]:
+        """What stands before a row; empty where the row before has the same, up to the first that differs."""
+        texts = list(map(label, self.row_axes, row))
+        for i, (own, other) in enumerate(zip(row, before or (), strict=False)):
+            if own != other or i == len(row) - 1:
+                break
+            texts[i] = ""
+        return texts
+
+    @property
+    def caption(self) -> str:
+        """What the numbers are."""
+        what = "; ".join(Entry({}, statistic).kind.title for statistic in self.statistics)
+        spread = f" Mean ± sample standard deviation over {self.most} runs." if self.most > 1 else ""
+        paper = " Second line: the paper's number, and ours minus the paper's." if self.compared else ""
+        return f"{what[:1].upper()}{what[1:]}.{spread}{paper}"
+
+
+# -- from rows to a table ----------------------------------------------------------------------------------------------
+
+
+def tabulate(recipe: Recipe, rows: Sequence[Row]) -> Table:
+    """The table of a recipe from `sweeping.collect(recipe)`: means over the seeds, and the paper's numbers beside them.
+
+    Axes that the recipe names neither as rows nor as columns, other than the seeds, become rows.
+    """
+    axes = list(dict.fromkeys(axis for row in rows for axis in row.cell.coordinates if axis not in AVERAGED))
+    col_axes = tuple(axis for axis in recipe.cols if axis in axes)
+    row_axes = tuple(dict.fromkeys([axis for axis in recipe.rows if axis in axes] + axes))
+    row_axes = tuple(axis for axis in row_axes if axis not in col_axes)
+    places = [(_place(row, row_axes), _place(row, col_axes)) for row in rows]
+    row_places, col_places = (
+        tuple(dict.fromkeys(place)) for place in (zip(*places, strict=True) if places else ((), ()))
+    )
+    paper = recipes.published(recipe.name) if recipe.paper else []
+    entries = {}
+    for at in dict.fromkeys((row, col) for row in row_places for col in col_places):
+        mine = [row for row, place in zip(rows, places, strict=True) if place == at]
+        coordinates = dict(zip(row_axes + col_axes, at[0] + at[1], strict=True))
+        for statistic in recipe.statistics:
+            pairs = [(_value(row, statistic), row.outcome.id) for row in mine if isinstance(row.outcome, Result)]
+            pairs = [(value, id) for value, id in pairs if value is not None]
+            published = _published(paper, coordinates, statistic) if mine else None
+            entries[*at, statistic] = Entry(
+                coordinates,
+                statistic,
+                tuple(value for value, _ in pairs),
+                tuple(id for _, id in pairs),
+                *((published.value, published.std) if published else (None, None)),
+            )
+    _mark_best(entries)
+    table = Table(recipe, row_axes, col_axes, row_places, col_places, recipe.statistics, entries, (), ())
+    return replace(table, notes=_notes(table, rows), warnings=_warnings(rows))
+
+
+def _place(row: Row, axes: Iterable[str]) -> Place:
+    return tuple(row.cell.coordinates.get(axis) for axis in axes)
+
+
+def _value(row: Row, statistic: str) -> float | None:
+    if statistic == "temp":
+        return None if row.config is None else CLIPS.parse(row.config.clip)[1].get("temp")
+    return getattr(row.outcome, statistic)
+
+
+def _published(paper: Iterable[Any], coordinates: Mapping[str, Any], statistic: str) -> Any:
+    """The paper's number for these coordinates, if there is exactly one; what is no axis here is not compared."""
+    found = [
+        number
+        for number in paper
+        if number.statistic == statistic
+        and all(str(coordinates[axis]) == value for axis, value in number.coordinates.items() if axis in coordinates)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _mark_best(entries: dict[Any, Entry]) -> None:
+    """Mark the better one of each pair with and without clip; also among more than two, but never one alone."""
+    groups: dict[Any, list[Any]] = {}
+    for key, entry in entries.items():
+        if entry.kind.better and entry.mean is not None:
+            others = tuple((a, v) for a, v in entry.coordinates.items() if a not in ("clip", "penalty"))
+            groups.setdefault((others, entry.statistic), []).append(key)
+    for keys in groups.values():
+        if len(keys) > 1:
+            best = max(keys, key=lambda key: entries[key].kind.better * (entries[key].mean or 0.0))
+            entries[best] = replace(entries[best], best=True)
+
+
+def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
+    recipe = table.recipe
+    notes = []
+    if table.compared:
+        here, there = _datasets(recipe), _datasets(recipes.load(recipe.name, "full"))
+        if recipe.scale == "full":
+            notes.append("Full scale: the settings are the paper's own.")
+        elif here == there:
+            notes.append(
+                f"Scale {recipe.scale} on {here}: less training than in the paper, whose numbers are for orientation only."
+            )
+        else:
+            notes.append(f"Scale {recipe.scale} on {here}: the paper's numbers are for {there}, for orientation only.")
+    failed = [row for row in rows if isinstance(row.outcome, Failure)]
+    if failed:
+        named = "; ".join(f"{series(row.cell.coordinates)}: {row.outcome.error.rstrip('.')}" for row in failed[:5])
+        more = f"; and {len(failed) - 5} more" if len(failed) > 5 else ""
+        notes.append(f"{len(failed)} of {len(rows)} runs failed and are not in the means. {named}{more}.")
+    missing = sum(row.outcome is None for row in rows)
+    if missing:
+        command = f"logitclip sweep {recipe.name} --scale {recipe.scale}"
+        notes.append(f"{missing} of {len(rows)} runs have no result yet: {command} makes them.")
+    return tuple(notes)
+
+
+def _datasets(recipe: Recipe) -> str:
+    return " and ".join(dict.fromkeys(cell.config.data for cell in recipe.cells))
+
+
+def _warnings(rows: Sequence[Row]) -> tuple[str, ...]:
+    """What should be the same for all runs of a table, and is not."""
+    results = results_of(rows)
+    names = dict.fromkeys(name for result in results for name in result.versions)
+    seen = {f"versions of {name}": Counter(result.versions.get(name, "none") for result in results) for name in names}
+    seen["devices"] = Counter(result.device for result in results)
+    return tuple(
+        f"These runs mix {what}: {', '.join(f'{value} ({n} runs)' for value, n in sorted(counts.items()))}."
+        for what, counts in seen.items()
+        if len(counts) > 1
+    )
+
+
+def results_of(rows: Iterable[Row]) -> list[Result]:
+    return [row.outcome for row in rows if isinstance(row.outcome, Result)]
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def label(axis: str, value: Any) -> str:
+    """How a coordinate reads.
+
+    >>> label("noise", "symmetric:rate=0.5"), label("clip", "official:temp=1.5"), label("clip", "none"), label("seed", 0)
+    ('symmetric 50 %', 'official temp=1.5', 'no clip', 'seed 0')
+    """
+    if axis in ("clip", "penalty", "noise") and value == "none":
+        return f"no {axis}"
+    if not isinstance(value, str):
+        return DASH if value is None else f"{axis.replace('_', ' ')} {value}"
+    text = re.sub(r"\brate=([\d.e-]+)", lambda match: f"{100 * float(match[1]):g} %", value)
+    return text.replace(":", " ", 1).replace(",", ", ")
+
+
+def series(coordinates: Mapping[str, Any], without: Sequence[str] = ()) -> str:
+    """Coordinates in one line: what is switched off is not said.
+
+    >>> series({"loss": "ce", "clip": "none", "noise": "pair:rate=0.2"})
+    'ce, pair 20 %'
+    """
+    shown = {axis: value for axis, value in coordinates.items() if axis not in without}
+    on = [label(axis, value) for axis, value in shown.items() if value != "none"]
+    return ", ".join(on or [label(axis, value) for axis, value in shown.items()])
+
+
+def statistic_name(statistic: str) -> str:
+    return statistic.replace("last10_", "").replace("_", " ")
+
+
+# -- writers -----------------------------------------------------------------------------------------------------------
+
+
+def terminal(table: Table) -> Any:
+    """The table for a terminal, as something that rich prints."""
+    from rich import box
+    from rich.console import Group
+    from rich.markup import escape
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    shown = RichTable(title=escape(title(table.recipe)), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    for axis in table.row_axes:
+        shown.add_column(axis, overflow="fold")
+    for head in table.heads():
+        shown.add_column(escape(head), justify="right")
+    before = None
+    for row in table.rows:
+        labels = table.labels(row, before)
+        if before is not None and len(row) > 1 and labels[0]:
+            shown.add_section()
+        cells = []
+        for entry in table.line(row):
+            cell = Text(table.ours(entry), style="bold" if entry.best else "")
+            if table.compared:
+                cell.append(
+                    f"\n{entry.theirs}  {entry.gap}" if entry.published is not None else f"\n{DASH}", "dim not bold"
+                )
+            cells.append(cell)
+        shown.add_row(*map(escape, labels), *cells)
+        before = row
+    below = [Text(table.caption, style="dim"), *map(Text, table.notes)]
+    return Group(shown, *below, *(Text(f"Warning: {warning}", style="yellow") for warning in table.warnings))
+
+
+def markdown(table: Table) -> str:
+    """The table as GitHub's Markdown; the paper's number and the difference stand in parentheses."""
+
+    def cell(entry: Entry) -> str:
+        ours = f"**{table.ours(entry)}**" if entry.best else table.ours(entry)
+        return ours if entry.published is None else f"{ours} ({entry.theirs}; {entry.gap})"
+
+    def line(texts: Iterable[str]) -> str:
+        return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+
+    lines = [f"### {title(table.recipe)}", ""]
+    lines.append(line([*table.row_axes, *table.heads()]))
+    lines.append(line([*["---"] * len(table.row_axes), *["---:"] * len(table.columns)]))
+    lines += [line([*table.labels(row), *map(cell, table.line(row))]) for row in table.rows]
+    caption = table.caption.replace("Second line:", "In parentheses:")
+    lines += ["", caption, *(f"\n{note}" for note in table.notes), *(f"\n**Warning:** {w}" for w in table.warnings)]
+    return "\n".join(lines) + "\n"
+
+
+def latex(table: Table) -> str:
+    """The table as LaTeX with booktabs; the paper's numbers in a small second line of each row."""
+
+    def cell(entry: Entry) -> str:
+        return f"\\textbf{{{_tex(table.ours(entry))}}}" if entry.best else _tex(table.ours(entry))
+
+    def paper(entry: Entry) -> str:
+        return "" if entry.published is None else f"{{\\scriptsize {_tex(f'{entry.theirs} ({entry.gap})')}}}"
+
+    lines = ["\\begin{table}", "\\centering", f"\\caption{{{_tex(f'{title(table.recipe)}. {table.caption}')}}}"]
+    lines += [f"\\begin{{tabular}}{{{'l' * len(table.row_axes)}{'r' * len(table.columns)}}}", "\\toprule"]
+    lines += [" & ".join(map(_tex, [*table.row_axes, *table.heads()])) + " \\\\", "\\midrule"]
+    before = None
+    for row in table.rows:
+        labels = table.labels(row, before)
+        if before is not None and len(row) > 1 and labels[0]:
+            lines.append("\\addlinespace")
+        lines.append(" & ".join([*map(_tex, labels), *map(cell, table.line(row))]) + " \\\\")
+        if any(entry.published is not None for entry in table.line(row)):
+            lines.append(" & ".join([""] * len(labels) + [paper(entry) for entry in table.line(row)]).strip() + " \\\\")
+        before = row
+    lines += ["\\bottomrule", "\\end{tabular}", "\\end{table}"]
+    lines += [f"% {note}" for note in (*table.notes, *table.warnings)]
+    return "\n".join(lines) + "\n"
+
+
+_TEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": "\\textbackslash{}",
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    "±": "$\\pm$",
+    "\N{MINUS SIGN}": "$-$",
+    DASH: "--",
+}
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(character, character) for character in text)
+
+
+def records(table: Table) -> list[dict[str, Any]]:
+    """The entries as flat records, the long form of the table."""
+    return [
+        {
+            **entry.coordinates,
+            "statistic": entry.statistic,
+            "mean": entry.mean,
+            "std": entry.std,
+            "n": entry.n,
+            "published": entry.published,
+            "published_std": entry.published_std,
+            "difference": entry.difference,
+            "ids": list(entry.ids),
+        }
+        for entry in table.entries.values()
+    ]
+
+
+def csv(table: Table) -> str:
+    """The table in long form, a line for each cell and statistic."""
+    text = io.StringIO()
+    rows = [{**record, "ids": " ".join(record["ids"])} for record in records(table)]
+    names = list(rows[0]) if rows else []
+    writer = csv_module.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def as_json(table: Table) -> dict[str, Any]:
+    """The table as JSON's types: the records, and what is said below the table."""
+    recipe = table.recipe
+    return {
+        "recipe": recipe.name,
+        "title": recipe.title,
+        "paper": recipe.paper,
+        "scale": recipe.scale,
+        "cells": records(table),
+        "notes": list(table.notes),
+        "warnings": list(table.warnings),
+    }
+
+
+def title(recipe: Recipe) -> str:
+    """The recipe's title, the item of the paper, and the scale."""
+    item = f"{recipe.paper}: " if recipe.paper and not recipe.title.startswith(recipe.paper) else ""
+    scale = f" (scale {recipe.scale})" if recipe.paper or recipe.scale != "full" else ""
+    return f"{item}{recipe.title}{scale}"
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def html(table: Table, rows: Sequence[Row]) -> str:
+    """One page with the table, curves, noise and settings that opens offline: everything it needs is inside."""
+    from logitclip import figures
+
+    try:
+        from jinja2 import Environment
+    except ImportError as error:
+        raise ImportError("The HTML page needs Jinja: pip install 'logitclip[report]'.") from error
+    converter = figures.vl_convert()
+    curves = figures.curves(table.recipe, rows)
+    matrices, unknown = figures.noise_charts(rows)
+    results = results_of(rows)
+    template = Path(__file__).parent / "templates" / "report.html"
+    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(template.read_text("utf-8"))
+    return page.render(
+        table=table,
+        title=title(table.recipe),
+        facts=_facts(rows),
+        curves=figures.curve_charts(curves),
+        groups=list(zip(curves.groups, figures.colours(curves), strict=True)),
+        links=list(zip(curves.links, figures.DASHES, strict=False)),
+        matrices=matrices,
+        unknown=unknown,
+        settings=_settings(results),
+        provenance=_provenance(results),
+        script=converter.javascript_bundle(vl_version=figures.vega_lite_version()),
+    )
+
+
+def _facts(rows: Sequence[Row]) -> dict[str, str]:
+    """What one wants to know first."""
+    results = results_of(rows)
+    facts = {"runs": f"{len(results)} of {len(rows)}"}
+    if results:
+        newest = max((result.folder / "result.json").stat().st_mtime for result in results)
+        facts["training time"] = _duration(sum(result.seconds for result in results))
+        facts["newest run"] = f"{datetime.fromtimestamp(newest):%Y-%m-%d %H:%M}"
+    return facts
+
+
+def _settings(results: Sequence[Result]) -> dict[str, list[str]]:
+    """What the runs were set to, as resolved, where it differs from RunConfig's defaults; one value or several."""
+    defaults = {field.name: field.default for field in fields(RunConfig)}
+    hidden = ("root", "runs", "workers", "checkpoint_seconds", "tensorboard")
+    settings = {}
+    for name in defaults.keys() - set(hidden):
+        values = list(dict.fromkeys(str(result.config.get(name)) for result in results))
+        if values and (name == "data" or values not in ([str(defaults[name])], ["[]"])):
+            settings[name] = values
+    return {name: settings[name] for name in defaults if name in settings}
+
+
+def _provenance(results: Sequence[Result]) -> dict[str, list[str]]:
+    """What the runs were made with."""
+    names = dict.fromkeys(name for result in results for name in result.versions)
+    seen = {name: [result.versions.get(name) for result in results] for name in names}
+    seen["device"] = [result.device for result in results]
+    seen["commit"] = [result.commit for result in results]
+    return {name: [str(v) for v in dict.fromkeys(values) if v is not None] or [DASH] for name, values in seen.items()}
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(31.2), _duration(100), _duration(9000)
+    ('31 s', '1 min 40 s', '2 h 30 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
