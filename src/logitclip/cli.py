@@ -225,6 +225,80 @@ def train(
     _print(table)
 
 
+def report(
+    recipe: Positional[str],
+    /,
+    *,
+    scale: str = "full",
+    html: Path | None = None,
+    markdown: Path | None = None,
+    latex: Path | None = None,
+    csv: Path | None = None,
+    json: bool = False,
+    runs: Path = Path("runs"),
+    root: Path | None = None,
+) -> None:
+    """Show the runs of a recipe as a table, beside the paper's numbers where there are any.
+
+    Example: logitclip report quickstart --html report.html
+
+    Args:
+        recipe: A recipe, see `logitclip list recipes`, or the path of a .toml file.
+        scale: The scale it was run at.
+        html: Also write a page there: table, curves, noise, settings. It opens offline.
+        markdown: Also write the table there as Markdown.
+        latex: Also write the table there as LaTeX, for booktabs.
+        csv: Also write the table there as CSV, a line for each cell and statistic.
+        json: Print a JSON object instead of a table.
+        runs: The folder with the folders of runs.
+        root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
+    """
+    from logitclip import recipes, reporting, sweeping
+    from logitclip.runs import write
+
+    loaded = recipes.load(recipe, scale, runs=str(runs), root=None if root is None else str(root))
+    rows = sweeping.collect(loaded)
+    table = reporting.tabulate(loaded, rows)
+    writers = {markdown: reporting.markdown, latex: reporting.latex, csv: reporting.csv}
+    writers[html] = lambda table: reporting.html(table, rows)
+    for path, text in writers.items():
+        if path is not None:
+            write(path, text(table).encode())
+            print(f"logitclip: wrote {path}", file=sys.stderr)
+    if json:
+        _print_json(reporting.as_json(table))
+    else:
+        _print(reporting.terminal(table))
+
+
+def figures(
+    recipe: Positional[str],
+    /,
+    *,
+    out: Annotated[Path, arg(aliases=["-o"])],
+    scale: str = "full",
+    runs: Path = Path("runs"),
+    root: Path | None = None,
+) -> None:
+    """Draw the figure of a recipe or, if it has none, how its runs learn and memorise epoch by epoch.
+
+    Example: logitclip figures quickstart -o curves.svg
+
+    Args:
+        recipe: A recipe, see `logitclip list recipes`, or the path of a .toml file.
+        out: The file to write: .svg, .pdf, .png or, to point at and click on, .html.
+        scale: The scale it was run at.
+        runs: The folder with the folders of runs.
+        root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
+    """
+    from logitclip import figures, recipes, sweeping
+
+    figures.check_suffix(out)
+    loaded = recipes.load(recipe, scale, runs=str(runs), root=None if root is None else str(root))
+    figures.save(figures.draw(loaded, sweeping.collect(loaded)), out)
+    print(f"logitclip: wrote {out}", file=sys.stderr)
+
+
 class TrainingBar:
     """A progress bar on stderr: epoch, loss, accuracy, share of wrong labels memorised, time left."""
 
@@ -269,6 +343,7 @@ def _terminate(*_: Any) -> None:
 
 
 COMMANDS = {"train": train, "list": list_names, "bound": bound, "paper": paper, "noise": noise}
+COMMANDS |= {"report": report, "figures": figures}
 
 
 def main() -> None:

@@ -187,6 +187,8 @@ def tabulate(recipe: Recipe, rows: Sequence[Row]) -> Table:
 
     Axes that the recipe names neither as rows nor as columns, other than the seeds, become rows.
     """
+    if not rows:
+        raise ValueError(f"The recipe {recipe.name} has no runs to report: logitclip figures {recipe.name} draws it.")
     axes = list(dict.fromkeys(axis for row in rows for axis in row.cell.coordinates if axis not in AVERAGED))
     col_axes = tuple(axis for axis in recipe.cols if axis in axes)
     row_axes = tuple(dict.fromkeys([axis for axis in recipe.rows if axis in axes] + axes))
@@ -257,17 +259,14 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
         here, there = _datasets(recipe), _datasets(recipes.load(recipe.name, "full"))
         if recipe.scale == "full":
             notes.append("Full scale: the settings are the paper's own.")
-        elif here == there:
-            notes.append(
-                f"Scale {recipe.scale} on {here}: less training than in the paper, whose numbers are for orientation only."
-            )
         else:
-            notes.append(f"Scale {recipe.scale} on {here}: the paper's numbers are for {there}, for orientation only.")
-    failed = [row for row in rows if isinstance(row.outcome, Failure)]
+            theirs = "were made with more training" if here == there else f"are for {there}"
+            notes.append(f"Scale {recipe.scale} on {here}: the paper's numbers {theirs}, and for orientation only.")
+    failed = [(row, row.outcome) for row in rows if isinstance(row.outcome, Failure)]
     if failed:
-        named = "; ".join(f"{series(row.cell.coordinates)}: {row.outcome.error.rstrip('.')}" for row in failed[:5])
-        more = f"; and {len(failed) - 5} more" if len(failed) > 5 else ""
-        notes.append(f"{len(failed)} of {len(rows)} runs failed and are not in the means. {named}{more}.")
+        named = [f"{series(row.cell.coordinates)}: {failure.error.rstrip('.')}" for row, failure in failed[:5]]
+        more = [f"and {len(failed) - 5} more"] if len(failed) > 5 else []
+        notes.append(f"{len(failed)} of {len(rows)} runs failed and are not in the means. {'; '.join(named + more)}.")
     missing = sum(row.outcome is None for row in rows)
     if missing:
         command = f"logitclip sweep {recipe.name} --scale {recipe.scale}"
@@ -302,8 +301,8 @@ def results_of(rows: Iterable[Row]) -> list[Result]:
 def label(axis: str, value: Any) -> str:
     """How a coordinate reads.
 
-    >>> label("noise", "symmetric:rate=0.5"), label("clip", "official:temp=1.5"), label("clip", "none"), label("seed", 0)
-    ('symmetric 50 %', 'official temp=1.5', 'no clip', 'seed 0')
+    >>> label("noise", "symmetric:rate=0.5"), label("clip", "official:temp=1.5"), label("clip", "none")
+    ('symmetric 50 %', 'official temp=1.5', 'no clip')
     """
     if axis in ("clip", "penalty", "noise") and value == "none":
         return f"no {axis}"
