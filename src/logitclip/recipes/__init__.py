@@ -77,7 +77,7 @@ FIGURES = {  # kind -> its keys; those that name axes are x, colour and panel
 }
 _FIELDS = {field.name: object for field in fields(RunConfig) if field.name != "runs"}  # that one is the sweep's
 _Values = dict[str, Any]
-_Grid = dict[str, list[Any]]
+_Grid = dict[str, dict[Any, Any]]  # axis -> canonical value -> as it is written
 _Draft = tuple[_Values, _Values]  # coordinates and fields of a cell
 
 
@@ -179,16 +179,20 @@ def load(recipe: str, scale: str = "full", *, runs: str = "runs", root: str | No
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _read(recipe: str) -> tuple[str, dict[str, Any]]:
+def _read(recipe: str) -> tuple[str, _Values]:
     file = Path(recipe).expanduser() if recipe.endswith(".toml") else FOLDER / f"{recipe}.toml"
     if not recipe.endswith(".toml") and recipe not in names():
         raise ValueError(f"Unknown recipe {recipe!r}. {suggest(recipe, names())} Or give the path of a .toml file.")
     if not file.is_file():
         raise ValueError(f"There is no recipe file {recipe}.")
     try:
-        return file.stem, tomllib.loads(file.read_text(encoding="utf-8"))
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:  # of TOML, or of UTF-8
         raise ValueError(f"The recipe {file} is not valid TOML: {error}.") from error
+    sections = {"base": dict, "grid": dict, "variant": dict, "override": list, "table": dict, "figure": dict}
+    texts = {"title": str, "about": str, "paper": str}
+    _take(content, f"the recipe {file.stem}", **texts, tune_seed=(int, str), **sections, scale=dict)
+    return file.stem, content
 
 
 def _scales(content: Mapping[str, Any]) -> list[str]:
@@ -196,7 +200,7 @@ def _scales(content: Mapping[str, Any]) -> list[str]:
     return sorted({*content.get("scale", {}), "full"}, key=lambda name: (order.get(name, 3), name))
 
 
-def _take(section: Any, where: str, **allowed: Any) -> dict[str, Any]:
+def _take(section: Any, where: str, **allowed: Any) -> _Values:
     """The section, if it is one and has only allowed keys, each with a value of its type (or one of its types)."""
     if not isinstance(section, dict):
         raise ValueError(f"{where} must be a section with keys, got {section!r}.")
@@ -211,9 +215,7 @@ def _take(section: Any, where: str, **allowed: Any) -> dict[str, Any]:
     return section
 
 
-def _build(name: str, content: dict[str, Any], scale: str, more: dict[str, Any]) -> Recipe:
-    sections = {"base": dict, "grid": dict, "variant": dict, "override": list, "table": dict, "figure": dict}
-    _take(content, "the recipe", title=str, about=str, paper=str, tune_seed=(int, str), **sections, scale=dict)
+def _build(name: str, content: _Values, scale: str, more: _Values) -> Recipe:
     tune_seed = content.get("tune_seed", 0)
     if isinstance(tune_seed, str) and tune_seed != "each":
         raise ValueError(f'tune_seed must be a whole number or "each", got {tune_seed!r}.')
@@ -224,15 +226,17 @@ def _build(name: str, content: dict[str, Any], scale: str, more: dict[str, Any])
     fixed = dict(_take(content.get("base", {}), "[base]", **_FIELDS))
     fixed |= {key: value for key, value in own.items() if key in _FIELDS}
     variants = {k: _take(v, f"[variant.{k}]", **_FIELDS) for k, v in content.get("variant", {}).items()}
-    for section in (fixed, *variants.values()):
-        load_plugins(tuple(section.get("plugin", ())))
+    for section in (fixed, *variants.values()):  # they may register names that the rest of the recipe uses
+        load_plugins(RunConfig(plugin=section.get("plugin", ())).plugin)
 
     full = _grid(content.get("grid", {}), "grid", variants)
     known = dict.fromkeys(full, list)
     grid = full | _grid(_take(own.get("grid", {}), f"[{place}.grid]", **known), f"{place}.grid", variants)
     for key in sorted(fixed.keys() & grid.keys()):
         raise ValueError(f"{key} is an axis of the grid: it cannot be set in [base] or [{place}] as well.")
-    cells = list(_cells(grid, fixed | more, variants))
+    figure = _figure(content.get("figure"), grid)
+    theory = figure is not None and figure["kind"] == "bounds"  # nothing runs
+    cells = [] if theory else list(_cells(grid, fixed | more, variants))
     for override in content.get("override", []):
         cells = _overridden(cells, override, "[[override]]", grid, full)
     for override in own.get("override", []):
@@ -249,7 +253,7 @@ def _build(name: str, content: dict[str, Any], scale: str, more: dict[str, Any])
         rows=rows,
         cols=cols,
         statistics=statistics,
-        figure=_figure(content.get("figure"), grid),
+        figure=figure,
         cells=tuple(Cell(coordinates, _config(values)) for coordinates, values in cells),
     )
 
@@ -271,22 +275,19 @@ def _grid(section: _Values, where: str, variants: Mapping[str, _Values]) -> _Gri
                     f"{axis!r} in [{where}] is no field of a run, so its values must have sections, and there is no "
                     f"[variant.{value}]. {suggest(axis, _FIELDS)}"
                 )
-        grid[axis] = [value if value in variants else _canonical(axis, value) for value in values]
-        for value in grid[axis]:
-            if grid[axis].count(value) > 1:
-                raise ValueError(f"{axis} in [{where}] has the value {value!r} twice.")
+        grid[axis] = {value if value in variants else _canonical(axis, value): value for value in values}
+        if len(grid[axis]) < len(values):
+            raise ValueError(f"{axis} in [{where}] has a value twice: {values}.")
     return grid
 
 
 def _cells(grid: _Grid, fixed: _Values, variants: Mapping[str, _Values]) -> Iterator[_Draft]:
-    if not grid:
-        return  # a figure of the theory: nothing runs
     for values in itertools.product(*grid.values()):
         coordinates = dict(zip(grid, values, strict=True))
         chosen: _Values = {}
         for axis, value in coordinates.items():
-            meant = variants.get(value) if isinstance(value, str) else None
-            for key, setting in ({axis: value} if meant is None else meant).items():
+            # As it is written: a knob at its default says more than no knob where a method has presets.
+            for key, setting in variants.get(value, {axis: grid[axis][value]}).items():
                 if key in chosen:
                     raise ValueError(f"{axis} = {value!r} sets {key}, which another axis of the grid sets as well.")
                 chosen[key] = setting
@@ -303,7 +304,7 @@ def _overridden(cells: list[_Draft], override: Any, where: str, grid: _Grid, pos
     wanted = {}
     for axis, value in when.items():
         values = value if isinstance(value, list) else [value]
-        known = [*grid[axis], *possible[axis]]
+        known = grid[axis] | possible[axis]
         wanted[axis] = [v if v in known else _canonical(axis, v) for v in values]
         for missed in [v for v in wanted[axis] if v not in known]:
             raise ValueError(
@@ -321,8 +322,9 @@ def _overridden(cells: list[_Draft], override: Any, where: str, grid: _Grid, pos
 
 def _config(values: _Values) -> RunConfig:
     config = RunConfig(**values)
-    specs = {name: _canonical(name, value) for name in _registries() if (value := getattr(config, name)) is not None}
-    return replace(config, **specs, noise_seed=values.get("noise_seed", config.seed))
+    for name in _registries():
+        _canonical(name, getattr(config, name))  # a mistake in a spec is found here
+    return replace(config, noise_seed=values.get("noise_seed", config.seed))
 
 
 @cache
@@ -338,17 +340,18 @@ def _registries() -> dict[str, Registry]:
     return {**registries, "method": METHODS, "model": MODELS, "augment": AUGMENTS}
 
 
-@cache
 def _canonical(field: str, value: Any) -> Any:
-    """One spelling for a spec; other values as they are. A knob that is to be tuned stays as written."""
-    registry = _registries().get(field)
-    if registry is None or not isinstance(value, str):
-        return value
-    tuned = re.fullmatch(r"(.*=)(grid|auto)", value)
-    if tuned and field in ("clip", "penalty"):
-        registry.parse(f"{tuned[1]}1")  # refuses what is not a knob
-        return value
-    return registry.canonical(value)
+    """One spelling for a spec; other values as they are."""
+    return _canonical_spec(field, value) if isinstance(value, str) and field in _registries() else value
+
+
+@cache
+def _canonical_spec(field: str, spec: str) -> str:
+    tuned = re.fullmatch(r"(.*=)(grid|auto)", spec) if field in ("clip", "penalty") else None
+    if tuned:
+        _registries()[field].parse(f"{tuned[1]}1")  # refuses what is not a knob
+        return spec  # as it is written
+    return _registries()[field].canonical(spec)
 
 
 # -- what is made of them ----------------------------------------------------------------------------------------------
