@@ -10,6 +10,7 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from logitclip import theory
 from logitclip.config import RunConfig
 from logitclip.data import Split
 from logitclip.recipes import Recipe
-from logitclip.reporting import AVERAGED, label, results_of, series, statistic_name, tabulate
+from logitclip.reporting import AVERAGED, axes_of, bare_axes, kind_of, label, results_of, series, tabulate
 from logitclip.run import Result, prepare
 from logitclip.runs import write
 from logitclip.sweeping import Row
@@ -79,6 +80,12 @@ def vl_convert() -> Any:
     return vl_convert
 
 
+@cache
+def runtime() -> str:
+    """Vega, Vega-Lite and Vega-Embed as one script."""
+    return vl_convert().javascript_bundle(vl_version=vega_lite_version())
+
+
 def vega_lite_version() -> str:
     """The version of Vega-Lite that Altair writes for, as vl-convert names it."""
     return ".".join(altair().SCHEMA_VERSION.lstrip("v").split(".")[:2])
@@ -128,11 +135,12 @@ def _points(recipe: Recipe, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Mean and spread of the statistic of a figure, for each of its points."""
     options = dict(recipe.figure or {})
     table = tabulate(replace(recipe, statistics=(options["y"],)), rows)
+    apart = (options["x"], options.get("panel", ""), *_constant(rows))
     points = [
         {
             "x": entry.coordinates[options["x"]],
             "panel": _label(entry.coordinates, options.get("panel")),
-            "series": series(entry.coordinates, without=(options["x"], options.get("panel", ""))),
+            "series": series(entry.coordinates, apart, table.bare),
             "mean": entry.mean,
             "low": entry.mean - (entry.std or 0.0),
             "high": entry.mean + (entry.std or 0.0),
@@ -156,13 +164,13 @@ def _lines(recipe: Recipe, rows: Sequence[Row]) -> Any:
     picked = alt.selection_point(fields=["series"], bind="legend")
     shown = alt.condition(picked, alt.value(1), alt.value(0.12))
     colour = alt.Color("series:N", title=None, sort=_order(points, "series"))
-    y = alt.Y("mean:Q", title=statistic_name(options["y"]), scale=alt.Scale(zero=False))
+    y = alt.Y("mean:Q", title=_title(options["y"]), scale=alt.Scale(zero=False))
     x = alt.X("x:Q", title=_knob(recipe, options["x"]))
     base = alt.Chart().transform_filter("!datum.level")
     band = base.mark_area(opacity=0.15).encode(
         x=x, y=y, y2="high:Q", color=colour, opacity=alt.condition(picked, alt.value(0.15), alt.value(0.02))
     )
-    band = band.encode(y=alt.Y("low:Q", title=statistic_name(options["y"]), scale=alt.Scale(zero=False)))
+    band = band.encode(y=alt.Y("low:Q", title=_title(options["y"]), scale=alt.Scale(zero=False)))
     line = base.mark_line(point=True).encode(x=x, y=y, color=colour, opacity=shown, tooltip=_tooltips("x"))
     layers = [band, line.add_params(picked)]
     if levels:
@@ -182,7 +190,7 @@ def _bars(recipe: Recipe, rows: Sequence[Row]) -> Any:
         xOffset=alt.XOffset("series:N", sort=order),
         tooltip=_tooltips("x"),
     )
-    y = alt.Y("mean:Q", title=statistic_name(options["y"]))
+    y = alt.Y("mean:Q", title=_title(options["y"]))
     bars = base.mark_bar().encode(y=y, color=alt.Color("series:N", title=None, sort=order))
     errors = base.mark_rule(size=1.2).encode(y="low:Q", y2="high:Q", color=alt.value("#333"))
     numbers = base.mark_text(dy=-7, fontSize=9, color="#333").encode(y="high:Q", text=alt.Text("mean:Q", format=".1f"))
@@ -205,6 +213,10 @@ def _tooltips(*names: str) -> list[Any]:
     return ["series:N", *(f"{name}:N" for name in names), *numbers, "n:Q"]
 
 
+def _title(statistic: str) -> str:
+    return kind_of(statistic).title.partition(",")[0]
+
+
 def _order(values: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
     return list(dict.fromkeys(value[key] for value in values))
 
@@ -225,6 +237,11 @@ def _knob(recipe: Recipe, axis: str) -> str:
 
 def _label(coordinates: Mapping[str, Any], axis: str | None) -> str:
     return label(axis, coordinates[axis]) if axis else ""
+
+
+def _constant(rows: Iterable[Row]) -> list[str]:
+    """Axes with one value alone, which tell nothing apart."""
+    return [axis for axis, values in axes_of(rows).items() if len(values) == 1]
 
 
 def _command(recipe: Recipe) -> str:
@@ -258,16 +275,20 @@ class Curves:
 
 def curves(recipe: Recipe, rows: Sequence[Row]) -> Curves:
     """Means over the seeds for each epoch: accuracy, memorised share and quantiles of the logit norm."""
-    axes = [axis for axis in dict.fromkeys(a for row in rows for a in row.cell.coordinates) if axis not in AVERAGED]
+    axes = axes_of(rows)
+    bare = bare_axes(axes)
     cols = [axis for axis in recipe.cols if axis in axes]
-    clips = {row.cell.coordinates.get("clip") for row in rows}
-    linked = "clip" in axes and "clip" not in cols and 1 < len(clips) <= len(DASHES) and set(axes) - {"clip", *cols}
+    apart = {*cols, *AVERAGED, *_constant(rows)}
+    linked = (
+        1 < len(axes.get("clip", ())) <= len(DASHES) and "clip" not in cols and bool(axes.keys() - apart - {"clip"})
+    )
+    apart |= {"clip"} if linked else set()
     cells: dict[tuple[str, str, str], list[Result]] = {}
     for row in rows:
         if isinstance(row.outcome, Result):
             at = row.cell.coordinates
             panel = series({axis: at[axis] for axis in cols}) if cols else ""
-            group = series(at, without=(*cols, *AVERAGED, *(["clip"] if linked else []))) or recipe.name
+            group = series(at, apart, bare) or recipe.name
             cells.setdefault((panel, group, label("clip", at["clip"]) if linked else ""), []).append(row.outcome)
     values = [
         {"panel": panel, "group": group, "link": link, **value}

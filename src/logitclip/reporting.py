@@ -10,7 +10,7 @@ import io
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -49,6 +49,10 @@ KINDS = {
 }
 
 
+def kind_of(statistic: str) -> Kind:
+    return KINDS.get(statistic) or Kind(statistic.replace("_", " "))
+
+
 @dataclass(frozen=True)
 class Entry:
     """One statistic of one cell: ours and, if there is one, the paper's."""
@@ -80,7 +84,7 @@ class Entry:
 
     @property
     def kind(self) -> Kind:
-        return KINDS.get(self.statistic) or Kind(self.statistic.replace("_", " "))
+        return kind_of(self.statistic)
 
     @property
     def ours(self) -> str:
@@ -119,8 +123,9 @@ class Table:
     cols: tuple[Place, ...]
     statistics: tuple[str, ...]
     entries: Mapping[tuple[Place, Place, str], Entry]
-    notes: tuple[str, ...]  # sentences below the table
-    warnings: tuple[str, ...]
+    bare: Collection[str]  # axes whose values need no knobs to be told apart
+    notes: tuple[str, ...] = ()  # sentences below the table
+    warnings: tuple[str, ...] = ()
 
     @property
     def columns(self) -> list[tuple[Place, str]]:
@@ -147,12 +152,12 @@ class Table:
         """What stands above each column."""
         several = len(self.statistics) > 1 or not self.col_axes
         return [
-            ", ".join([*map(label, self.col_axes, col), *([statistic_name(statistic)] if several else [])])
+            ", ".join([*self._labels(self.col_axes, col), *([statistic_name(statistic)] if several else [])])
             for col, statistic in self.columns
         ]
 
     def col_heads(self) -> list[str]:
-        return [", ".join(map(label, self.col_axes, col)) for col in self.cols]
+        return [", ".join(self._labels(self.col_axes, col)) for col in self.cols]
 
     def statistic_heads(self) -> list[str]:
         return [statistic_name(statistic) for statistic in self.statistics]
@@ -163,17 +168,20 @@ class Table:
 
     def labels(self, row: Place, before: Place | None = None) -> list[str]:
         """What stands before a row; empty where the row before has the same, up to the first that differs."""
-        texts = list(map(label, self.row_axes, row))
+        texts = self._labels(self.row_axes, row)
         for i, (own, other) in enumerate(zip(row, before or (), strict=False)):
             if own != other or i == len(row) - 1:
                 break
             texts[i] = ""
         return texts
 
+    def _labels(self, axes: Sequence[str], place: Place) -> list[str]:
+        return [label(axis, value, self.bare) for axis, value in zip(axes, place, strict=True)]
+
     @property
     def caption(self) -> str:
         """What the numbers are."""
-        what = "; ".join(Entry({}, statistic).kind.title for statistic in self.statistics)
+        what = "; ".join(kind_of(statistic).title for statistic in self.statistics)
         spread = f" Mean ± sample standard deviation over {self.most} runs." if self.most > 1 else ""
         paper = " Second line: the paper's number, and ours minus the paper's." if self.compared else ""
         return f"{what[:1].upper()}{what[1:]}.{spread}{paper}"
@@ -189,9 +197,9 @@ def tabulate(recipe: Recipe, rows: Sequence[Row]) -> Table:
     """
     if not rows:
         raise ValueError(f"The recipe {recipe.name} has no runs to report: logitclip figures {recipe.name} draws it.")
-    axes = list(dict.fromkeys(axis for row in rows for axis in row.cell.coordinates if axis not in AVERAGED))
+    axes = axes_of(rows)
     col_axes = tuple(axis for axis in recipe.cols if axis in axes)
-    row_axes = tuple(dict.fromkeys([axis for axis in recipe.rows if axis in axes] + axes))
+    row_axes = tuple(dict.fromkeys([axis for axis in recipe.rows if axis in axes] + list(axes)))
     row_axes = tuple(axis for axis in row_axes if axis not in col_axes)
     places = [(_place(row, row_axes), _place(row, col_axes)) for row in rows]
     row_places, col_places = (
@@ -214,7 +222,7 @@ def tabulate(recipe: Recipe, rows: Sequence[Row]) -> Table:
                 *((published.value, published.std) if published else (None, None)),
             )
     _mark_best(entries)
-    table = Table(recipe, row_axes, col_axes, row_places, col_places, recipe.statistics, entries, (), ())
+    table = Table(recipe, row_axes, col_axes, row_places, col_places, recipe.statistics, entries, bare_axes(axes))
     return replace(table, notes=_notes(table, rows), warnings=_warnings(rows))
 
 
@@ -264,7 +272,10 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
             notes.append(f"Scale {recipe.scale} on {here}: the paper's numbers {theirs}, and for orientation only.")
     failed = [(row, row.outcome) for row in rows if isinstance(row.outcome, Failure)]
     if failed:
-        named = [f"{series(row.cell.coordinates)}: {failure.error.rstrip('.')}" for row, failure in failed[:5]]
+        named = [
+            f"{series(row.cell.coordinates, bare=table.bare)}: {failure.error.rstrip('.')}"
+            for row, failure in failed[:5]
+        ]
         more = [f"and {len(failed) - 5} more"] if len(failed) > 5 else []
         notes.append(f"{len(failed)} of {len(rows)} runs failed and are not in the means. {'; '.join(named + more)}.")
     missing = sum(row.outcome is None for row in rows)
@@ -291,6 +302,16 @@ def _warnings(rows: Sequence[Row]) -> tuple[str, ...]:
     )
 
 
+def axes_of(rows: Iterable[Row]) -> dict[str, list[Any]]:
+    """The axes that make cells, with their values in order; not those that a mean is taken over."""
+    axes: dict[str, list[Any]] = {}
+    for row in rows:
+        for axis, value in row.cell.coordinates.items():
+            if axis not in AVERAGED and value not in axes.setdefault(axis, []):
+                axes[axis].append(value)
+    return axes
+
+
 def results_of(rows: Iterable[Row]) -> list[Result]:
     return [row.outcome for row in rows if isinstance(row.outcome, Result)]
 
@@ -298,29 +319,40 @@ def results_of(rows: Iterable[Row]) -> list[Result]:
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
-def label(axis: str, value: Any) -> str:
-    """How a coordinate reads.
+def label(axis: str, value: Any, bare: Collection[str] = ()) -> str:
+    """How a coordinate reads; the axes in `bare` are called by their names alone.
 
     >>> label("noise", "symmetric:rate=0.5"), label("clip", "official:temp=1.5"), label("clip", "none")
     ('symmetric 50 %', 'official temp=1.5', 'no clip')
+    >>> label("loss", "gce:q=0.7"), label("loss", "gce:q=0.7", bare={"loss"})
+    ('gce q=0.7', 'gce')
     """
     if axis in ("clip", "penalty", "noise") and value == "none":
         return f"no {axis}"
     if not isinstance(value, str):
         return DASH if value is None else f"{axis.replace('_', ' ')} {value}"
-    text = re.sub(r"\brate=([\d.e-]+)", lambda match: f"{100 * float(match[1]):g} %", value)
-    return text.replace(":", " ", 1).replace(",", ", ")
+    name, _, knobs = value.partition(":")
+    if not knobs or axis in bare:
+        return name
+    knobs = re.sub(r"\brate=([\d.e-]+)", lambda match: f"{100 * float(match[1]):g} %", knobs)
+    return f"{name} {knobs.replace(',', ', ')}"
 
 
-def series(coordinates: Mapping[str, Any], without: Sequence[str] = ()) -> str:
+def bare_axes(axes: Mapping[str, Sequence[Any]]) -> frozenset[str]:
+    """The axes that need no knobs to be told apart: losses and methods that differ in their names."""
+    names = {axis: [str(value).partition(":")[0] for value in axes.get(axis, ())] for axis in ("loss", "method")}
+    return frozenset(axis for axis, found in names.items() if len(set(found)) == len(found))
+
+
+def series(coordinates: Mapping[str, Any], without: Collection[str] = (), bare: Collection[str] = ()) -> str:
     """Coordinates in one line: what is switched off is not said.
 
     >>> series({"loss": "ce", "clip": "none", "noise": "pair:rate=0.2"})
     'ce, pair 20 %'
     """
     shown = {axis: value for axis, value in coordinates.items() if axis not in without}
-    on = [label(axis, value) for axis, value in shown.items() if value != "none"]
-    return ", ".join(on or [label(axis, value) for axis, value in shown.items()])
+    on = [label(axis, value, bare) for axis, value in shown.items() if value != "none"]
+    return ", ".join(on or [label(axis, value, bare) for axis, value in shown.items()])
 
 
 def statistic_name(statistic: str) -> str:
@@ -483,7 +515,7 @@ def html(table: Table, rows: Sequence[Row]) -> str:
         from jinja2 import Environment
     except ImportError as error:
         raise ImportError("The HTML page needs Jinja: pip install 'logitclip[report]'.") from error
-    converter = figures.vl_convert()
+    figures.vl_convert()  # it is missing, if it is, before anything is computed
     curves = figures.curves(table.recipe, rows)
     matrices, unknown = figures.noise_charts(rows)
     results = results_of(rows)
@@ -500,7 +532,7 @@ def html(table: Table, rows: Sequence[Row]) -> str:
         unknown=unknown,
         settings=_settings(results),
         provenance=_provenance(results),
-        script=converter.javascript_bundle(vl_version=figures.vega_lite_version()),
+        script=figures.runtime(),
     )
 
 

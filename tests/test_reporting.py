@@ -1,0 +1,432 @@
+"""Reports of small real runs: the numbers, what is said about them, and the page in a browser."""
+
+import csv
+import dataclasses
+import html
+import io
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from logitclip import cli, executors, recipes, reporting, sweeping
+from logitclip.executors import Failure
+from logitclip.run import Result
+
+RECIPE = """
+title = "Digits <small> & 100 % of them"
+about = "Two losses."
+[base]
+data = "digits"
+epochs = 3
+limit = 128
+[grid]
+loss = ["ce", "gce:q=0.6"]
+clip = ["none", "official:temp=0.5"]
+noise = ["symmetric:rate=0.5", "asymmetric:rate=0.4"]
+seed = [0, 1]
+[[override]]
+when = { loss = "gce:q=0.6", noise = "asymmetric:rate=0.4", clip = "none", seed = 1 }
+set = { lr = 1e30 }
+[table]
+rows = ["loss", "clip"]
+cols = ["noise"]
+cells = ["last10_accuracy", "memorised"]
+"""
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """A recipe of 16 small runs, one of which diverges, and the folder of its runs."""
+    folder = tmp_path_factory.mktemp("reports")
+    (folder / "mine.toml").write_text(RECIPE)
+    sweeping.sweep(load(folder), executor="inline")
+    return folder
+
+
+def load(folder: Path, scale: str = "full") -> recipes.Recipe:
+    return recipes.load(str(folder / "mine.toml"), scale, runs=str(folder / "runs"))
+
+
+@pytest.fixture(scope="session")
+def rows(folder):
+    return sweeping.collect(load(folder))
+
+
+@pytest.fixture(scope="session")
+def table(folder, rows):
+    return reporting.tabulate(load(folder), rows)
+
+
+def entry(table, statistic="last10_accuracy", **coordinates):
+    (found,) = [
+        e
+        for e in table.entries.values()
+        if e.statistic == statistic and all(e.coordinates[axis] == value for axis, value in coordinates.items())
+    ]
+    return found
+
+
+def values(rows, statistic, **coordinates):
+    cells = [row for row in rows if all(row.cell.coordinates[axis] == value for axis, value in coordinates.items())]
+    return [getattr(row.outcome, statistic) for row in cells if isinstance(row.outcome, Result)]
+
+
+CELL = {"loss": "ce", "clip": "none", "noise": "symmetric:rate=0.5"}
+
+
+def test_means_and_standard_deviations_are_those_of_the_results(table, rows):
+    for statistic in ("last10_accuracy", "memorised"):
+        ours, numbers = entry(table, statistic, **CELL), values(rows, statistic, **CELL)
+        assert len(numbers) == ours.n == 2
+        assert ours.mean == pytest.approx(sum(numbers) / 2)
+        assert ours.std == pytest.approx(abs(numbers[0] - numbers[1]) / 2**0.5)  # of a sample of two
+        assert ours.ours == f"{statistics.mean(numbers):.2f} ± {statistics.stdev(numbers):.2f}"
+        assert set(ours.ids) == {row.outcome.id for row in rows if row.cell.coordinates.items() >= CELL.items()}
+
+
+def test_rows_and_columns_are_in_the_order_of_the_recipe(table):
+    assert table.row_axes == ("loss", "clip")
+    assert [row[0] for row in table.rows] == ["ce", "ce", "gce:q=0.6", "gce:q=0.6"]
+    assert table.col_heads() == ["symmetric 50 %", "asymmetric 40 %"]
+    assert table.labels(table.rows[1], table.rows[0]) == ["", "official temp=0.5"]
+    assert table.labels(table.rows[2], table.rows[1]) == ["gce", "no clip"]
+
+
+def test_an_axis_that_the_table_forgets_is_not_averaged_over(folder, rows):
+    table = reporting.tabulate(replace(load(folder), rows=("loss",)), rows)
+    assert table.row_axes == ("loss", "clip")
+    assert entry(table, **CELL).n == 2
+
+
+def test_bold_is_the_better_of_a_pair(table):
+    for loss in ("ce", "gce:q=0.6"):
+        for noise in ("symmetric:rate=0.5", "asymmetric:rate=0.4"):
+            for statistic, better in (("last10_accuracy", max), ("memorised", min)):
+                pair = [entry(table, statistic, loss=loss, noise=noise, clip=c) for c in ("none", "official:temp=0.5")]
+                assert [e.best for e in pair].count(True) == 1
+                assert next(e for e in pair if e.best).mean == better(e.mean for e in pair)
+
+
+def test_a_cell_without_a_partner_is_not_bold(folder, rows):
+    alone = [row for row in rows if row.cell.coordinates["clip"] == "none"]
+    assert not reporting.tabulate(load(folder), alone).has_best
+
+
+def test_failed_runs_are_counted_and_named(table, rows):
+    assert sum(isinstance(row.outcome, Failure) for row in rows) == 1
+    hurt = entry(table, loss="gce:q=0.6", clip="none", noise="asymmetric:rate=0.4")
+    assert hurt.n == 1
+    assert hurt.std is None
+    assert table.ours(hurt) == f"{hurt.mean:.2f} (n=1)"
+    (note,) = table.notes
+    assert note.startswith("1 of 16 runs failed and are not in the means. gce, asymmetric 40 %, seed 1: ")
+    assert "loss" in note
+
+
+def test_missing_runs_are_a_dash_and_a_sentence(folder, rows):
+    some = [replace(row, outcome=None) if row.cell.coordinates["loss"] == "ce" else row for row in rows]
+    table = reporting.tabulate(load(folder), some)
+    assert entry(table, **CELL).ours == reporting.DASH
+    assert any("8 of 16 runs have no result yet" in note and "logitclip sweep mine" in note for note in table.notes)
+
+
+def test_a_recipe_that_was_never_run_is_a_table_of_dashes(tmp_path, folder):
+    recipe = recipes.load(str(folder / "mine.toml"), runs=str(tmp_path))
+    rows = sweeping.collect(recipe)
+    table = reporting.tabulate(recipe, rows)
+    assert {e.ours for e in table.entries.values()} == {reporting.DASH}
+    assert "±" not in table.caption
+    assert reporting.DASH in reporting.markdown(table)
+    assert "0 of 16" in reporting.html(table, rows)
+
+
+def test_mixed_versions_and_devices_are_warned_of(folder, tmp_path, table):
+    assert table.warnings == ()
+    shutil.copytree(folder / "runs", tmp_path / "runs")
+    recipe = recipes.load(str(folder / "mine.toml"), runs=str(tmp_path / "runs"))
+    file = tmp_path / "runs" / entry(table, **CELL).ids[0] / "result.json"
+    result = json.loads(file.read_text())
+    result["versions"]["torch"], result["device"] = "1.0.0", "abacus"
+    file.write_text(json.dumps(result))
+    mixed = reporting.tabulate(recipe, sweeping.collect(recipe))
+    versions, devices = mixed.warnings
+    assert "versions of torch" in versions
+    assert "1.0.0 (1 runs)" in versions
+    assert "abacus (1 runs)" in devices
+    assert "Warning" in reporting.markdown(mixed)
+    assert versions in reporting.as_json(mixed)["warnings"]
+
+
+# -- the paper's numbers -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def beside_the_paper(tmp_path_factory):
+    """Two cells of Table 1 as it is for a laptop, made smaller: cross entropy under two noises."""
+    recipe = recipes.load("table1", "cpu", runs=str(tmp_path_factory.mktemp("table1")))
+    wanted = [{"loss": "ce", "clip": "none", "noise": f"symmetric:rate={rate}", "seed": 0} for rate in (0.2, 0.5)]
+    cells = [replace(c, config=replace(c.config, epochs=2, limit=128)) for c in recipe.cells if c.coordinates in wanted]
+    recipe = replace(recipe, cells=tuple(cells))
+    executors.execute([cell.config for cell in recipe.cells], executor="inline")
+    return recipe, sweeping.collect(recipe)
+
+
+def test_the_papers_number_and_the_difference_stand_beside_ours(beside_the_paper):
+    recipe, rows = beside_the_paper
+    table = reporting.tabulate(recipe, rows)
+    ours = entry(table, noise="symmetric:rate=0.2")
+    assert (ours.published, ours.published_std) == (86.73, 0.72)
+    assert ours.difference == pytest.approx(ours.mean - 86.73)
+    assert ours.theirs == "86.73 ± 0.72"
+    assert ours.gap == f"{ours.mean - 86.73:+.2f}".replace("-", "−")
+    assert "the paper's numbers are for cifar10, and for orientation only" in table.notes[0]
+    assert "86.73" in reporting.markdown(table)
+    assert "86.73 $\\pm$ 0.72" in reporting.latex(table)
+    assert "86.73 ± 0.72" in reporting.html(table, rows)
+    record = next(r for r in csv.DictReader(io.StringIO(reporting.csv(table))) if r["noise"] == "symmetric:rate=0.2")
+    assert float(record["difference"]) == pytest.approx(ours.difference)
+
+
+def test_what_the_paper_does_not_have_is_a_dash(beside_the_paper):
+    recipe, rows = beside_the_paper
+    cell = rows[1].cell
+    moved = dataclasses.replace(cell, coordinates={**cell.coordinates, "noise": "pair:rate=0.3"})
+    table = reporting.tabulate(recipe, [rows[0], replace(rows[1], cell=moved)])
+    assert entry(table, noise="pair:rate=0.3").theirs == reporting.DASH
+    assert entry(table, noise="pair:rate=0.3").gap == reporting.DASH
+
+
+def test_an_own_recipe_has_no_column_of_the_paper(table, rows):
+    assert not table.compared
+    for text in (
+        reporting.markdown(table),
+        reporting.latex(table),
+        reporting.html(table, rows).partition("<script")[0],
+    ):
+        assert "paper" not in text
+
+
+# -- writers -----------------------------------------------------------------------------------------------------------
+
+
+def test_terminal(table):
+    from rich.console import Console
+
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(reporting.terminal(table))
+    text = console.export_text()
+    assert "Digits <small> & 100 % of them" in text
+    assert entry(table, **CELL).ours in text
+    assert "1 of 16 runs failed" in text
+
+
+def test_markdown_has_as_many_cells_in_every_line(table):
+    lines = [line for line in reporting.markdown(table).splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + 4
+    assert {line.count("|") for line in lines} == {1 + 2 + 4}
+    best = next(e for e in table.entries.values() if e.best and e.n == 2)
+    assert f"**{best.ours}**" in reporting.markdown(table)
+
+
+def test_latex_is_balanced_and_escaped(table):
+    text = reporting.latex(table)
+    assert "Digits <small> \\& 100 \\% of them" in text
+    body = text.partition("\\midrule")[2].partition("\\bottomrule")[0]
+    lines = [line for line in body.strip().splitlines() if line != "\\addlinespace"]
+    assert len(lines) == 4
+    assert {len(re.findall(r"(?<!\\)&", line)) for line in lines} == {5}
+    assert all(line.endswith("\\\\") for line in lines)
+    assert "\\begin{tabular}{llrrrr}" in text
+    assert not re.search(r"(?<!\\)[%_#]", text.partition("\\end{table}")[0])
+    assert text.count("{") == text.count("}")
+
+
+def test_tex_specials():
+    assert reporting._tex("a_b\\{~^") == "a\\_b\\textbackslash{}\\{\\textasciitilde{}\\textasciicircum{}"
+
+
+def test_csv_and_json_hold_every_cell(table):
+    lines = list(csv.DictReader(io.StringIO(reporting.csv(table))))
+    assert len(lines) == 2 * 2 * 2 * 2
+    names = ("statistic", "mean", "std", "n", "published", "published_std", "difference", "ids")
+    assert tuple(lines[0]) == ("loss", "clip", "noise", *names)
+    for line, e in zip(lines, table.entries.values(), strict=True):
+        assert float(line["mean"]) == e.mean
+        assert line["ids"].split() == list(e.ids)
+    again = json.loads(json.dumps(reporting.as_json(table), allow_nan=False))
+    assert [cell["mean"] for cell in again["cells"]] == [e.mean for e in table.entries.values()]
+    assert again["notes"] == list(table.notes)
+
+
+@pytest.fixture(scope="session")
+def page(table, rows):
+    return reporting.html(table, rows)
+
+
+def test_the_page_needs_nothing_from_elsewhere(page):
+    without_scripts = re.sub(r"<script.*?</script>", "", page, flags=re.S)
+    assert not re.search(r"(?:src|href|url)\s*[=(]\s*[\"']?(?:https?:)?//", without_scripts)
+    assert "<script src" not in page
+    assert page.count("window.vegaEmbed=") == 1  # one runtime for all charts
+    assert len(page) < 2_000_000
+
+
+def test_the_page_escapes_what_others_wrote(page):
+    assert "Digits &lt;small&gt; &amp; 100 % of them" in page
+    assert "<small> &" not in page
+
+
+def test_the_page_shows_settings_versions_and_runs(page, rows):
+    shown = html.unescape(re.sub(r"<script.*?</script>|<[^>]+>", " ", page, flags=re.S))
+    result = next(row.outcome for row in rows if isinstance(row.outcome, Result))
+    assert "15 of 16" in shown
+    assert result.versions["torch"] in shown
+    assert result.device in shown
+    assert re.search(r"limit\s+128", shown)
+    assert not re.search(r"val_rule\s+random", shown)  # a default
+
+
+def test_the_page_holds_aggregates_and_the_noise(page):
+    specs = [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', page, re.S)]
+    assert len(specs) == 2 * 3 + 2  # accuracy, memorised and norms for two noises; two matrices
+    for spec in specs[:6]:
+        data = spec["data"]["values"]
+        assert len(data) == 3 * 2 * 2  # epochs, losses, clips: the seeds are averaged
+        assert all(value["low"] <= value["mean"] <= value["high"] for value in data)
+    symmetric, asymmetric = (spec["data"]["values"] for spec in specs[6:])
+    for matrix in (symmetric, asymmetric):
+        for true in {value["true"] for value in matrix}:
+            assert sum(value["share"] for value in matrix if value["true"] == true) == pytest.approx(100, abs=0.1)
+    assert all(int(v["given"]) in (int(v["true"]), (int(v["true"]) + 1) % 10) for v in asymmetric)
+    assert any(v["given"] != v["true"] for v in asymmetric)
+
+
+@pytest.mark.parametrize("module", ["jinja2", "altair", "vl_convert"])
+def test_without_the_extra_the_page_is_refused_with_a_sentence(monkeypatch, table, rows, module):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=r"pip install 'logitclip\[report\]'"):
+        reporting.html(table, rows)
+    assert reporting.markdown(table)
+    assert reporting.terminal(table)
+
+
+# -- command line ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    def run(*args):
+        monkeypatch.setattr("sys.argv", ["logitclip", *map(str, args)])
+        monkeypatch.setenv("COLUMNS", "160")
+        try:
+            cli.main()
+        except SystemExit as stop:
+            return (int(stop.code or 0), *capsys.readouterr())
+        return (0, *capsys.readouterr())
+
+    return run
+
+
+def test_report_command_writes_what_it_is_asked_for(command, folder, tmp_path, table):
+    files = {f"--{name}": tmp_path / "new" / f"report.{name}" for name in ("html", "markdown", "latex", "csv")}
+    options = [part for pair in files.items() for part in pair]
+    code, out, err = command("report", folder / "mine.toml", "--runs", folder / "runs", *options)
+    assert code == 0, err
+    assert entry(table, **CELL).ours in out
+    assert (tmp_path / "new" / "report.markdown").read_text() == reporting.markdown(table)
+    assert all(path.stat().st_size > 500 for path in files.values())
+    code, out, _ = command("report", folder / "mine.toml", "--runs", folder / "runs", "--json")
+    assert code == 0
+    assert json.loads(out)["cells"][0]["n"] == 2
+
+
+def test_report_command_answers_mistakes(command):
+    code, out, err = command("report", "tabel1")
+    assert (code, out) == (2, "")
+    assert "Unknown recipe" in err
+
+
+# -- in a browser ------------------------------------------------------------------------------------------------------
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+# Waits for the charts, then moves the pointer over the first one until there is a tooltip, presses a button of the
+# legend, and tells the page around it what it saw.
+PROBE = """
+<script>
+const seen = {errors: []};
+window.addEventListener("error", event => seen.errors.push(event.message));
+window.addEventListener("unhandledrejection", event => seen.errors.push(String(event.reason)));
+const error = console.error;
+console.error = (...words) => { seen.errors.push(words.join(" ")); error(...words); };
+const pause = ms => new Promise(done => setTimeout(done, ms));
+const ink = canvas => canvas.toDataURL();
+async function probe() {
+  for (let i = 0; i < 100 && !document.body.dataset.ready; i++) await pause(50);
+  const canvases = [...document.querySelectorAll("figure canvas")], canvas = canvases[0];
+  seen.charts = canvases.length;
+  seen.blank = canvases.filter(canvas => {
+    const empty = Object.assign(document.createElement("canvas"), {width: canvas.width, height: canvas.height});
+    return ink(canvas) == ink(empty);
+  }).length;
+  seen.width = document.documentElement.clientWidth;
+  seen.overflow = document.documentElement.scrollWidth - seen.width;
+  const box = canvas.getBoundingClientRect();
+  for (let i = 1; i < 10 && !seen.tooltip; i++) {
+    const at = {bubbles: true, clientX: box.left + box.width * i / 10, clientY: box.top + box.height / 2, view: window};
+    for (const kind of ["pointerover", "pointermove", "mousemove"])
+      canvas.dispatchEvent(new (kind.startsWith("p") ? PointerEvent : MouseEvent)(kind, at));
+    await pause(100);
+    const tooltip = document.querySelector("#vg-tooltip-element.visible");
+    seen.tooltip = tooltip && tooltip.textContent;
+  }
+  const before = ink(canvas), button = document.querySelector(".legend button");
+  button.click();
+  await pause(300);
+  seen.pressed = button.getAttribute("aria-pressed");
+  seen.changed = ink(canvas) != before;
+  parent.postMessage(JSON.stringify(seen), "*");
+}
+probe();
+</script>
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install -y chromium")
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_works_in_a_browser_offline(page, tmp_path, width):
+    """Charts, tooltips and the legend work, nothing is fetched or complained about, and nothing is wider than the page.
+
+    The page stands in a frame, because the window of a browser cannot be as narrow as a phone's.
+    """
+    assert CHROMIUM is not None
+    (tmp_path / "report.html").write_text(page.replace("<body>", "<body>" + PROBE, 1))
+    frame = f'<iframe src="report.html" style="width: {width}px; height: 3000px; border: 0"></iframe>'
+    hear = "<script>onmessage = event => document.body.dataset.seen = event.data</script>"
+    (tmp_path / "frame.html").write_text(f"<body>{hear}{frame}</body>")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
+    options += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path / 'profile'}"]
+    options += ["--virtual-time-budget=20000", "--window-size=1400,3100", "--hide-scrollbars", "--dump-dom"]
+    done = subprocess.run(
+        [CHROMIUM, *options, f"file://{tmp_path}/frame.html"], capture_output=True, text=True, timeout=120
+    )
+    assert "CONSOLE" not in done.stderr, done.stderr
+    found = re.search(r'data-seen="(.*?)"', done.stdout, re.S)
+    assert found, done.stdout[-500:] + done.stderr[-2000:]
+    seen = json.loads(html.unescape(found[1]))
+    assert seen["errors"] == []
+    assert (seen["charts"], seen["blank"]) == (8, 0)
+    assert seen["width"] == width
+    assert seen["overflow"] <= 0
+    assert "epoch" in seen["tooltip"]
+    assert "mean" in seen["tooltip"]
+    assert seen["pressed"] == "true"
+    assert seen["changed"]
