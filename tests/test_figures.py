@@ -1,0 +1,228 @@
+"""Figures of small real runs, and of the theory."""
+
+import json
+import math
+import re
+import statistics
+import sys
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
+import pytest
+import torch
+
+from logitclip import cli, figures, recipes, sweeping
+from logitclip.data import Split
+from logitclip.run import Result
+
+RECIPE = """
+title = "Temps"
+[base]
+loss = "ce"
+epochs = 3
+limit = 128
+[grid]
+data = ["digits"]
+clip = ["none", "official:temp=0.02", "official:temp=0.5"]
+noise = ["symmetric:rate=0.5", "asymmetric:rate=0.4"]
+model = ["mlp", "mlp:width=32"]
+seed = [0, 1]
+[table]
+rows = ["data", "model", "clip"]
+cols = ["noise"]
+cells = ["memorised"]
+[figure]
+kind = "lines"
+x = "clip"
+y = "last10_accuracy"
+colour = "noise"
+panel = "model"
+reference = "none"
+"""
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("figures")
+    (folder / "temps.toml").write_text(RECIPE)
+    (folder / "curves.toml").write_text(RECIPE.partition("[figure]")[0])
+    sweeping.sweep(load(folder), executor="inline")
+    return folder
+
+
+def load(folder, name="temps"):
+    return recipes.load(str(folder / f"{name}.toml"), runs=str(folder / "runs"))
+
+
+@pytest.fixture(scope="session")
+def rows(folder):
+    return sweeping.collect(load(folder))
+
+
+def data(chart):
+    """The values that a chart was made of."""
+    spec = chart.to_dict()
+    return next(iter(spec["datasets"].values())) if "datasets" in spec else spec["data"]["values"]
+
+
+def svg(chart, path):
+    figures.save(chart, path)
+    ElementTree.parse(path)
+    return path.read_text()
+
+
+def test_bounds_are_those_of_the_proposition():
+    chart = figures.draw(recipes.load("figure1"), [])
+    values = data(chart)
+    assert len({value["K"] for value in values}) == 4
+    for value in values[::37]:
+        sign = 2 if value["bound"] == "upper" else -2
+        assert value["loss"] == pytest.approx(math.log(1 + (int(value["K"]) - 1) * math.exp(sign * value["tau"])))
+    dash = chart.to_dict()["encoding"]["strokeDash"]["scale"]
+    assert dict(zip(dash["domain"], map(tuple, dash["range"]), strict=True)) == {"upper": (5, 3), "lower": (1, 0)}
+
+
+def test_lines_have_a_panel_a_colour_and_a_band(folder, rows, tmp_path):
+    chart = figures.draw(load(folder), rows)
+    values = data(chart)
+    assert len(values) == 2 * 2 * 3
+    assert {value["series"] for value in values} == {"symmetric 50 %", "asymmetric 40 %"}  # the one dataset is not said
+    assert {value["panel"] for value in values} == {"mlp", "mlp width=32"}
+    assert {value["x"] for value in values if not value.get("level")} == {0.02, 0.5}
+    assert sum(value.get("level", False) for value in values) == 4
+    where = {"clip": "official:temp=0.02", "noise": "symmetric:rate=0.5", "model": "mlp"}
+    numbers = [row.outcome.last10_accuracy for row in rows if row.cell.coordinates.items() >= where.items()]
+    (point,) = [v for v in values if v["x"] == 0.02 and v["series"] == "symmetric 50 %" and v["panel"] == "mlp"]
+    assert point["mean"] == pytest.approx(statistics.mean(numbers))
+    assert point["high"] - point["mean"] == pytest.approx(statistics.stdev(numbers))
+    text = svg(chart, tmp_path / "lines.svg")
+    assert all(words in text for words in ("temp", "test accuracy in %", "mlp width=32", "symmetric 50 %"))
+
+
+def test_bars_are_grouped(folder, rows, tmp_path):
+    recipe = replace(load(folder), figure={"kind": "bars", "x": "noise", "y": "memorised", "colour": "clip"})
+    one = [row for row in rows if row.cell.coordinates["model"] == "mlp"]
+    chart = figures.draw(recipe, one)
+    assert {value["series"] for value in data(chart)} == {"no clip", "official temp=0.02", "official temp=0.5"}
+    text = svg(chart, tmp_path / "bars.svg")
+    assert text.count('aria-roledescription="bar"') == 2 * 3
+    assert text.count('aria-roledescription="rule mark"') >= 2 * 3
+
+
+def test_a_recipe_without_a_figure_is_drawn_epoch_by_epoch(folder, rows, tmp_path):
+    recipe = load(folder, "curves")
+    assert recipe.figure is None
+    chart = figures.draw(recipe, rows)
+    values = data(chart)
+    assert len(values) == 2 * 2 * 2 * 3 * 3  # quantities, noises, models, clips, epochs
+    where = {"clip": "none", "noise": "symmetric:rate=0.5", "model": "mlp"}
+    runs = [row.outcome.rows for row in rows if row.cell.coordinates.items() >= where.items()]
+    last = [run[-1]["memorised"] for run in runs]
+    (point,) = [
+        v
+        for v in values
+        if (v["panel"], v["group"], v["link"], v["epoch"]) == ("symmetric 50 %", "mlp", "no clip", 3)
+        and v["quantity"].startswith("memorised")
+    ]
+    assert point["mean"] == pytest.approx(statistics.mean(last), rel=1e-3)
+    assert (point["low"], point["high"], point["n"]) == (
+        pytest.approx(min(last), rel=1e-3),
+        pytest.approx(max(last), rel=1e-3),
+        2,
+    )
+    text = svg(chart, tmp_path / "curves.svg")
+    assert "memorised wrong labels" in text
+
+
+def test_long_runs_are_thinned_and_keep_their_last_epoch():
+    row = {"test_accuracy": 50.0, "memorised": None, "norm_quantiles": None}
+    runs = [[{**row, "epoch": epoch} for epoch in range(epochs)] for epochs in (1000, 1000)]
+    values = list(figures._over_seeds(runs))
+    assert len(values) <= figures.POINTS + 1
+    assert (values[0]["epoch"], values[-1]["epoch"]) == (1, 1000)
+    assert {value["quantity"] for value in values} == {"test_accuracy"}
+
+
+@pytest.mark.parametrize(
+    ("suffix", "start"), [("svg", b"<svg"), ("pdf", b"%PDF"), ("png", b"\x89PNG"), ("html", b"<!")]
+)
+def test_the_suffix_says_the_format(tmp_path, suffix, start):
+    path = tmp_path / "new" / f"figure.{suffix}"
+    figures.save(figures.draw(recipes.load("figure1"), []), path)
+    content = path.read_bytes()
+    assert content.lstrip().startswith(start)
+    if suffix == "html":
+        assert not re.search(rb"<script[^>]+src=", content)  # nothing from elsewhere
+
+
+@pytest.mark.parametrize("name", ["figure.jpeg", "figure", "figure.svgz"])
+def test_other_formats_are_refused(tmp_path, name):
+    with pytest.raises(ValueError, match=r"\.svg, \.pdf, \.png, \.html"):
+        figures.check_suffix(tmp_path / name)
+
+
+def test_nothing_to_draw_is_a_sentence(folder, tmp_path):
+    for name in ("temps", "curves"):
+        recipe = recipes.load(str(folder / f"{name}.toml"), runs=str(tmp_path))
+        with pytest.raises(ValueError, match=f"logitclip sweep {name} --scale full first"):
+            figures.draw(recipe, sweeping.collect(recipe))
+
+
+@pytest.mark.parametrize("module", ["altair", "vl_convert"])
+def test_without_the_extra_there_is_a_sentence(monkeypatch, tmp_path, module):
+    recipe = recipes.load("figure1")
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=r"pip install 'logitclip\[report\]'"):
+        figures.save(figures.draw(recipe, []), tmp_path / "figure.svg")
+
+
+def test_numbers_along_an_axis():
+    assert [figures._number(v) for v in ("official:temp=1.5", 3, "norm:tau=1e-3", "value:limit=0.25")] == [
+        1.5,
+        3.0,
+        1e-3,
+        0.25,
+    ]
+    with pytest.raises(ValueError, match="no number"):
+        figures._number("none")
+
+
+def test_transition_counts_the_true_classes():
+    split = Split(torch.zeros(5, 1), torch.tensor([0, 1, 1, 2, 2]), torch.tensor([0, 0, 1, 2, 2]))
+    assert figures.transition(split) == [[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    clean = Split(torch.zeros(2, 1), torch.tensor([0, 1]), torch.tensor([0, 1]))
+    assert figures.transition(clean) is None
+
+
+def test_noise_that_cannot_be_made_again_is_a_sentence(rows):
+    row = next(row for row in rows if isinstance(row.outcome, Result))
+    gone = replace(row.outcome, config={**row.outcome.config, "data": "cifar10", "root": "/nowhere"})
+    charts, sentences = figures.noise_charts([replace(row, outcome=gone)])
+    assert charts == []
+    assert sentences[0].startswith("The noise symmetric:rate=0.5 of cifar10 is not shown: ")
+
+
+def test_figures_command(monkeypatch, capsys, folder, tmp_path):
+    def run(*args):
+        monkeypatch.setattr("sys.argv", ["logitclip", "figures", *map(str, args)])
+        try:
+            cli.main()
+        except SystemExit as stop:
+            return int(stop.code or 0), capsys.readouterr().err
+        return 0, capsys.readouterr().err
+
+    out = tmp_path / "curves.svg"
+    assert run(folder / "curves.toml", "--runs", folder / "runs", "-o", out) == (0, f"logitclip: wrote {out}\n")
+    assert out.read_text().startswith("<svg")
+    code, err = run("figure1", "-o", tmp_path / "figure.bmp")
+    assert code == 2
+    assert err.startswith("logitclip: A figure is written as")
+
+
+def test_charts_are_valid_vega_lite(folder, rows):
+    """Altair validates what it writes; that the page's charts still do so without their config is checked here."""
+    found = figures.curves(load(folder, "curves"), rows)
+    for _, charts in figures.curve_charts(found):
+        for chart in charts:
+            json.dumps(chart["spec"], allow_nan=False)
+            figures.vl_convert().vegalite_to_vega({**chart["spec"], "width": 300})
