@@ -25,8 +25,8 @@ import logitclip
 from logitclip.config import RunConfig
 from logitclip.runs import Claimed
 
-Kind = Literal["losses", "clips", "penalties", "noises", "data", "augments", "models", "methods"]
-_REGISTRIES: dict[Kind, tuple[str, str]] = {
+Kind = Literal["losses", "clips", "penalties", "noises", "data", "augments", "models", "methods", "recipes"]
+_REGISTRIES: dict[str, tuple[str, str]] = {
     "losses": ("losses", "LOSSES"),
     "clips": ("clip", "CLIPS"),
     "penalties": ("clip", "PENALTIES"),
@@ -39,7 +39,7 @@ _REGISTRIES: dict[Kind, tuple[str, str]] = {
 
 
 def list_names(kind: Positional[Kind], /, *, json: bool = False) -> None:
-    """List what can be named, with its knobs: losses, clips, noises, data, models, methods and so on.
+    """List what can be named, with its knobs: losses, clips, noises, data, models, methods, recipes and so on.
 
     Args:
         kind: What to list.
@@ -49,6 +49,9 @@ def list_names(kind: Positional[Kind], /, *, json: bool = False) -> None:
 
     from rich.markup import escape
 
+    if kind == "recipes":
+        _list_recipes(json)
+        return
     module, name = _REGISTRIES[kind]
     registry = getattr(importlib.import_module(f"logitclip.{module}"), name)
     rows = {name: registry.describe(name) for name in registry}
@@ -59,6 +62,32 @@ def list_names(kind: Positional[Kind], /, *, json: bool = False) -> None:
     for name, (spec, summary) in rows.items():
         table.add_row(spec.replace(name, f"[bold]{name}[/]", 1).replace(",", ", "), escape(summary.replace("`", "")))
     _print(table)
+
+
+def _list_recipes(json: bool) -> None:
+    from rich.markup import escape
+
+    from logitclip import recipes
+
+    loaded = {name: [recipes.load(name, scale) for scale in recipes.scales(name)] for name in recipes.names()}
+    if json:
+        described = {
+            name: {
+                "paper": scales[0].paper,
+                "title": scales[0].title,
+                "about": scales[0].about,
+                "runs": {recipe.scale: len(recipe.cells) for recipe in scales},
+            }
+            for name, scales in loaded.items()
+        }
+        _print_json(described)
+        return
+    table = _table("Recipes", "recipe", "paper", "what it is", "runs by scale")
+    for name, scales in loaded.items():
+        runs = ", ".join(f"{recipe.scale} {len(recipe.cells)}" for recipe in scales)
+        table.add_row(f"[bold]{name}[/]", scales[0].paper or "", escape(scales[0].title), runs)
+    _print(table)
+    _print("Not counted: trainings to choose a value. `logitclip sweep NAME --scale SCALE` runs one; own ones by path.")
 
 
 def bound(
