@@ -102,7 +102,7 @@ def execute(
         raise ValueError(f"The executor inline makes one run at a time: jobs must be 1, got {jobs}.")
     if address is not None and executor != "ray":
         raise ValueError(f"An address is for the executor ray, not for {executor}.")
-    queue = _Queue(configs, on_event or (lambda *_: None), then or (lambda *_: ()))
+    queue = _Queue(configs, on_event, then)
     if queue.left:
         EXECUTORS[executor](queue, jobs, address)
 
@@ -123,8 +123,9 @@ class _Job:
 class _Queue:
     """The runs that are left, each once, and the events that tell of them."""
 
-    def __init__(self, configs: Iterable[RunConfig], on_event: OnEvent, then: Then) -> None:
-        self.on_event, self.then = on_event, then
+    def __init__(self, configs: Iterable[RunConfig], on_event: OnEvent | None, then: Then | None) -> None:
+        self.on_event: OnEvent = (lambda *_: None) if on_event is None else on_event
+        self.then: Then = (lambda *_: ()) if then is None else then
         self.seen: set[Path] = set()
         self.todo: deque[_Job] = deque()
         self.elsewhere: deque[_Job] = deque()

@@ -58,7 +58,7 @@ def sweep(
             number of cells that wait for it, and ("chosen", config, decision) with the config that has the number in
             place, or the failure if none could be chosen.
     """
-    tell = on_event or (lambda *_: None)
+    tell = (lambda *_: None) if on_event is None else on_event
     memory = _Memory()
     tuned, plain = _parts(recipe, memory, shard)
     waiting: dict[Path, set[RunConfig]] = defaultdict(set)  # a run -> the configs to tune that it is a trial of

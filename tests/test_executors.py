@@ -1,0 +1,398 @@
+"""Executors: every run once, whatever fails, dies, or is worked on elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logitclip import executors, runs
+from logitclip.config import RunConfig
+from logitclip.executors import Failure, execute, outcome
+from logitclip.run import Result, run
+
+SMALL = RunConfig(
+    noise="symmetric:rate=0.5", limit=64, model="mlp:width=8,depth=1", epochs=2, batch_size=32, checkpoint_seconds=0
+)
+
+
+class Log(list[tuple[str, RunConfig, Any]]):
+    """Events as they come."""
+
+    def __call__(self, kind: str, config: RunConfig, detail: Any) -> None:
+        self.append((kind, config, detail))
+
+    def kinds(self, config: RunConfig) -> list[str]:
+        return [kind for kind, of, _ in self if of == config]
+
+    def count(self, kind: str) -> int:  # type: ignore[override]
+        return sum(of == kind for of, _, _ in self)
+
+
+def configs(folder: Path, seeds: int, **change: Any) -> list[RunConfig]:
+    return [replace(SMALL, runs=str(folder), seed=seed, **change) for seed in range(seeds)]
+
+
+def failing(folder: Path) -> RunConfig:
+    return replace(SMALL, runs=str(folder), batch_size=1000, drop_last=True)
+
+
+def diverging(folder: Path) -> RunConfig:
+    return replace(SMALL, runs=str(folder), lr=1e30)
+
+
+def metrics(config: RunConfig) -> bytes:
+    return (Path(config.runs) / config.id / "metrics.jsonl").read_bytes()
+
+
+def owner(config: RunConfig) -> int:
+    """The process that works on a run."""
+    return json.loads((Path(config.runs) / config.id / "claim").read_text())["pid"]
+
+
+# -- in this process ---------------------------------------------------------------------------------------------------
+
+
+def test_a_failure_is_recorded_and_the_others_go_on(tmp_path):
+    one, two = configs(tmp_path, 2)
+    bad, log = failing(tmp_path), Log()
+    execute([one, bad, two], executor="inline", on_event=log)
+    assert isinstance(outcome(one), Result)
+    assert isinstance(outcome(two), Result)
+    failure = outcome(bad)
+    assert isinstance(failure, Failure)
+    assert failure.error.startswith("ValueError: 64 examples make no batch of 1000")
+    assert "Traceback" in failure.traceback
+    assert "loading.py" in failure.traceback
+    assert (failure.id, failure.attempts, failure.final) == (bad.id, 1, False)
+    assert json.loads((tmp_path / bad.id / "failure.json").read_text())["error"] == failure.error
+    assert log.kinds(one) == log.kinds(two) == ["queued", "start", "epoch", "epoch", "done"]
+    assert log.kinds(bad)[-1] == "failed"
+    assert [detail for kind, _, detail in log if kind == "failed"] == [failure]
+    rows = [detail for kind, of, detail in log if kind == "epoch" and of == one]
+    assert rows == run(one).rows
+
+
+def test_what_diverged_is_not_repeated_and_what_failed_otherwise_is(tmp_path, monkeypatch):
+    bad, wrong = failing(tmp_path), diverging(tmp_path)
+    execute([bad, wrong], executor="inline")
+    final = outcome(wrong)
+    assert isinstance(final, Failure)
+    assert final.final
+    assert final.error.startswith("Diverged: Training diverged in epoch 0")
+    log = Log()
+    execute([bad, wrong], executor="inline", on_event=log)
+    assert log.kinds(wrong) == ["skipped"]
+    assert log.kinds(bad)[-1] == "failed"
+    assert outcome(wrong) == final
+    again = outcome(bad)
+    assert isinstance(again, Failure)
+    assert again.attempts == 2
+    good = run(configs(tmp_path, 1)[0])
+    monkeypatch.setattr(executors, "run", lambda config, on_epoch: good)  # whatever it was has passed
+    execute([bad], executor="inline")
+    assert not (tmp_path / bad.id / "failure.json").exists()
+
+
+def test_a_result_wins_over_an_old_failure(tmp_path):
+    (config,) = configs(tmp_path, 1)
+    execute([config], executor="inline")
+    old = Failure(config.id, "it failed once", "", 1, True)
+    runs.write_json(tmp_path / config.id / "failure.json", vars(old))
+    assert isinstance(outcome(config), Result)
+    (tmp_path / config.id / "result.json").unlink()
+    assert outcome(config) == old
+    (tmp_path / config.id / "failure.json").write_text('{"id": "of another version"}')
+    assert outcome(config) is None
+
+
+def test_a_disk_that_takes_no_record_harms_nobody(tmp_path, monkeypatch, caplog):
+    def full(path: Path, content: Any) -> None:
+        raise runs.CannotWrite("Cannot write: the disk is full.")
+
+    monkeypatch.setattr(runs, "write_json", full)
+    log = Log()
+    execute([failing(tmp_path), *configs(tmp_path, 1)], executor="inline", on_event=log)
+    assert log.count("failed") == 2
+    assert "the disk is full" in caplog.text
+
+
+def test_one_id_is_one_run_and_what_is_there_is_skipped(tmp_path):
+    one, two = configs(tmp_path, 2)
+    result, log = run(one), Log()
+    execute([one, two, replace(two, loss="ce:", threads=1), two], executor="inline", on_event=log)
+    assert [(kind, of, detail) for kind, of, detail in log if of == one] == [("skipped", one, result)]
+    assert (log.count("start"), log.count("done")) == (1, 1)
+
+
+def test_what_follows_from_an_outcome_runs_next(tmp_path):
+    first, second, third, last = configs(tmp_path, 4)
+    run(third)
+    follows = {first: [second], second: [third], third: [first]}  # the third is there already; the first is known
+    log, asked = Log(), []
+
+    def then(config: RunConfig, found: Result | Failure) -> list[RunConfig]:
+        asked.append(config)
+        assert isinstance(found, Result)
+        return follows.get(config, [])
+
+    execute([first, last], executor="inline", on_event=log, then=then)
+    assert [config for kind, config, _ in log if kind == "start"] == [first, second, last]
+    assert asked == [first, second, third, last]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"executor": "locall"}, "Unknown executor 'locall'. Did you mean 'local'?"),
+        ({"jobs": 0}, "jobs must be at least 1, got 0"),
+        ({"executor": "inline", "jobs": 2}, "one run at a time: jobs must be 1, got 2"),
+        ({"address": "auto"}, "An address is for the executor ray, not for local"),
+    ],
+)
+def test_mistakes(options, message):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        execute([], **options)
+
+
+def test_a_name_that_does_not_exist_is_found_before_anything_runs(tmp_path):
+    log = Log()
+    with pytest.raises(ValueError, match="Did you mean"):
+        execute([*configs(tmp_path, 1), replace(SMALL, loss="gcee")], executor="inline", on_event=log)
+    assert log.count("start") == 0
+
+
+def test_without_ray_a_sentence_names_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"pip install 'logitclip\[ray\]'"):
+        execute(configs(tmp_path, 1), executor="ray")
+
+
+# -- worked on elsewhere -----------------------------------------------------------------------------------------------
+
+
+def test_a_claimed_run_is_waited_for_while_the_others_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(executors, "POLL", 0.05)
+    free, taken, log = *configs(tmp_path, 2), Log()
+    released = threading.Event()
+
+    def on_event(kind: str, config: RunConfig, detail: Any) -> None:
+        log(kind, config, detail)
+        if kind == "done":
+            released.set()  # as if the other process had been killed
+
+    with runs.claim(tmp_path / taken.id):
+        worker = threading.Thread(
+            target=execute, args=([taken, free],), kwargs={"executor": "inline", "on_event": on_event}
+        )
+        worker.start()
+        assert released.wait(60)
+        time.sleep(0.3)  # several looks
+        assert log.kinds(taken) == ["queued", "elsewhere"]
+    worker.join()
+    assert log.kinds(taken) == ["queued", "elsewhere", "start", "epoch", "epoch", "done"]
+
+
+@pytest.mark.parametrize("content", ["result.json", "failure.json"])
+def test_what_comes_out_elsewhere_is_taken_as_it_is(tmp_path, monkeypatch, content):
+    monkeypatch.setattr(executors, "POLL", 0.05)
+    (config,) = configs(tmp_path, 1)
+    if content == "result.json":
+        found = run(config)
+        (found.folder / content).rename(found.folder / "kept")
+    else:
+        old = Failure(config.id, "it failed once", "", 1, False)
+        runs.write_json(tmp_path / config.id / "failure.json", vars(old))
+        runs.write_json(tmp_path / config.id / "kept", {**vars(old), "attempts": 2})
+    log = Log()
+
+    def on_event(kind: str, config: RunConfig, detail: Any) -> None:
+        log(kind, config, detail)
+        if kind == "elsewhere":
+            (tmp_path / config.id / "kept").rename(tmp_path / config.id / content)
+
+    with runs.claim(tmp_path / config.id):
+        execute([config], executor="inline", on_event=on_event)
+    assert log.kinds(config) == ["queued", "elsewhere", "done" if content == "result.json" else "failed"]
+
+
+# -- the pool ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_pool_gives_the_same_numbers_and_harms_nobody(tmp_path):
+    log, bad, wrong = Log(), failing(tmp_path / "pool"), diverging(tmp_path / "pool")
+    there = configs(tmp_path / "pool", 3)
+    execute([bad, there[0], wrong, *there], jobs=2, on_event=log)
+    here = configs(tmp_path / "here", 3)
+    execute(here, executor="inline")
+    assert [metrics(config) for config in there] == [metrics(config) for config in here]
+    for config in there:
+        assert log.kinds(config) == ["queued", "start", "epoch", "epoch", "done"]
+    assert Counter(kind for kind, _, _ in log)["failed"] == 2
+    failures = [outcome(bad), outcome(wrong)]
+    assert [isinstance(failure, Failure) and failure.final for failure in failures] == [False, True]
+    assert all(isinstance(failure, Failure) and "Traceback" in failure.traceback for failure in failures)
+
+
+def test_a_worker_that_dies_is_replaced_and_its_run_tried_once_more(tmp_path):
+    once, always, other = configs(tmp_path, 3, epochs=200, checkpoint_seconds=1000)
+    other = replace(other, epochs=2)
+    log = Log()
+
+    def on_event(kind: str, config: RunConfig, detail: Any) -> None:
+        log(kind, config, detail)
+        # Rows come in after the process is dead, too: then nobody holds a claim that is new.
+        if config != other and kind in ("start", "epoch") and (config == always or len(killed) == 0):
+            process = owner(config)
+            if process not in killed:
+                killed.append(process)
+                os.kill(process, signal.SIGKILL)
+
+    killed: list[int] = []
+    execute([once, always, other], jobs=1, on_event=on_event)
+    assert len(killed) == 3
+    for config in (once, other):
+        assert isinstance(outcome(config), Result)
+        assert log.count("start") == 3  # a run that is tried again goes on: it does not start again
+    assert [row["epoch"] for row in run(once).rows] == list(range(200))
+    failure = outcome(always)
+    assert isinstance(failure, Failure)
+    assert (failure.attempts, failure.final) == (2, False)
+    assert "died 2 times (SIGKILL). It may have run out of memory" in failure.error
+    assert log.kinds(always)[-1] == "failed"
+
+
+def test_an_interrupt_ends_the_workers_and_they_save(tmp_path):
+    (config,) = configs(tmp_path, 1, epochs=5000, checkpoint_seconds=1000)
+    process = 0
+
+    def on_event(kind: str, config: RunConfig, detail: Any) -> None:
+        nonlocal process
+        if kind == "epoch" and detail["epoch"] >= 5:
+            process = owner(config)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute([config], jobs=1, on_event=on_event)
+    checkpoint = runs.load_checkpoint(tmp_path / config.id, config.id)
+    assert checkpoint is not None
+    assert 5 < len(checkpoint[2]) < 5000
+    assert outcome(config) is None
+    assert not (tmp_path / config.id / "claim").exists()
+    assert not Path(f"/proc/{process}").exists()
+
+
+def test_workers_end_with_their_parent_and_save(tmp_path):
+    (config,) = configs(tmp_path, 1, epochs=50_000, checkpoint_seconds=1000)
+    code = f"""
+from logitclip.config import RunConfig
+from logitclip.executors import execute
+if __name__ == "__main__":
+    execute([RunConfig(**{vars(config)!r})], jobs=1)
+"""
+    (tmp_path / "script.py").write_text(code)
+    parent = subprocess.Popen([sys.executable, tmp_path / "script.py"], stderr=subprocess.PIPE, text=True)
+    rows, deadline = tmp_path / config.id / "metrics.jsonl", time.monotonic() + 120
+    while len(runs.read_rows(rows)) < 5:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    parent.kill()
+    assert parent.communicate()[1] == ""
+    while (tmp_path / config.id / "claim").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    checkpoint = runs.load_checkpoint(tmp_path / config.id, config.id)
+    assert checkpoint is not None
+    assert 5 <= len(checkpoint[2]) < 50_000
+    assert outcome(config) is None  # to be ended with its parent is no failure
+
+
+@pytest.mark.slow
+def test_runs_of_several_processes_in_the_pool(tmp_path):
+    (config,) = configs(tmp_path, 1, devices=2, accelerator="cpu")
+    for folder, options in (("inline", {"executor": "inline"}), ("pool", {"jobs": 1})):
+        log, there = Log(), replace(config, runs=str(tmp_path / folder))
+        execute([there], **options, on_event=log)
+        epochs = ["epoch", "epoch"] if folder == "pool" else []  # inline they are told to nobody
+        assert log.kinds(there) == ["queued", "start", *epochs, "done"], log[-1]
+
+
+def test_how_many_runs_there_is_room_for(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(executors.torch.accelerator, "is_available", lambda: False)
+    assert executors._room([SMALL]) == 8
+    assert executors._room([SMALL, replace(SMALL, threads=3)]) == 2
+    assert executors._room([replace(SMALL, devices=2, threads=2)]) == 2
+    assert executors._room([replace(SMALL, threads=16)]) == 1
+    monkeypatch.setattr(executors.torch.accelerator, "is_available", lambda: True)
+    assert executors._room([SMALL]) == 1
+    assert executors._room([replace(SMALL, accelerator="cpu")]) == 8
+
+
+# -- Ray ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_ray_on_this_machine(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    monkeypatch.chdir(tmp_path)  # folders are relative to it
+    log, there, here = Log(), configs(Path("ray"), 3), configs(Path("here"), 3)
+    bad, wrong = failing(Path("ray")), diverging(Path("ray"))
+    before = signal.getsignal(signal.SIGTERM)
+    execute([bad, wrong, *there, there[0]], executor="ray", jobs=2, on_event=log)
+    assert signal.getsignal(signal.SIGTERM) is before
+    execute(here, executor="inline")
+    assert [metrics(config) for config in there] == [metrics(config) for config in here]
+    for config in there:
+        assert log.kinds(config)[:2] == ["queued", "start"]
+        assert log.kinds(config)[-1] == "done"
+    failures = [outcome(bad), outcome(wrong)]
+    assert [isinstance(failure, Failure) and failure.final for failure in failures] == [False, True]
+    assert log.count("failed") == 2
+
+
+@pytest.mark.slow
+def test_ray_survives_the_loss_of_a_node(tmp_path):
+    pytest.importorskip("ray")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    node = cluster.add_node(num_cpus=1)
+    there, here = configs(tmp_path / "ray", 4, epochs=1500), configs(tmp_path / "here", 4, epochs=1500)
+    log, running, lost = Log(), set(), []
+
+    def on_event(kind: str, config: RunConfig, detail: Any) -> None:
+        log(kind, config, detail)
+        if kind == "start":
+            running.add(config)
+        if kind == "done":
+            running.discard(config)
+        if kind == "epoch" and len(running) == 2 and not lost:  # one on each node
+            lost.append(config)
+            cluster.remove_node(node, allow_graceful=False)
+
+    try:
+        ray.init(address=cluster.address, log_to_driver=False)
+        execute(there, executor="ray", on_event=on_event)
+        nodes = [entry["Alive"] for entry in ray.nodes()]
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert lost
+    assert sorted(nodes) == [False, True]
+    execute(here, executor="inline")
+    for one, other in zip(there, here, strict=True):
+        assert log.kinds(one)[-1] == "done"
+        assert log.kinds(one).count("start") == 1
+        assert metrics(one) == metrics(other)
