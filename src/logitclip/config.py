@@ -143,6 +143,13 @@ class RunConfig:
         from logitclip.noise import NOISES
 
         load_plugins(self.plugin)
+        wanted = word_to_tune(self)
+        if wanted is not None:
+            field, option, word = wanted
+            raise ValueError(
+                f"{option} of the {field} {getattr(self, field)!r} is to be tuned, and a run needs a number: give one, "
+                f"or let `logitclip tune` or a sweep find it."
+            )
         filled = dict(vars(self))
         specs = {"data": DATASETS, "noise": NOISES, "loss": LOSSES, "clip": CLIPS, "penalty": PENALTIES}
         specs |= {"method": METHODS, "model": MODELS, "augment": AUGMENTS}
@@ -195,6 +202,25 @@ class RunConfig:
         }
         text = json.dumps({"protocol": PROTOCOL, **counted}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def word_to_tune(config: RunConfig) -> tuple[str, str, str] | None:
+    """Which number of a config is the word `grid` or `auto`, to be found by tuning: (field, knob, word), or None.
+
+    >>> word_to_tune(RunConfig(clip="official:temp=auto"))
+    ('clip', 'temp', 'auto')
+    """
+    found = [
+        (field, knob.strip(), word.strip())
+        for field in ("clip", "penalty", "loss", "method", "model")
+        for knob, _, word in (
+            item.partition("=") for item in (getattr(config, field) or "").partition(":")[2].split(",")
+        )
+        if word.strip() in ("grid", "auto")
+    ]
+    if len(found) > 1:
+        raise ValueError(f"One number can be tuned at a time, got {' and '.join(f'{f}.{k}' for f, k, _ in found)}.")
+    return found[0] if found else None
 
 
 @functools.cache

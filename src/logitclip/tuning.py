@@ -1,0 +1,152 @@
+"""Finding a good value of an option: the paper's grid, and a search that costs a quarter of it.
+
+One number of a config may be the word `grid` or `auto`: ``official:temp=grid``, ``norm:weight=grid``. `trials` says
+which runs the choice still needs, and `choose` puts the number in place. Both look only at the config and at what came
+out of the runs, so tuning can be stopped, resumed and shared like the runs themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from logitclip import executors
+from logitclip.config import RunConfig, word_to_tune
+from logitclip.executors import Failure
+from logitclip.registry import suggest
+from logitclip.run import Result
+
+Outcome = Callable[[RunConfig], Result | Failure | None]
+
+# What the word `grid` stands for. The paper gives the first two, for its "1/tau" and lambda, and the last; it is silent
+# on LogitNorm's temperature, which gets the same eleven values.
+_ELEVEN = (0.1, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0)
+GRIDS: Mapping[str, tuple[float, ...]] = {
+    "clip.official.temp": _ELEVEN,
+    "clip.value.limit": _ELEVEN,
+    "clip.logit_norm.temperature": _ELEVEN,
+    "penalty.norm.weight": (0.01, 0.05, 0.1, 0.5),
+}
+GRID_VAL = 0.1  # share of the noisy examples to validate on, as in the paper
+FAST_VAL = 0.55  # in the fast search: shorter runs, and a choice that depends less on chance
+FAST_TRIALS = 5
+
+
+@dataclass(frozen=True)
+class Search:
+    """How a value is looked for."""
+
+    option: str  # a field of RunConfig, "lr", or a knob of a spec, "clip.temp"
+    values: tuple[float, ...] = ()  # the grid; empty: the fast search,
+    start: tuple[float, ...] = ()  # which begins with these and goes wherever it gets better
+
+
+def tuned(config: RunConfig) -> bool:
+    """Whether a number of the config is to be found by tuning."""
+    return word_to_tune(config) is not None
+
+
+def with_value(config: RunConfig, option: str, value: Any) -> RunConfig:
+    """The config with an option set: a field, or a knob of the spec in a field.
+
+    >>> with_value(RunConfig(clip="official:temp=auto"), "clip.temp", 1.5).clip
+    'official:temp=1.5'
+    >>> with_value(RunConfig(), "lr", 0.05).lr
+    0.05
+    """
+    field, _, knob = option.partition(".")
+    if field not in vars(config):
+        raise ValueError(f"There is no option {field!r} to tune. {suggest(field, vars(config))}")
+    if not knob:
+        return replace(config, **{field: value})
+    name, _, given = str(getattr(config, field)).partition(":")
+    knobs = dict(item.split("=", 1) for item in given.split(",") if item)
+    knobs[knob] = f"{value:g}" if isinstance(value, float) else str(value)
+    return replace(config, **{field: f"{name}:" + ",".join(f"{k}={v}" for k, v in knobs.items())})
+
+
+def search_for(config: RunConfig) -> Search:
+    """The search that the word `grid` or `auto` in a config stands for."""
+    wanted = word_to_tune(config)
+    if wanted is None:
+        raise ValueError("There is nothing to tune: no number of the config is the word grid or auto.")
+    field, knob, word = wanted
+    key = f"{field}.{getattr(config, field).partition(':')[0]}.{knob}"
+    if key not in GRIDS:
+        raise ValueError(
+            f"No values are known to choose {knob} of the {field} {getattr(config, field)!r} from. Name them: "
+            f"`logitclip tune --option {field}.{knob} --values 0.1,0.2`."
+        )
+    return Search(f"{field}.{knob}", GRIDS[key] if word == "grid" else (), _start(GRIDS[key]))
+
+
+def trials(config: RunConfig, outcome: Outcome = executors.outcome, search: Search | None = None) -> list[RunConfig]:
+    """The runs that the choice needs next and that have no outcome yet; none when the choice can be made."""
+    search = search or search_for(config)
+    asked = [trial(config, search, value) for value in search.values or _asked(config, outcome, search)]
+    return [config for config in asked if outcome(config) is None]
+
+
+def choose(config: RunConfig, outcome: Outcome = executors.outcome, search: Search | None = None) -> RunConfig:
+    """The config with the best value in place, by what came out of the trials."""
+    search = search or search_for(config)
+    scores = {value: score for value, score in tried(config, outcome, search).items() if score is not None}
+    if not scores:
+        raise ValueError(f"No value of {search.option} can be chosen: all trials failed.")
+    return with_value(config, search.option, max(scores, key=scores.__getitem__))
+
+
+def trial(config: RunConfig, search: Search, value: float) -> RunConfig:
+    """The run that tries a value: with some of the noisy examples held out."""
+    val = config.val or (GRID_VAL if search.values else FAST_VAL)
+    return replace(with_value(config, search.option, value), val=val)
+
+
+def tried(config: RunConfig, outcome: Outcome, search: Search) -> dict[float, float | None]:
+    """The score of each value tried so far, in their order; None if its run failed."""
+    values = search.values or _asked(config, outcome, search)
+    found = {value: outcome(trial(config, search, value)) for value in values}
+    return {value: _score(result) for value, result in found.items() if result is not None}
+
+
+# -- the fast search ---------------------------------------------------------------------------------------------------
+
+
+def _start(grid: tuple[float, ...]) -> tuple[float, ...]:
+    """Three values to begin with, evenly spaced in their logarithms."""
+    low, high = grid[len(grid) // 5], grid[-1]
+    return low, math.sqrt(low * high), high
+
+
+def _asked(config: RunConfig, outcome: Outcome, search: Search) -> list[float]:
+    """The values to try, as far as the outcomes so far decide them: the first three, then one after the other."""
+    values = list(search.start)
+    while len(values) < FAST_TRIALS:
+        found = [outcome(trial(config, search, value)) for value in values]
+        if any(result is None for result in found):
+            break
+        values.append(_next(dict(zip(values, map(_score, found), strict=True))))
+    return values
+
+
+def _next(scores: dict[float, float | None]) -> float:
+    """The next value: past the end if the best one lies there, else in the wider gap beside it (in logarithms)."""
+    values = sorted(scores)
+    best = values.index(max(values, key=lambda value: -math.inf if scores[value] is None else scores[value]))
+    if best in (0, len(values) - 1):
+        inner = values[1 if best == 0 else -2]
+        return _rounded(values[best] * values[best] / inner)
+    below, at, above = values[best - 1 : best + 2]
+    return _rounded(math.sqrt(at * above if above / at >= at / below else at * below))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _score(found: Result | Failure | None) -> float | None:
+    if not isinstance(found, Result) or found.val_accuracy is None:
+        return None
+    return found.val_accuracy
