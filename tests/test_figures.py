@@ -103,7 +103,7 @@ def test_bars_are_grouped(folder, rows, tmp_path):
     recipe = replace(load(folder), figure={"kind": "bars", "x": "noise", "y": "memorised", "colour": "clip"})
     one = [row for row in rows if row.cell.coordinates["model"] == "mlp"]
     chart = figures.draw(recipe, one)
-    assert {value["series"] for value in data(chart)} == {"no clip", "official temp=0.02", "official temp=0.5"}
+    assert {value["series"] for value in data(chart)} == {"no clip", "temp=0.02", "temp=0.5"}
     text = svg(chart, tmp_path / "bars.svg")
     assert text.count('aria-roledescription="bar"') == 2 * 3
     assert text.count('aria-roledescription="rule mark"') >= 2 * 3

@@ -335,7 +335,7 @@ def curve_chart(all_curves: Curves, shown: Any, *, norms: bool = False, legend: 
     key = alt.Undefined if legend else None
     scale = alt.Scale(type="log") if norms else alt.Scale(zero=False)
     axis = alt.Axis(values=[10.0**i for i in range(-6, 10)]) if norms else alt.Axis()
-    faint = 0.12 if len(all_curves.groups) * max(1, len(all_curves.links)) <= 8 else 0.05
+    faint = 0.12 if len(all_curves.groups) * max(1, len(all_curves.links)) <= 8 else 0.03
     base = alt.Chart().encode(
         x=alt.X("epoch:Q", title="epoch", scale=alt.Scale(nice=False), axis=alt.Axis(tickMinStep=1, format="d")),
         color=alt.Color(

@@ -248,15 +248,15 @@ def _published(paper: Iterable[Any], coordinates: Mapping[str, Any], statistic: 
 
 
 def _mark_best(entries: dict[Any, Entry]) -> None:
-    """Mark the better one of each pair with and without clip; also among more than two, but never one alone."""
+    """Mark the better one of each pair with and without clip, or of more than two; never one alone, and no tie."""
     groups: dict[Any, list[Any]] = {}
     for key, entry in entries.items():
         if entry.kind.better and entry.mean is not None:
             others = tuple((a, v) for a, v in entry.coordinates.items() if a not in ("clip", "penalty"))
             groups.setdefault((others, entry.statistic), []).append(key)
     for keys in groups.values():
-        if len(keys) > 1:
-            best = max(keys, key=lambda key: entries[key].kind.better * (entries[key].mean or 0.0))
+        best, *others = sorted(keys, key=lambda key: -entries[key].kind.better * (entries[key].mean or 0.0))
+        if others and entries[best].mean != entries[others[0]].mean:
             entries[best] = replace(entries[best], best=True)
 
 
@@ -323,7 +323,7 @@ def label(axis: str, value: Any, bare: Collection[str] = ()) -> str:
     """How a coordinate reads; the axes in `bare` are called by their names alone.
 
     >>> label("noise", "symmetric:rate=0.5"), label("clip", "official:temp=1.5"), label("clip", "none")
-    ('symmetric 50 %', 'official temp=1.5', 'no clip')
+    ('symmetric 50 %', 'temp=1.5', 'no clip')
     >>> label("loss", "gce:q=0.7"), label("loss", "gce:q=0.7", bare={"loss"})
     ('gce q=0.7', 'gce')
     """
@@ -334,6 +334,8 @@ def label(axis: str, value: Any, bare: Collection[str] = ()) -> str:
     name, _, knobs = value.partition(":")
     if not knobs or axis in bare:
         return name
+    if name == "official":  # the one clip that has a temp
+        return knobs
     knobs = re.sub(r"\brate=([\d.e-]+)", lambda match: f"{100 * float(match[1]):g} %", knobs)
     return f"{name} {knobs.replace(',', ', ')}"
 
@@ -385,7 +387,7 @@ def terminal(table: Table) -> Any:
             cell = Text(table.ours(entry), style="bold" if entry.best else "")
             if table.compared:
                 cell.append(
-                    f"\n{entry.theirs}  {entry.gap}" if entry.published is not None else f"\n{DASH}", "dim not bold"
+                    f"\n{entry.theirs} ({entry.gap})" if entry.published is not None else f"\n{DASH}", "dim not bold"
                 )
             cells.append(cell)
         shown.add_row(*map(escape, labels), *cells)
@@ -539,7 +541,8 @@ def html(table: Table, rows: Sequence[Row]) -> str:
 def _facts(rows: Sequence[Row]) -> dict[str, str]:
     """What one wants to know first."""
     results = results_of(rows)
-    facts = {"runs": f"{len(results)} of {len(rows)}"}
+    facts = {"data": " and ".join(dict.fromkeys(row.cell.config.data for row in rows))}
+    facts["runs"] = f"{len(results)} of {len(rows)}"
     if results:
         newest = max((result.folder / "result.json").stat().st_mtime for result in results)
         facts["training time"] = _duration(sum(result.seconds for result in results))
