@@ -65,7 +65,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from logitclip.config import RunConfig, load_plugins
+from logitclip.config import RunConfig, load_plugins, word_to_tune
 from logitclip.registry import Registry, suggest
 
 FOLDER = Path(__file__).parent
@@ -83,7 +83,7 @@ _Draft = tuple[_Values, _Values]  # coordinates and fields of a cell
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a recipe: where it stands, and what runs. The config may still have a knob that is to be tuned."""
+    """One run of a recipe: where it stands, and what runs. A number of the config may be a word: it is to be tuned."""
 
     coordinates: Mapping[str, Any]  # axis -> value: a canonical spec, the name of a variant, or a plain value
     config: RunConfig
@@ -321,9 +321,13 @@ def _overridden(cells: list[_Draft], override: Any, where: str, grid: _Grid, pos
 
 
 def _config(values: _Values) -> RunConfig:
+    from logitclip.tuning import search_for
+
     config = RunConfig(**values)
     for name in _registries():
-        _canonical(name, getattr(config, name))  # a mistake in a spec is found here
+        _canonical(name, getattr(config, name))  # a mistake in a spec is found here,
+    if word_to_tune(config):
+        search_for(config)  # and what nobody knows how to tune
     return replace(config, noise_seed=values.get("noise_seed", config.seed))
 
 
@@ -347,11 +351,9 @@ def _canonical(field: str, value: Any) -> Any:
 
 @cache
 def _canonical_spec(field: str, spec: str) -> str:
-    tuned = re.fullmatch(r"(.*=)(grid|auto)", spec) if field in ("clip", "penalty") else None
-    if tuned:
-        _registries()[field].parse(f"{tuned[1]}1")  # refuses what is not a knob
-        return spec  # as it is written
-    return _registries()[field].canonical(spec)
+    numbered = re.sub(r"=\s*(grid|auto)\s*(?=,|$)", "=1", spec) if field not in ("data", "noise", "augment") else spec
+    canonical = _registries()[field].canonical(numbered)  # refuses what is not a knob
+    return canonical if numbered == spec else spec  # what is to be tuned stays as it is written
 
 
 # -- what is made of them ----------------------------------------------------------------------------------------------
