@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,8 @@ def test_a_worker_that_dies_is_replaced_and_its_run_tried_once_more(tmp_path):
     def on_event(kind: str, config: RunConfig, detail: Any) -> None:
         log(kind, config, detail)
         # Rows come in after the process is dead, too: then nobody holds a claim that is new.
+        if kind == "epoch":
+            assert detail["epoch"] >= 0
         if config != other and kind in ("start", "epoch") and (config == always or len(killed) == 0):
             process = owner(config)
             if process not in killed:
@@ -369,28 +372,28 @@ def test_ray_survives_the_loss_of_a_node(tmp_path):
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     node = cluster.add_node(num_cpus=1)
-    there, here = configs(tmp_path / "ray", 4, epochs=1500), configs(tmp_path / "here", 4, epochs=1500)
-    log, running, lost = Log(), set(), []
+    there, here = (configs(tmp_path / name, 4, epochs=600, checkpoint_seconds=1) for name in ("ray", "here"))
+    log, lost = Log(), []
+    owners: dict[RunConfig, set[int]] = defaultdict(set)  # the processes that have worked on a run
 
     def on_event(kind: str, config: RunConfig, detail: Any) -> None:
         log(kind, config, detail)
-        if kind == "start":
-            running.add(config)
-        if kind == "done":
-            running.discard(config)
-        if kind == "epoch" and len(running) == 2 and not lost:  # one on each node
-            lost.append(config)
-            cluster.remove_node(node, allow_graceful=False)
+        if kind == "epoch":
+            with contextlib.suppress(FileNotFoundError):
+                owners[config].add(owner(config))
+            if len(owners) == 2 and not lost:  # one on each node
+                lost.append(node)
+                cluster.remove_node(node, allow_graceful=False)
 
     try:
         ray.init(address=cluster.address, log_to_driver=False)
         execute(there, executor="ray", on_event=on_event)
-        nodes = [entry["Alive"] for entry in ray.nodes()]
     finally:
         ray.shutdown()
         cluster.shutdown()
     assert lost
-    assert sorted(nodes) == [False, True]
+    print("processes that worked on each run:", [len(owners[config]) for config in there])
+    assert any(len(processes) == 2 for processes in owners.values())
     execute(here, executor="inline")
     for one, other in zip(there, here, strict=True):
         assert log.kinds(one)[-1] == "done"

@@ -170,8 +170,11 @@ class _Queue:
 
     def progress(self, job: _Job, row: dict[str, Any] | None) -> None:
         """The first sign of life is the start: only then has the run been claimed."""
-        kind, job.started = ("epoch" if job.started else "start"), True
-        self.on_event(kind, job.config, row)
+        if not job.started:
+            job.started = True
+            self.on_event("start", job.config, row)
+        elif row is not None:  # it is None when a run is tried again from its beginning
+            self.on_event("epoch", job.config, row)
 
     def finish(self, job: _Job, found: Result | Failure | None) -> None:
         """Take note of an outcome; None: another process works on it."""
@@ -411,12 +414,11 @@ def _ray(queue: _Queue, jobs: int | None, address: str | None) -> None:
                     if found is not None and read(job.folder) is None:
                         log.warning("%s does not show what a node has written there: is it shared?", job.folder)
                     queue.finish(job, found)
-    except (KeyboardInterrupt, SystemExit):
-        for task in running:
-            ray.cancel(task)
-        ray.wait(list(running), num_returns=len(running), timeout=SAVING) if running else None
-        raise
     finally:
+        if running:  # interrupted: they save as by Ctrl-C
+            for task in running:
+                ray.cancel(task)
+            ray.wait(list(running), num_returns=len(running), timeout=SAVING)
         if own:
             ray.shutdown()
 

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from logitclip import executors
-from logitclip.config import RunConfig
+from logitclip import executors, tuning
+from logitclip.config import RunConfig, word_to_tune
 from logitclip.executors import Failure, OnEvent
 from logitclip.recipes import Cell, Recipe
 from logitclip.run import Result
-
-try:
-    from logitclip import tuning
-except ImportError:  # until it is written
-    tuning: Any = None
 
 Outcome = Callable[[RunConfig], Result | Failure | None]
 
@@ -128,7 +122,7 @@ def _parts(
     return dict(list(tuned.items())[i - 1 :: n]), dict(list(plain.items())[i - 1 :: n])
 
 
-def _rows(recipe: Recipe, positions: Any, outcome: Outcome) -> list[Row]:
+def _rows(recipe: Recipe, positions: Iterable[int], outcome: Outcome) -> list[Row]:
     decide = functools.cache(lambda config: None if tuning.trials(config, outcome) else _choose(config, outcome))
     rows = []
     for cell in (recipe.cells[i] for i in positions):
@@ -152,4 +146,5 @@ def _choose(config: RunConfig, outcome: Outcome) -> RunConfig | Failure:
 
 def _filled(cell: Cell, chosen: RunConfig) -> RunConfig:
     """The cell's own config with the value that was chosen, maybe on another seed."""
-    return replace(cell.config, clip=chosen.clip, penalty=chosen.penalty)
+    field, *_ = word_to_tune(cell.config) or ("clip",)
+    return replace(cell.config, **{field: getattr(chosen, field)})
