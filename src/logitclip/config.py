@@ -145,9 +145,9 @@ class RunConfig:
         load_plugins(self.plugin)
         wanted = word_to_tune(self)
         if wanted is not None:
-            field, option, word = wanted
+            field, knob, _ = wanted
             raise ValueError(
-                f"{option} of the {field} {getattr(self, field)!r} is to be tuned, and a run needs a number: give one, "
+                f"{knob} of the {field} {getattr(self, field)!r} is to be tuned, and a run needs a number: give one, "
                 f"or let `logitclip tune` or a sweep find it."
             )
         filled = dict(vars(self))

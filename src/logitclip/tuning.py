@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from logitclip import executors
+from logitclip import executors, runs
 from logitclip.config import RunConfig, word_to_tune
 from logitclip.executors import Failure
 from logitclip.registry import suggest
@@ -117,7 +118,7 @@ def tried(config: RunConfig, outcome: Outcome, search: Search) -> dict[float, fl
 def _start(grid: tuple[float, ...]) -> tuple[float, ...]:
     """Three values to begin with, evenly spaced in their logarithms."""
     low, high = grid[len(grid) // 5], grid[-1]
-    return low, math.sqrt(low * high), high
+    return low, _rounded(math.sqrt(low * high)), high
 
 
 def _asked(config: RunConfig, outcome: Outcome, search: Search) -> list[float]:
@@ -134,12 +135,16 @@ def _asked(config: RunConfig, outcome: Outcome, search: Search) -> list[float]:
 def _next(scores: dict[float, float | None]) -> float:
     """The next value: past the end if the best one lies there, else in the wider gap beside it (in logarithms)."""
     values = sorted(scores)
-    best = values.index(max(values, key=lambda value: -math.inf if scores[value] is None else scores[value]))
+    best = max(range(len(values)), key=lambda i: _or_worst(scores[values[i]]))
     if best in (0, len(values) - 1):
         inner = values[1 if best == 0 else -2]
         return _rounded(values[best] * values[best] / inner)
     below, at, above = values[best - 1 : best + 2]
     return _rounded(math.sqrt(at * above if above / at >= at / below else at * below))
+
+
+def _or_worst(score: float | None) -> float:
+    return -math.inf if score is None else score
 
 
 def _rounded(value: float) -> float:
@@ -150,3 +155,88 @@ def _score(found: Result | Failure | None) -> float | None:
     if not isinstance(found, Result) or found.val_accuracy is None:
         return None
     return found.val_accuracy
+
+
+# -- studies -----------------------------------------------------------------------------------------------------------
+
+
+def study(
+    config: RunConfig,
+    option: str,
+    low: float,
+    high: float,
+    count: int,
+    *,
+    storage: str | None = None,
+    log: bool = True,
+    on_event: executors.OnEvent | None = None,
+) -> Any:
+    """An Optuna study of any numeric option between two bounds, until `count` trials have ended; it can be resumed.
+
+    Its name says what is studied, so that processes with the same arguments and storage share the work.
+
+    Args:
+        storage: where the study is kept: a file (SQLite; a name that ends in .log is a journal), or any SQL address.
+            None keeps it in memory; the runs, which take the time, are kept in any case.
+        log: look evenly in the logarithm of the option.
+    """
+    try:
+        import optuna
+    except ImportError as error:
+        raise ImportError("Studies need Optuna: pip install 'logitclip[tune]'.") from error
+    if not low < high or (log and low <= 0):
+        raise ValueError(
+            f"The bounds must be two numbers, the first smaller{' and positive' * log}; got {low}, {high}."
+        )
+    if count < 1:
+        raise ValueError(f"A study needs at least one trial, got {count}.")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    search = Search(option, values=(low, high))
+    whole = isinstance(getattr(config.resolved(), option, None), int)
+
+    def config_of(params: Mapping[str, Any]) -> RunConfig:
+        value = params[option]
+        return trial(config, search, round(value) if whole else float(f"{value:.6g}"))
+
+    name = f"{option} {trial(config, search, low).id}"  # the rest of the config decides the id
+    found = optuna.create_study(storage=_storage(storage), study_name=name, direction="maximize", load_if_exists=True)
+    # A new seed each time it is resumed, or the first proposals would be repeated.
+    found.sampler = optuna.samplers.TPESampler(seed=config.seed + len(found.trials))
+    states = optuna.trial.TrialState
+    for left in found.get_trials(states=(states.RUNNING,)):
+        lost = config_of(left.params) if option in left.params else None
+        if lost is None or _abandoned(lost):  # its process was killed: do it first, from its last checkpoint
+            found.tell(left.number, state=states.FAIL)
+            if lost is not None:
+                found.enqueue_trial(left.params)
+    while len(found.get_trials(states=(states.COMPLETE, states.PRUNED))) < count:
+        asked = found.ask()
+        if whole:
+            asked.suggest_int(option, round(low), round(high), log=log)
+        else:
+            asked.suggest_float(option, low, high, log=log)
+        run = config_of(asked.params)
+        executors.execute([run], executor="inline", on_event=on_event)
+        score = _score(executors.outcome(run))
+        # One that failed or diverged has no score; it counts as pruned, so that a study of failures ends as well.
+        found.tell(asked, score, states.PRUNED if score is None else states.COMPLETE)
+    return found
+
+
+def _storage(storage: str | None) -> Any:
+    if storage is None or "://" in storage:
+        return storage
+    if storage.endswith(".log"):
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        return JournalStorage(JournalFileBackend(storage))
+    return f"sqlite:///{storage}"
+
+
+def _abandoned(config: RunConfig) -> bool:
+    try:
+        with runs.claim(Path(config.runs) / config.id):
+            return True
+    except runs.Claimed:
+        return False
