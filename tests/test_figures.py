@@ -134,6 +134,17 @@ def test_a_recipe_without_a_figure_is_drawn_epoch_by_epoch(folder, rows, tmp_pat
     assert "memorised wrong labels" in text
 
 
+def test_seeds_are_aggregated_by_mean_and_ends():
+    runs = [
+        [{"test_accuracy": 10.0, "memorised": 4.0, "norm_quantiles": [1.0, 2.0, 3.0, 4.0, 5.0]}],
+        [{"test_accuracy": 30.0, "memorised": None, "norm_quantiles": [3.0, 4.0, 5.0, 6.0, 7.0]}],
+    ]
+    accuracy, memorised, norms = figures._over_seeds(runs)
+    assert accuracy == {"quantity": "test_accuracy", "epoch": 1, "mean": 20, "low": 10, "high": 30, "n": 2}
+    assert memorised == {"quantity": "memorised", "epoch": 1, "mean": 4, "low": 4, "high": 4, "n": 1}
+    assert norms == {"quantity": "norms", "epoch": 1, "mean": 4, "low": 2, "high": 6, "n": 2}
+
+
 def test_long_runs_are_thinned_and_keep_their_last_epoch():
     row = {"test_accuracy": 50.0, "memorised": None, "norm_quantiles": None}
     runs = [[{**row, "epoch": epoch} for epoch in range(epochs)] for epochs in (1000, 1000)]
