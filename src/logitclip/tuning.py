@@ -101,8 +101,10 @@ def choose(config: RunConfig, outcome: Outcome = executors.outcome, search: Sear
 
 def trial(config: RunConfig, search: Search, value: float) -> RunConfig:
     """The run that tries a value: with some of the noisy examples held out."""
-    val = config.val or (GRID_VAL if search.values else FAST_VAL)
-    return replace(with_value(config, search.option, value), val=val)
+    config = with_value(config, search.option, value)
+    if search.values:
+        return replace(config, val=config.val or GRID_VAL)
+    return replace(config, val=FAST_VAL, val_rule="random")
 
 
 def tried(config: RunConfig, outcome: Outcome, search: Search) -> dict[float, float | None]:

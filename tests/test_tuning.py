@@ -1,0 +1,180 @@
+"""The grid, the fast search and studies, on curves with a known peak and on small real runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from logitclip import executors, tuning
+from logitclip.config import RunConfig, word_to_tune
+from logitclip.executors import Failure
+from logitclip.run import Result, run
+from logitclip.tuning import GRIDS, Search
+
+AUTO = RunConfig(noise="symmetric:rate=0.5", clip="official:temp=auto")
+GRID = replace(AUTO, clip="official:temp=grid")
+PAPER = (0.1, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5)
+
+
+class Curve:
+    """Stands for run folders: each trial that was `run` has the validation accuracy of a curve over log temp."""
+
+    def __init__(self, peak: float, broken: tuple[float, ...] = ()) -> None:
+        self.peak, self.broken, self.done = peak, broken, list[RunConfig]()
+
+    def run(self, configs: list[RunConfig]) -> None:
+        assert not [config for config in configs if config in self.done]  # nothing is asked for twice
+        self.done += configs
+
+    def __call__(self, config: RunConfig) -> Result | Failure | None:
+        if config not in self.done:
+            return None
+        temp = float(config.clip.rpartition("=")[2])
+        if temp in self.broken:
+            return Failure("", "Diverged", "", 1, final=True)
+        score = 60 - 10 * abs(math.log(temp / self.peak))
+        return Result("", {}, score, score, score, None, None, 0.5, config.clip, 1, 0.0, {}, "", None)
+
+
+def tune(config: RunConfig, outcome: Curve) -> float:
+    while asked := tuning.trials(config, outcome):
+        outcome.run(asked)
+    chosen = tuning.choose(config, outcome)
+    assert replace(chosen, clip=config.clip) == config  # nothing else is changed
+    return float(chosen.clip.removeprefix("official:temp="))
+
+
+@pytest.mark.parametrize("value", PAPER)
+def test_the_grid_is_the_papers_and_finds_the_best_of_it(value: float) -> None:
+    outcome = Curve(peak=value)
+    assert tune(GRID, outcome) == value
+    assert [config.clip for config in outcome.done] == [f"official:temp={v:g}" for v in PAPER]
+    assert {config.val for config in outcome.done} == {0.1}
+
+
+def test_the_grid_runs_in_one_wave_and_asks_for_what_is_missing() -> None:
+    outcome = Curve(peak=2)
+    asked = tuning.trials(GRID, outcome)
+    assert len(asked) == 11
+    outcome.run(asked[::2])
+    assert tuning.trials(GRID, outcome) == asked[1::2]
+
+
+@pytest.mark.parametrize("peak", [0.05, 0.1, 0.3, 0.9, 1.4, 2.0, 2.6, 3.3, 4.8, 9.0, 30.0])
+def test_the_fast_search_comes_near_the_peak_also_outside_the_grid(peak: float) -> None:
+    outcome = Curve(peak)
+    found = tune(AUTO, outcome)
+    # Outside of its first three values it has two steps by a factor of 2.2.
+    reach = 1.0 / 2.24**2 <= peak <= 5.0 * 2.24**2
+    assert abs(math.log(found / peak)) < (math.log(2.24) / 2 + 0.02 if reach else math.log(1.3) + abs(math.log(peak)))
+    assert len(outcome.done) == tuning.FAST_TRIALS
+    assert len({config.clip for config in outcome.done}) == tuning.FAST_TRIALS
+
+
+def test_the_fast_search_costs_at_most_a_quarter_of_the_grid() -> None:
+    fast, grid = Curve(peak=2), Curve(peak=2)
+    tune(AUTO, fast)
+    tune(GRID, grid)
+    cost = [sum(1 - config.val for config in outcome.done) for outcome in (fast, grid)]
+    assert cost[0] <= cost[1] / 4
+
+
+def test_a_failed_trial_is_not_chosen() -> None:
+    assert tune(GRID, Curve(peak=2, broken=(2.0,))) in (1.5, 2.5)
+    assert tune(AUTO, Curve(peak=1, broken=(1.0,))) != 1.0
+    with pytest.raises(ValueError, match=r"clip\.temp can be chosen: all trials failed"):
+        tune(GRID, Curve(peak=2, broken=PAPER))
+
+
+def test_own_validation_share_is_kept_and_the_fast_search_holds_out_at_random() -> None:
+    own = replace(GRID, val=0.3, val_rule="released")
+    assert {(config.val, config.val_rule) for config in tuning.trials(own, Curve(1))} == {(0.3, "released")}
+    fast = replace(AUTO, val_rule="released")
+    assert {config.val_rule for config in tuning.trials(fast, Curve(1))} == {"random"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "values"),
+    [
+        ({"clip": "value:limit=grid"}, PAPER),
+        ({"clip": "logit_norm:temperature=grid"}, PAPER),
+        ({"penalty": "norm:weight=grid"}, (0.01, 0.05, 0.1, 0.5)),
+    ],
+)
+def test_the_rivals_have_grids(fields: dict[str, str], values: tuple[float, ...]) -> None:
+    config = RunConfig(**fields)
+    assert tuning.search_for(config).values == values
+    (field, spec), *_ = fields.items()
+    asked = tuning.trials(config, lambda _: None)
+    assert [getattr(trial, field) for trial in asked] == [spec.replace("grid", f"{v:g}") for v in values]
+
+
+def test_every_grid_names_a_knob_that_exists() -> None:
+    for key, values in GRIDS.items():
+        field, name, knob = key.split(".")
+        for value in values:
+            RunConfig(**{field: f"{name}:{knob}={value}"}).resolved()
+
+
+def test_what_is_to_be_tuned_is_no_run() -> None:
+    assert word_to_tune(AUTO) == ("clip", "temp", "auto")
+    assert tuning.tuned(GRID)
+    assert not tuning.tuned(RunConfig())
+    with pytest.raises(ValueError, match="temp of the clip 'official:temp=auto' is to be tuned"):
+        run(AUTO)
+    with pytest.raises(ValueError, match=r"One number can be tuned at a time, got clip\.temp and penalty\.weight"):
+        tuning.tuned(replace(AUTO, penalty="norm:weight=grid"))
+    with pytest.raises(ValueError, match="nothing to tune"):
+        tuning.trials(RunConfig())
+    with pytest.raises(ValueError, match=r"--option loss\.q --values"):
+        tuning.trials(RunConfig(loss="gce:q=grid"))
+
+
+def test_any_option_can_be_set() -> None:
+    assert tuning.with_value(RunConfig(loss="sce:alpha=0.1,beta=1"), "loss.beta", 0.5).loss == "sce:alpha=0.1,beta=0.5"
+    assert tuning.with_value(RunConfig(), "batch_size", 32).batch_size == 32
+    with pytest.raises(ValueError, match="There is no option 'learning_rate' to tune"):
+        tuning.with_value(RunConfig(), "learning_rate", 0.1)
+
+
+def test_own_values_on_real_runs(tmp_path) -> None:
+    config = RunConfig(noise="symmetric:rate=0.5", epochs=4, limit=200, runs=str(tmp_path))
+    search = Search("lr", values=(1e-6, 0.1))
+    executors.execute(tuning.trials(config, search=search), executor="inline")
+    assert tuning.trials(config, search=search) == []
+    scores = tuning.tried(config, executors.outcome, search)
+    assert list(scores) == [1e-6, 0.1]
+    assert tuning.choose(config, search=search).lr == max(scores, key=lambda value: scores[value] or 0)
+
+
+@pytest.mark.parametrize("storage", [None, "study.db", "study.log"])
+def test_a_study_is_resumed_and_repeats_nothing(storage, tmp_path) -> None:
+    config = RunConfig(noise="symmetric:rate=0.5", clip="official:temp=1", epochs=1, limit=100, runs=str(tmp_path))
+    where = None if storage is None else str(tmp_path / storage)
+    first = [t.params for t in tuning.study(config, "clip.temp", 0.1, 10, 3, storage=where).trials]
+    more = tuning.study(config, "clip.temp", 0.1, 10, 4, storage=where)
+    assert len(more.trials) == 4
+    assert [t.params for t in more.trials[:3]] == first
+    assert all(0.1 <= t.params["clip.temp"] <= 10 for t in more.trials)
+    assert len({t.params["clip.temp"] for t in more.trials}) == 4
+    whole = tuning.study(config, "batch_size", 16, 64, 2, storage=where)
+    assert all(isinstance(t.params["batch_size"], int) for t in whole.trials)
+
+
+def test_a_trial_that_was_killed_is_done_first(tmp_path) -> None:
+    config = RunConfig(noise="symmetric:rate=0.5", clip="official:temp=1", epochs=1, limit=100, runs=str(tmp_path))
+    where = str(tmp_path / "study.db")
+    study = tuning.study(config, "clip.temp", 0.1, 10, 1, storage=where)
+    lost = study.ask()
+    lost.suggest_float("clip.temp", 0.1, 10, log=True)  # and its process is gone
+    resumed = tuning.study(config, "clip.temp", 0.1, 10, 2, storage=where)
+    assert [t.state.name for t in resumed.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
+    assert resumed.trials[2].params == lost.params
+
+
+@pytest.mark.parametrize(("low", "high", "count"), [(0.0, 1.0, 3), (2.0, 1.0, 3), (0.1, 1.0, 0)])
+def test_bad_bounds_of_a_study(low: float, high: float, count: int) -> None:
+    with pytest.raises(ValueError, match="got"):
+        tuning.study(RunConfig(clip="official:temp=1"), "clip.temp", low, high, count)
