@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional, arg
 
 import logitclip
-from logitclip.config import RunConfig
+from logitclip.config import RunConfig, word_to_tune
 from logitclip.runs import Claimed
 
 Kind = Literal["losses", "clips", "penalties", "noises", "data", "augments", "models", "methods", "recipes"]
@@ -328,6 +329,164 @@ def figures(
     print(f"logitclip: wrote {out}", file=sys.stderr)
 
 
+def sweep(
+    recipe: Positional[str],
+    /,
+    *,
+    scale: str = "full",
+    executor: Literal["local", "inline", "ray"] = "local",
+    jobs: int | None = None,
+    address: str | None = None,
+    shard: str = "1/1",
+    runs: Path = Path("runs"),
+    root: Path | None = None,
+) -> None:
+    """Run all that is missing of a recipe, with its tuning; it can be stopped and started again at any time.
+
+    Example: logitclip sweep quickstart
+
+    Args:
+        recipe: A recipe, see `logitclip list recipes`, or the path of a .toml file.
+        scale: The scale to run it at, as in cpu or smoke.
+        executor: Processes on this machine, this process alone, or a Ray cluster.
+        jobs: Runs at the same time; as many as there is room for if not given.
+        address: The address of a Ray cluster, or auto; without it, Ray is started on this machine.
+        shard: Only one part of several, as in 1/4 to 4/4, each started as a job of its own.
+        runs: The folder for the folders of runs; several sweeps may share it.
+        root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
+    """
+    from logitclip import recipes, sweeping
+    from logitclip.run import Result
+
+    part, _, parts = shard.partition("/")
+    if not (part.isdecimal() and parts.isdecimal()):
+        raise ValueError(f"shard must be like 1/4, the first of four parts; got {shard!r}.")
+    signal.signal(signal.SIGTERM, _terminate)
+    loaded = recipes.load(recipe, scale, runs=str(runs), root=None if root is None else str(root))
+    board = SweepBoard(loaded)
+    try:
+        rows = sweeping.sweep(
+            loaded, executor=executor, jobs=jobs, address=address, shard=(int(part), int(parts)), on_event=board
+        )
+    except (KeyboardInterrupt, SystemExit):
+        board.stop()
+        print("logitclip: interrupted. The same command goes on with what is left.", file=sys.stderr)
+        raise
+    finally:
+        board.stop()
+    for error, [(label, file), *more] in board.errors.items():
+        others = f" and {len(more)} more" if more else ""
+        print(f"logitclip: {label}{others}: {error}{file}", file=sys.stderr)
+    time = _duration(board.seconds)
+    print(
+        f"{board.done} runs done, {board.skipped} skipped as they were done before, {board.failed} failed, in {time}."
+    )
+    folder = "" if runs == Path("runs") else f" --runs {runs}"
+    task, out = ("report", "") if loaded.rows else ("figures", f" -o {loaded.name}.svg")  # a figure may have no table
+    print(f"Next: logitclip {task} {recipe} --scale {scale}{folder}{out}")
+    if not all(isinstance(row.outcome, Result) for row in rows):
+        raise SystemExit(1)
+
+
+class SweepBoard:
+    """What a sweep is doing, on stderr: a live table on a terminal, elsewhere a line every few seconds."""
+
+    PAUSE = 5.0  # seconds between two lines
+
+    def __init__(self, recipe: Any) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        configs = [vars(cell.config) for cell in recipe.cells]
+        words = [word[0] for cell in recipe.cells if (word := word_to_tune(cell.config))]
+        # What tells one run from another: what differs between cells, and what is tuned.
+        self.fields = [name for name in vars(RunConfig()) if len({c[name] for c in configs}) > 1 or name in words]
+        self.name = f"{recipe.name} ({recipe.scale})"
+        self.queued = self.skipped = self.done = self.failed = 0
+        self.errors: dict[str, list[tuple[str, str]]] = {}  # a sentence -> the runs it is true of, and where it stands
+        self.undecided: dict[RunConfig, int] = {}  # what is being tuned -> the runs that wait for it
+        self.running: dict[RunConfig, tuple[float, dict[str, Any] | None]] = {}  # run -> its start and last row
+        self.epochs: dict[RunConfig, int | None] = {}
+        self.durations: list[float] = []
+        self.workers = 1
+        self.started = self.printed = monotonic()
+        self.console = Console(stderr=True, highlight=False)
+        self.live = Live(get_renderable=self.table, console=self.console, refresh_per_second=2, transient=True)
+        if self.console.is_terminal:
+            atexit.register(self.stop)  # or the cursor stays hidden
+            self.live.start()
+
+    def __call__(self, kind: str, config: RunConfig, detail: Any) -> None:
+        now = monotonic()
+        if kind == "tuning":
+            self.undecided[config] = detail
+        elif kind == "chosen":
+            self.undecided.pop(config, None)
+            if not isinstance(detail, RunConfig):
+                self._note(config, detail)
+        elif kind == "queued":
+            self.queued += 1
+        elif kind == "skipped":
+            self.skipped += 1
+            self._note(config, detail)
+        elif kind == "elsewhere":
+            self.running.pop(config, None)
+        elif kind in ("start", "epoch"):
+            if kind == "start":
+                self.epochs[config] = config.resolved().epochs
+            self.running[config] = (self.running[config][0] if config in self.running else now), detail
+            self.workers = max(self.workers, len(self.running))
+        elif kind in ("done", "failed"):
+            if config in self.running:
+                self.durations.append(now - self.running.pop(config)[0])
+            self.done += kind == "done"
+            self.failed += kind == "failed"
+            self._note(config, detail)
+            if not self.console.is_terminal and now - self.printed >= self.PAUSE:
+                self.printed = now
+                came = f"{detail.last10_accuracy:.2f} %" if kind == "done" else detail.error
+                self.console.print(f"{self.state()}; {self.label(config)}: {came}", soft_wrap=True, markup=False)
+
+    def _note(self, config: RunConfig, found: Any) -> None:
+        """Keep what went wrong for the end."""
+        if hasattr(found, "error"):
+            file = f" See {Path(config.runs) / found.id / 'failure.json'}." if found.id else ""
+            self.errors.setdefault(found.error, []).append((self.label(config), file))
+
+    def label(self, config: RunConfig) -> str:
+        """A run in a few words."""
+        values = {name: getattr(config, name) for name in self.fields if name != "noise_seed"}
+        plain = {name: isinstance(value, str) and value != "none" for name, value in values.items()}
+        text = ", ".join(f"{value}" if plain[name] else f"{name} {value}" for name, value in values.items())
+        return text + (", tuning" if config.val else "") or self.name
+
+    def state(self) -> str:
+        """Numbers of runs, and the time left, as far as the runs that are done tell."""
+        left = self.queued - self.done - self.failed + sum(self.undecided.values())
+        text = f"{self.name}: {self.done} done, {len(self.running)} running, {self.failed} failed, {left} left"
+        if self.durations and left:
+            mean = sum(self.durations) / len(self.durations)
+            spent = sum(min(mean, monotonic() - start) for start, _ in list(self.running.values()))
+            text += f", about {_duration((left * mean - spent) / self.workers)}"
+        return text
+
+    def table(self) -> Any:
+        """The state, and the runs at work."""
+        table = _table(self.state(), "run", "epoch", "accuracy")
+        for config, (_, row) in list(self.running.items())[: max(1, self.console.height - 6)]:
+            epoch = 0 if row is None else row["epoch"] + 1
+            accuracy = "" if row is None else f"{row['test_accuracy']:.1f} %"
+            table.add_row(self.label(config), f"{epoch}/{self.epochs[config]}", accuracy)
+        return table
+
+    @property
+    def seconds(self) -> float:
+        return monotonic() - self.started
+
+    def stop(self) -> None:
+        self.live.stop()
+
+
 class TrainingBar:
     """A progress bar on stderr: epoch, loss, accuracy, share of wrong labels memorised, time left."""
 
@@ -372,7 +531,7 @@ def _terminate(*_: Any) -> None:
 
 
 COMMANDS = {"train": train, "list": list_names, "bound": bound, "paper": paper, "noise": noise}
-COMMANDS |= {"report": report, "figures": figures}
+COMMANDS |= {"sweep": sweep, "report": report, "figures": figures}
 
 
 def main() -> None:
@@ -445,6 +604,17 @@ def _normalised(item: str) -> str:
 
 def _percent(value: float | None) -> str | None:
     return None if value is None else f"{value:.2f} %"
+
+
+def _duration(seconds: float) -> str:
+    """
+    >>> _duration(59.7), _duration(1500), _duration(40000)
+    ('60 s', '25 min', '11 h 7 min')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _table(title: str, *columns: str) -> Any:
