@@ -273,7 +273,7 @@ CELLS = {  # smoke, cpu, mini, full
     "figure2": (6, 180, 96, 480),
     "figure3": (6, 45, 12, 60),
     "figure4": (6, 45, 12, 60),
-    "quickstart": (8, 36, 12, 36),
+    "quickstart": (12, 36, 12, 36),
     "table1": (4, 440, 110, 550),
     "table2": (4, 320, 80, 400),
     "table3": (6, 120, 30, 150),
