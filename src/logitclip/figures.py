@@ -264,6 +264,10 @@ class Curves:
     def quantities(self) -> list[str]:
         return [name for name in QUANTITIES if any(value["quantity"] == name for value in self.values)]
 
+    @property
+    def epochs(self) -> int:
+        return max((value["epoch"] for value in self.values), default=0)
+
     def of(self, panel: str, quantity: str) -> list[dict[str, Any]]:
         """The values of one chart, without what they have in common."""
         return [
@@ -355,21 +359,25 @@ def curve_chart(all_curves: Curves, shown: Any, *, norms: bool = False, legend: 
         line = line.encode(strokeDash=alt.StrokeDash("link:N", title=None, legend=key, scale=dashes))
     near = alt.selection_point(name="near", on="pointerover", nearest=True, empty=False, clear="pointerout")
     names = ("median", "5 % quantile", "95 % quantile") if norms else ("mean", "least", "largest")
-    dots = base.mark_point(filled=True, size=45).encode(
-        y=y,
-        opacity=alt.condition(near, alt.value(1), alt.value(0)),
-        tooltip=[
-            alt.Tooltip("group:N", title="run"),
-            *([alt.Tooltip("link:N", title="clip")] if all_curves.links else []),
-            "epoch:Q",
-            *(
-                alt.Tooltip(f"{field}:Q", title=name, format=".3g" if norms else ".2f")
-                for field, name in zip(("mean", "low", "high"), names, strict=True)
-            ),
-            alt.Tooltip("n:Q", title="runs"),
-        ],
+    tooltip = {"run": "group", **({"clip": "link"} if all_curves.links else {}), "epoch": "epoch"}
+    tooltip |= dict(zip(names, ("mean", "low", "high"), strict=True)) | {"runs": "n"}
+    dots = (
+        base.transform_filter(shown)
+        .mark_point(filled=True, size=45, tooltip=alt.expr(_tooltip(tooltip)))
+        # One epoch alone makes no line.
+        .encode(y=y, opacity=alt.condition(near, alt.value(1), alt.value(0 if all_curves.epochs > 1 else 0.7)))
     )
     return alt.layer(band, line, dots.add_params(near))
+
+
+def _tooltip(fields: Mapping[str, str]) -> str:
+    """The expression of a tooltip, by title and field.
+
+    Vega-Lite does not write it right for texts where it looks for the nearest point: the datum is inside a datum there.
+    """
+    rounded = "isNumber({0}) ? format({0}, '.4~g') : {0}"
+    values = {title: f"(datum.datum || datum)['{field}']" for title, field in fields.items()}
+    return "{" + ", ".join(f"'{title}': {rounded.format(value)}" for title, value in values.items()) + "}"
 
 
 def colours(all_curves: Curves) -> list[str]:

@@ -20,7 +20,7 @@ from logitclip import recipes
 from logitclip.clip import CLIPS
 from logitclip.config import RunConfig
 from logitclip.executors import Failure
-from logitclip.recipes import Recipe
+from logitclip.recipes import Cell, Recipe
 from logitclip.run import Result
 from logitclip.sweeping import Row
 
@@ -264,7 +264,7 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
     recipe = table.recipe
     notes = []
     if table.compared:
-        here, there = _datasets(recipe), _datasets(recipes.load(recipe.name, "full"))
+        here, there = _datasets(recipe.cells), _datasets(recipes.load(recipe.name, "full").cells)
         if recipe.scale == "full":
             notes.append("Full scale: the settings are the paper's own.")
         else:
@@ -285,8 +285,8 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _datasets(recipe: Recipe) -> str:
-    return " and ".join(dict.fromkeys(cell.config.data for cell in recipe.cells))
+def _datasets(cells: Iterable[Cell]) -> str:
+    return " and ".join(dict.fromkeys(cell.config.data.partition(":")[0] for cell in cells))
 
 
 def _warnings(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -372,7 +372,7 @@ def terminal(table: Table) -> Any:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    shown = RichTable(title=escape(title(table.recipe)), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for axis in table.row_axes:
         shown.add_column(axis, overflow="fold")
     for head in table.heads():
@@ -393,7 +393,8 @@ def terminal(table: Table) -> Any:
         shown.add_row(*map(escape, labels), *cells)
         before = row
     below = [Text(table.caption, style="dim"), *map(Text, table.notes)]
-    return Group(shown, *below, *(Text(f"Warning: {warning}", style="yellow") for warning in table.warnings))
+    head = Text(title(table.recipe), style="bold")  # not the table's own title, which would be as narrow as the table
+    return Group(head, shown, *below, *(Text(f"Warning: {warning}", style="yellow") for warning in table.warnings))
 
 
 def markdown(table: Table) -> str:
@@ -541,8 +542,7 @@ def html(table: Table, rows: Sequence[Row]) -> str:
 def _facts(rows: Sequence[Row]) -> dict[str, str]:
     """What one wants to know first."""
     results = results_of(rows)
-    facts = {"data": " and ".join(dict.fromkeys(row.cell.config.data for row in rows))}
-    facts["runs"] = f"{len(results)} of {len(rows)}"
+    facts = {"data": _datasets(row.cell for row in rows), "runs": f"{len(results)} of {len(rows)}"}
     if results:
         newest = max((result.folder / "result.json").stat().st_mtime for result in results)
         facts["training time"] = _duration(sum(result.seconds for result in results))
