@@ -147,11 +147,13 @@ def test_seeds_are_aggregated_by_mean_and_ends():
 
 def test_long_runs_are_thinned_and_keep_their_last_epoch():
     row = {"test_accuracy": 50.0, "memorised": None, "norm_quantiles": None}
-    runs = [[{**row, "epoch": epoch} for epoch in range(epochs)] for epochs in (1000, 1000)]
+    runs = [[{**row, "memorised": 7.0 if epoch % 10 == 9 else None} for epoch in range(n)] for n in (1000, 990)]
     values = list(figures._over_seeds(runs))
-    assert len(values) <= figures.POINTS + 1
-    assert (values[0]["epoch"], values[-1]["epoch"]) == (1, 1000)
-    assert {value["quantity"] for value in values} == {"test_accuracy"}
+    accuracy, memorised = ([v for v in values if v["quantity"] == name] for name in ("test_accuracy", "memorised"))
+    assert len(accuracy) == figures.POINTS + 1
+    assert [(v["epoch"], v["n"]) for v in (accuracy[0], accuracy[-1])] == [(1, 2), (1000, 1)]
+    assert [v["epoch"] for v in memorised] == list(range(10, 1001, 10))  # measured in every tenth epoch alone
+    assert len(values) == len(accuracy) + len(memorised)
 
 
 @pytest.mark.parametrize(

@@ -161,8 +161,8 @@ def test_mixed_versions_and_devices_are_warned_of(folder, tmp_path, table):
     mixed = reporting.tabulate(recipe, sweeping.collect(recipe))
     versions, devices = mixed.warnings
     assert "versions of torch" in versions
-    assert "1.0.0 (1 runs)" in versions
-    assert "abacus (1 runs)" in devices
+    assert "1.0.0 (runs: 1)" in versions
+    assert "abacus (runs: 1)" in devices
     assert "Warning" in reporting.markdown(mixed)
     assert versions in reporting.as_json(mixed)["warnings"]
 

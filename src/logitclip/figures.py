@@ -5,6 +5,7 @@ A chart is defined once, in Altair: `save` writes it as SVG, PDF, PNG or an inte
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
@@ -164,18 +165,16 @@ def _lines(recipe: Recipe, rows: Sequence[Row]) -> Any:
     picked = alt.selection_point(fields=["series"], bind="legend")
     shown = alt.condition(picked, alt.value(1), alt.value(0.12))
     colour = alt.Color("series:N", title=None, sort=_order(points, "series"))
-    y = alt.Y("mean:Q", title=_title(options["y"]), scale=alt.Scale(zero=False))
-    x = alt.X("x:Q", title=_knob(recipe, options["x"]))
+    low, mean = (alt.Y(f"{f}:Q", title=_title(options["y"]), scale=alt.Scale(zero=False)) for f in ("low", "mean"))
     base = alt.Chart().transform_filter("!datum.level")
-    band = base.mark_area(opacity=0.15).encode(
-        x=x, y=y, y2="high:Q", color=colour, opacity=alt.condition(picked, alt.value(0.15), alt.value(0.02))
-    )
-    band = band.encode(y=alt.Y("low:Q", title=_title(options["y"]), scale=alt.Scale(zero=False)))
-    line = base.mark_line(point=True).encode(x=x, y=y, color=colour, opacity=shown, tooltip=_tooltips("x"))
+    base = base.encode(x=alt.X("x:Q", title=_knob(recipe, options["x"])), color=colour)
+    faint = alt.condition(picked, alt.value(0.15), alt.value(0.02))
+    band = base.mark_area().encode(y=low, y2="high:Q", opacity=faint)
+    line = base.mark_line(point=True).encode(y=mean, opacity=shown, tooltip=_tooltips("x"))
     layers = [band, line.add_params(picked)]
     if levels:
         level = alt.Chart().transform_filter("datum.level").mark_rule(strokeDash=[5, 3])
-        layers.append(level.encode(y=y, color=colour, opacity=shown, tooltip=_tooltips()))
+        layers.append(level.encode(y=mean, color=colour, opacity=shown, tooltip=_tooltips()))
     values = [*points, *({**point, "level": True} for point in levels)]
     return _in_panels(alt.layer(*layers).properties(width=300, height=220), values)
 
@@ -306,25 +305,25 @@ def curves(recipe: Recipe, rows: Sequence[Row]) -> Curves:
 
 def _over_seeds(runs: list[list[dict[str, Any]]]) -> Iterable[dict[str, Any]]:
     """Aggregates of runs with the same settings, for some of the epochs: enough for a curve, never the raw rows."""
-    epochs = max(map(len, runs), default=0)
-    step = math.ceil(epochs / POINTS)
-    for epoch in (e for e in range(epochs) if e % step == 0 or e == epochs - 1):
-        rows = [run[epoch] for run in runs if epoch < len(run)]
-        for quantity in ("test_accuracy", "memorised"):
-            numbers = [row[quantity] for row in rows if row[quantity] is not None]
-            if numbers:
-                spread = {"mean": statistics.fmean(numbers), "low": min(numbers), "high": max(numbers)}
-                yield _rounded({"quantity": quantity, "epoch": epoch + 1, **spread, "n": len(numbers)})
-        norms = [row["norm_quantiles"] for row in rows if row["norm_quantiles"]]
-        if norms:
-            low, _, middle, _, high = (statistics.fmean(quantile) for quantile in zip(*norms, strict=True))
-            yield _rounded(
-                {"quantity": "norms", "epoch": epoch + 1, "mean": middle, "low": low, "high": high, "n": len(norms)}
-            )
-
-
-def _rounded(value: dict[str, Any]) -> dict[str, Any]:
-    return {key: float(f"{entry:.4g}") if isinstance(entry, float) else entry for key, entry in value.items()}
+    epochs = list(itertools.zip_longest(*runs))  # the rows of each; some runs may be shorter
+    for quantity, field in (
+        ("test_accuracy", "test_accuracy"),
+        ("memorised", "memorised"),
+        ("norms", "norm_quantiles"),
+    ):
+        measured = [
+            (i, [row[field] for row in rows if row and row[field] is not None]) for i, rows in enumerate(epochs)
+        ]
+        measured = [(epoch, numbers) for epoch, numbers in measured if numbers]  # not every epoch has everything
+        step = math.ceil(len(measured) / POINTS) or 1
+        for epoch, numbers in dict([*measured[::step], *measured[-1:]]).items():
+            if quantity == "norms":
+                low, _, middle, _, high = (statistics.fmean(quantile) for quantile in zip(*numbers, strict=True))
+            else:
+                low, middle, high = min(numbers), statistics.fmean(numbers), max(numbers)
+            spread = {"mean": middle, "low": low, "high": high}
+            spread = {name: float(f"{number:.4g}") for name, number in spread.items()}
+            yield {"quantity": quantity, "epoch": epoch + 1, **spread, "n": len(numbers)}
 
 
 def curve_chart(all_curves: Curves, shown: Any, *, norms: bool = False, legend: bool = True) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv as csv_module
 import io
+import itertools
 import re
 import statistics
 from collections import Counter
@@ -202,12 +203,10 @@ def tabulate(recipe: Recipe, rows: Sequence[Row]) -> Table:
     row_axes = tuple(dict.fromkeys([axis for axis in recipe.rows if axis in axes] + list(axes)))
     row_axes = tuple(axis for axis in row_axes if axis not in col_axes)
     places = [(_place(row, row_axes), _place(row, col_axes)) for row in rows]
-    row_places, col_places = (
-        tuple(dict.fromkeys(place)) for place in (zip(*places, strict=True) if places else ((), ()))
-    )
+    row_places, col_places = (tuple(dict.fromkeys(place)) for place in zip(*places, strict=True))
     paper = recipes.published(recipe.name) if recipe.paper else []
     entries = {}
-    for at in dict.fromkeys((row, col) for row in row_places for col in col_places):
+    for at in itertools.product(row_places, col_places):
         mine = [row for row, place in zip(rows, places, strict=True) if place == at]
         coordinates = dict(zip(row_axes + col_axes, at[0] + at[1], strict=True))
         for statistic in recipe.statistics:
@@ -296,7 +295,7 @@ def _warnings(rows: Sequence[Row]) -> tuple[str, ...]:
     seen = {f"versions of {name}": Counter(result.versions.get(name, "none") for result in results) for name in names}
     seen["devices"] = Counter(result.device for result in results)
     return tuple(
-        f"These runs mix {what}: {', '.join(f'{value} ({n} runs)' for value, n in sorted(counts.items()))}."
+        f"These runs mix {what}: {', '.join(f'{value} (runs: {n})' for value, n in sorted(counts.items()))}."
         for what, counts in seen.items()
         if len(counts) > 1
     )
