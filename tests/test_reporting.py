@@ -190,7 +190,10 @@ def test_the_papers_number_and_the_difference_stand_beside_ours(beside_the_paper
     assert ours.theirs == "86.73 ± 0.72"
     assert ours.gap == f"{ours.mean - 86.73:+.2f}".replace("-", "−")
     assert "the paper's numbers are for cifar10, and for orientation only" in table.notes[0]
+    assert ours.beside == f"86.73 ± 0.72 ({ours.gap})"
+    assert replace(ours, values=()).beside == "86.73 ± 0.72"  # nothing to compare it with yet
     assert "86.73" in reporting.markdown(table)
+    assert "for orientation only" in reporting.latex(table)
     assert "86.73 $\\pm$ 0.72" in reporting.latex(table)
     assert "86.73 ± 0.72" in reporting.html(table, rows)
     record = next(r for r in csv.DictReader(io.StringIO(reporting.csv(table))) if r["noise"] == "symmetric:rate=0.2")
@@ -202,7 +205,7 @@ def test_what_the_paper_does_not_have_is_a_dash(beside_the_paper):
     cell = rows[1].cell
     moved = dataclasses.replace(cell, coordinates={**cell.coordinates, "noise": "pair:rate=0.3"})
     table = reporting.tabulate(recipe, [rows[0], replace(rows[1], cell=moved)])
-    assert entry(table, noise="pair:rate=0.3").theirs == reporting.DASH
+    assert entry(table, noise="pair:rate=0.3").beside == reporting.DASH
     assert entry(table, noise="pair:rate=0.3").gap == reporting.DASH
 
 

@@ -97,6 +97,11 @@ class Entry:
         return self._number(self.published, self.published_std)
 
     @property
+    def beside(self) -> str:
+        """The paper's number with the difference, `86.73 ± 0.72 (+0.58)`, or a dash."""
+        return self.theirs if self.difference is None else f"{self.theirs} ({self.gap})"
+
+    @property
     def gap(self) -> str:
         """The difference with its sign, a real minus; a dash if there is none."""
         if self.difference is None:
@@ -385,9 +390,7 @@ def terminal(table: Table) -> Any:
         for entry in table.line(row):
             cell = Text(table.ours(entry), style="bold" if entry.best else "")
             if table.compared:
-                cell.append(
-                    f"\n{entry.theirs} ({entry.gap})" if entry.published is not None else f"\n{DASH}", "dim not bold"
-                )
+                cell.append(f"\n{entry.beside}", "dim not bold")
             cells.append(cell)
         shown.add_row(*map(escape, labels), *cells)
         before = row
@@ -422,9 +425,10 @@ def latex(table: Table) -> str:
         return f"\\textbf{{{_tex(table.ours(entry))}}}" if entry.best else _tex(table.ours(entry))
 
     def paper(entry: Entry) -> str:
-        return "" if entry.published is None else f"{{\\scriptsize {_tex(f'{entry.theirs} ({entry.gap})')}}}"
+        return "" if entry.published is None else f"{{\\scriptsize {_tex(entry.beside)}}}"
 
-    lines = ["\\begin{table}", "\\centering", f"\\caption{{{_tex(f'{title(table.recipe)}. {table.caption}')}}}"]
+    caption = " ".join([f"{title(table.recipe)}.", table.caption, *table.notes, *table.warnings])
+    lines = ["\\begin{table}", "\\centering", f"\\caption{{{_tex(caption)}}}"]
     lines += [f"\\begin{{tabular}}{{{'l' * len(table.row_axes)}{'r' * len(table.columns)}}}", "\\toprule"]
     lines += [" & ".join(map(_tex, [*table.row_axes, *table.heads()])) + " \\\\", "\\midrule"]
     before = None
@@ -437,7 +441,6 @@ def latex(table: Table) -> str:
             lines.append(" & ".join([""] * len(labels) + [paper(entry) for entry in table.line(row)]).strip() + " \\\\")
         before = row
     lines += ["\\bottomrule", "\\end{tabular}", "\\end{table}"]
-    lines += [f"% {note}" for note in (*table.notes, *table.warnings)]
     return "\n".join(lines) + "\n"
 
 
