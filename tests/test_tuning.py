@@ -84,7 +84,7 @@ def test_the_fast_search_costs_at_most_a_quarter_of_the_grid() -> None:
 def test_a_failed_trial_is_not_chosen() -> None:
     assert tune(GRID, Curve(peak=2, broken=(2.0,))) in (1.5, 2.5)
     assert tune(AUTO, Curve(peak=1, broken=(1.0,))) != 1.0
-    with pytest.raises(ValueError, match=r"clip\.temp can be chosen: all trials failed"):
+    with pytest.raises(ValueError, match="all trials failed"):
         tune(GRID, Curve(peak=2, broken=PAPER))
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import ast
 import atexit
+import contextlib
 import json
 import math
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -235,24 +236,7 @@ def train(
     if json:
         _print_json(asdict(result))
         return
-    noisy = result.noise_rate > 0
-    rows = {
-        "test accuracy, mean of the last 10 epochs": f"[bold]{result.last10_accuracy:.2f} %[/]",
-        "test accuracy, best epoch (chosen on the test set)": f"{result.best_accuracy:.2f} %",
-        "validation accuracy, on noisy labels": _percent(result.val_accuracy),
-        "wrong labels among the training labels": f"{result.noise_rate:.2f} %" if noisy else "unknown or none",
-        "of these memorised (predicted as given)": _percent(result.memorised),
-        "of these recovered (predicted as true)": _percent(result.recovered),
-        "time": f"{result.seconds:.1f} s for {result.epochs} epochs on {result.device}",
-        "folder": str(result.folder),
-    }
-    setting = f"{result.config['data']}, {result.config['loss']}, clip {result.clip}, noise {result.config['noise']}"
-    table = _table(setting, "", "")
-    table.show_header = False
-    for name, value in rows.items():
-        if value is not None:
-            table.add_row(name, value)
-    _print(table)
+    _print_result(result)
 
 
 def report(
@@ -329,6 +313,96 @@ def figures(
     print(f"logitclip: wrote {out}", file=sys.stderr)
 
 
+def tune(
+    config: Annotated[RunConfig, arg(name="")],
+    *,
+    option: str | None = None,
+    values: str | None = None,
+    fast: bool = False,
+    between: str | None = None,
+    linear: bool = False,
+    trials: int = 20,
+    storage: str | None = None,
+    executor: Literal["local", "inline", "ray"] = "local",
+    jobs: int | None = None,
+    address: str | None = None,
+    json: bool = False,
+) -> None:
+    """Find a good value of an option on held-out noisy labels, then train with it on everything.
+
+    Example: logitclip tune --noise symmetric:rate=0.5 --clip official:temp=auto
+
+    There are three ways: a fast search (temp=auto, or --option clip.temp --fast), all values of a grid (temp=grid for
+    the paper's, or --values), and a study by Optuna (--between). All runs are kept: the command can be stopped and
+    started again.
+
+    Args:
+        option: What to tune: an option of the run, as in lr, or a knob of one, as in clip.temp or loss.q.
+        values: The values to choose from, as in 0.1,0.5,1; texts that hold commas are parted by semicolons.
+        fast: Find the value in five runs on less than half of the examples.
+        between: The bounds of a study by Optuna, as in 0.1,10.
+        linear: Let the study look evenly at the value, not at its logarithm.
+        trials: Trials of the study, with those that are in its storage.
+        storage: Where the study is kept: a file, a journal (a name that ends in .log), or any SQL address.
+        executor: Processes on this machine, this process alone, or a Ray cluster.
+        jobs: Runs at the same time; as many as there is room for if not given.
+        address: The address of a Ray cluster, or auto.
+        json: Print the trials and the result as one JSON object on stdout.
+    """
+    from logitclip import executors, tuning
+
+    signal.signal(signal.SIGTERM, _terminate)
+    ways = [values is not None, fast, between is not None]
+    if sum(ways) != (option is not None):
+        raise ValueError("Give --option with one of --values, --fast and --between; or neither, and temp=auto.")
+    if option == "clip.temp" and config.clip == "none":
+        config = replace(config, clip="official")
+    if option is None:
+        search = tuning.search_for(config)
+    elif fast:
+        search = tuning.fast_search(config, option)
+    else:
+        parts = (values or "").split(";" if ";" in (values or "") else ",")
+        search = tuning.Search(option, tuple(_number_or_text(part.strip()) for part in parts))
+    board = SweepBoard(f"tune {search.option}", [config], tuned=search.option.partition(".")[0])
+    execute = partial(executors.execute, executor=executor, jobs=jobs, address=address, on_event=board)
+    try:
+        if between is not None:
+            bounds = _two_numbers(between)
+            study = tuning.study(
+                config, search.option, *bounds, trials, storage=storage, log=not linear, on_event=board
+            )
+            scores = {trial.params[search.option]: trial.value for trial in study.trials if trial.state.is_finished()}
+        else:
+            while todo := tuning.trials(config, search=search):
+                execute(todo)
+            scores = tuning.tried(config, executors.outcome, search)
+        best = tuning.best(scores)
+        chosen = tuning.with_value(config, search.option, best)
+        execute([chosen])
+    except (KeyboardInterrupt, SystemExit):
+        board.stop()
+        print("logitclip: interrupted. The same command goes on with what is left.", file=sys.stderr)
+        raise
+    finally:
+        board.stop()
+    result: Any = executors.outcome(chosen)
+    if hasattr(result, "error"):
+        raise ValueError(f"The run with the value that was chosen, {best}, has failed: {result.error}")
+    if json:
+        tried = [{"value": value, "score": score} for value, score in scores.items()]
+        _print_json({"option": search.option, "tried": tried, "chosen": best, "result": asdict(result)})
+        return
+    table = _table(f"{search.option}: {len(scores)} values tried", "value", "score")
+    for value, score in scores.items() if values else sorted(scores.items()):
+        shown = "failed" if score is None else f"{score:.2f}"
+        table.add_row(
+            f"{value:g}" if isinstance(value, float) else f"{value}", shown, style="bold green" * (value == best)
+        )
+    _print(table)
+    _print_result(result)
+
+
 def sweep(
     recipe: Positional[str],
     /,
@@ -363,7 +437,7 @@ def sweep(
         raise ValueError(f"shard must be like 1/4, the first of four parts; got {shard!r}.")
     signal.signal(signal.SIGTERM, _terminate)
     loaded = recipes.load(recipe, scale, runs=str(runs), root=None if root is None else str(root))
-    board = SweepBoard(loaded)
+    board = SweepBoard(f"{loaded.name} ({loaded.scale})", [cell.config for cell in loaded.cells])
     try:
         rows = sweeping.sweep(
             loaded, executor=executor, jobs=jobs, address=address, shard=(int(part), int(parts)), on_event=board
@@ -393,16 +467,15 @@ class SweepBoard:
 
     PAUSE = 5.0  # seconds between two lines
 
-    def __init__(self, recipe: Any) -> None:
+    def __init__(self, name: str, configs: list[RunConfig], tuned: str | None = None) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        configs = [vars(cell.config) for cell in recipe.cells]
-        words = [word[0] for cell in recipe.cells if (word := word_to_tune(cell.config))]
-        # What tells one run from another: what differs between cells, and what is tuned.
-        self.fields = [name for name in vars(RunConfig()) if len({c[name] for c in configs}) > 1 or name in words]
-        self.name = f"{recipe.name} ({recipe.scale})"
-        self.queued = self.skipped = self.done = self.failed = 0
+        words = [tuned, *(word[0] for config in configs if (word := word_to_tune(config)))]
+        # What tells one run from another: what differs between configs, and what is tuned.
+        self.fields = [f for f in vars(RunConfig()) if len({getattr(c, f) for c in configs}) > 1 or f in words]
+        self.name = name
+        self.queued = self.skipped = self.done = self.failed = self.elsewhere = 0
         self.errors: dict[str, list[tuple[str, str]]] = {}  # a sentence -> the runs it is true of, and where it stands
         self.undecided: dict[RunConfig, int] = {}  # what is being tuned -> the runs that wait for it
         self.running: dict[RunConfig, tuple[float, dict[str, Any] | None]] = {}  # run -> its start and last row
@@ -439,6 +512,8 @@ class SweepBoard:
         elif kind in ("done", "failed"):
             if config in self.running:
                 self.durations.append(now - self.running.pop(config)[0])
+            elif kind == "done":
+                self.elsewhere += 1
             self.done += kind == "done"
             self.failed += kind == "failed"
             self._note(config, detail)
@@ -487,6 +562,27 @@ class SweepBoard:
         self.live.stop()
 
 
+def _print_result(result: Any) -> None:
+    noisy = result.noise_rate > 0
+    rows = {
+        "test accuracy, mean of the last 10 epochs": f"[bold]{result.last10_accuracy:.2f} %[/]",
+        "test accuracy, best epoch (chosen on the test set)": f"{result.best_accuracy:.2f} %",
+        "validation accuracy, on noisy labels": _percent(result.val_accuracy),
+        "wrong labels among the training labels": f"{result.noise_rate:.2f} %" if noisy else "unknown or none",
+        "of these memorised (predicted as given)": _percent(result.memorised),
+        "of these recovered (predicted as true)": _percent(result.recovered),
+        "time": f"{result.seconds:.1f} s for {result.epochs} epochs on {result.device}",
+        "folder": str(result.folder),
+    }
+    setting = f"{result.config['data']}, {result.config['loss']}, clip {result.clip}, noise {result.config['noise']}"
+    table = _table(setting, "", "")
+    table.show_header = False
+    for name, value in rows.items():
+        if value is not None:
+            table.add_row(name, value)
+    _print(table)
+
+
 class TrainingBar:
     """A progress bar on stderr: epoch, loss, accuracy, share of wrong labels memorised, time left."""
 
@@ -531,7 +627,7 @@ def _terminate(*_: Any) -> None:
 
 
 COMMANDS = {"train": train, "list": list_names, "bound": bound, "paper": paper, "noise": noise}
-COMMANDS |= {"sweep": sweep, "report": report, "figures": figures}
+COMMANDS |= {"tune": tune, "sweep": sweep, "report": report, "figures": figures}
 
 
 def main() -> None:
@@ -600,6 +696,21 @@ def _normalised(item: str) -> str:
     words = {"equation": "eq", "proposition": "prop", "theorem": "thm"}
     text = item.lower().replace(".", " ").split()
     return " ".join(words.get(word, word) for word in text)
+
+
+def _number_or_text(text: str) -> int | float | str:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def _two_numbers(text: str) -> tuple[float, float]:
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        raise ValueError(f"between must be two numbers, as in 0.1,10; got {text!r}.") from None
+    return low, high
 
 
 def _percent(value: float | None) -> str | None:

@@ -40,7 +40,7 @@ class Search:
     """How a value is looked for."""
 
     option: str  # a field of RunConfig, "lr", or a knob of a spec, "clip.temp"
-    values: tuple[float, ...] = ()  # the grid; empty: the fast search,
+    values: tuple[Any, ...] = ()  # the grid; empty: the fast search,
     start: tuple[float, ...] = ()  # which begins with these and goes wherever it gets better
 
 
@@ -83,6 +83,15 @@ def search_for(config: RunConfig) -> Search:
     return Search(f"{field}.{knob}", GRIDS[key] if word == "grid" else (), _start(GRIDS[key]))
 
 
+def fast_search(config: RunConfig, option: str) -> Search:
+    """The fast search for a knob of the config's clip or penalty, as in clip.temp."""
+    field, _, knob = option.partition(".")
+    key = f"{field}.{str(getattr(config, field, '')).partition(':')[0]}.{knob}"
+    if key not in GRIDS:
+        raise ValueError(f"The fast search knows {', '.join(GRIDS)}, not {key}: give the values to choose from.")
+    return Search(option, start=_start(GRIDS[key]))
+
+
 def trials(config: RunConfig, outcome: Outcome = executors.outcome, search: Search | None = None) -> list[RunConfig]:
     """The runs that the choice needs next and that have no outcome yet; none when the choice can be made."""
     search = search or search_for(config)
@@ -93,10 +102,15 @@ def trials(config: RunConfig, outcome: Outcome = executors.outcome, search: Sear
 def choose(config: RunConfig, outcome: Outcome = executors.outcome, search: Search | None = None) -> RunConfig:
     """The config with the best value in place, by what came out of the trials."""
     search = search or search_for(config)
-    scores = {value: score for value, score in tried(config, outcome, search).items() if score is not None}
-    if not scores:
-        raise ValueError(f"No value of {search.option} can be chosen: all trials failed.")
-    return with_value(config, search.option, max(scores, key=scores.__getitem__))
+    return with_value(config, search.option, best(tried(config, outcome, search)))
+
+
+def best(scores: Mapping[Any, float | None]) -> Any:
+    """The value with the highest score, the first of several; None is the score of a trial that failed."""
+    known = {value: score for value, score in scores.items() if score is not None}
+    if not known:
+        raise ValueError("No value can be chosen: all trials failed.")
+    return max(known, key=known.__getitem__)
 
 
 def trial(config: RunConfig, search: Search, value: float) -> RunConfig:
