@@ -9,11 +9,9 @@ JOBS ?= 2
 
 .PHONY: demo test lint types layers tests test-slow package clean
 
-demo: $(VENV)/.for-use  ## the effect, on real digits with half of the labels wrong
-	@echo "Cross entropy on 1,400 handwritten digits, half of their labels wrong:"
-	$(BIN)/logitclip train --noise symmetric:rate=0.5
-	@echo "The same with the logits clipped:"
-	$(BIN)/logitclip train --noise symmetric:rate=0.5 --clip official:temp=1.5
+demo: $(VENV)/.for-use  ## the effect on real digits: 36 short runs, a table and a page to look at
+	$(BIN)/logitclip sweep quickstart
+	$(BIN)/logitclip report quickstart --html quickstart.html
 
 test: lint types layers tests package  ## everything that CI checks
 
@@ -52,7 +50,7 @@ $(BIN)/python:
 	$(BIN)/pip install --quiet $(TORCH)
 
 $(VENV)/.for-use: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet --editable ".[train,data]"
+	$(BIN)/pip install --quiet --editable ".[train,data,report]"
 	@touch $@
 
 $(VENV)/.for-development: pyproject.toml | $(BIN)/python
