@@ -323,9 +323,9 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_runs_of_several_processes_in_the_pool(tmp_path):
     (config,) = configs(tmp_path, 1, devices=2, accelerator="cpu")
-    for folder, options in (("inline", {"executor": "inline"}), ("pool", {"jobs": 1})):
+    for folder, executor in (("inline", "inline"), ("pool", "local")):
         log, there = Log(), replace(config, runs=str(tmp_path / folder))
-        execute([there], **options, on_event=log)
+        execute([there], executor=executor, jobs=1, on_event=log)
         epochs = ["epoch", "epoch"] if folder == "pool" else []  # inline they are told to nobody
         assert log.kinds(there) == ["queued", "start", *epochs, "done"], log[-1]
 

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -280,6 +281,7 @@ def _local(queue: _Queue, jobs: int | None, _address: str | None) -> None:
     finally:
         for worker in workers:
             worker.process.terminate()  # a run is saved as by Ctrl-C
+            worker.pipe.close()
         for worker in workers:
             worker.process.join()
 
@@ -321,6 +323,7 @@ def _started() -> _Worker:
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
     """What is started meanwhile never sees Ctrl-C, which goes to all processes of a terminal; its parent ends it."""
+    resource_tracker.ensure_running()  # which would unblock them
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -344,6 +347,7 @@ def _work(pipe: Connection) -> None:
             parent.join()
             os.kill(os.getpid(), signal.SIGTERM)
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, stop)
     threading.Thread(target=follow, daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt, EOFError, OSError):
@@ -353,8 +357,10 @@ def _work(pipe: Connection) -> None:
 
 
 def _tell(pipe: Connection, _config: RunConfig, row: dict[str, Any] | None) -> None:
-    with contextlib.suppress(OSError):  # without its parent a worker ends, but that is no failure of the run
+    try:
         pipe.send(("progress", row))
+    except OSError:  # nobody listens any more: save and end, as by Ctrl-C
+        raise KeyboardInterrupt from None
 
 
 def _death(exitcode: int | None) -> str:

@@ -91,10 +91,12 @@ def run(config: RunConfig, *, on_epoch: OnEpoch | None = None) -> Result:
     )
     if fabric.world_size > 1 and not torch.distributed.is_torchelastic_launched():
         with runs.claim(folder) as key:
-            return _spawn(fabric, config, id, key, on_epoch)
+            return read_result(folder) or _spawn(fabric, config, id, key, on_epoch)
     fabric.launch()
     with runs.claim(folder) if fabric.is_global_zero else contextlib.nullcontext("") as key:
-        return _work(fabric, config, id, key, on_epoch)
+        # Another process may have finished it just before the claim; processes of torchrun must all do the same.
+        finished = read_result(folder) if fabric.world_size == 1 else None
+        return finished or _work(fabric, config, id, key, on_epoch)
 
 
 train = run  # its public name: logitclip.train

@@ -1,0 +1,409 @@
+"""Sweeps: nothing twice, nothing lost, whatever is killed and however many work on one folder."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logitclip import cli, executors, runs, sweeping, tuning
+from logitclip.config import RunConfig
+from logitclip.executors import Failure
+from logitclip.recipes import Cell, Recipe, load
+from logitclip.run import Result
+
+SMALL = RunConfig(limit=64, model="mlp:width=8,depth=1", epochs=1, batch_size=32)
+GRID = "norm:weight=grid"  # the shortest there is: four values
+
+
+def recipe(folder: Path, change: dict[str, Any] | None = None, tune_seed: int | None = 0, **axes: list[Any]) -> Recipe:
+    """A recipe of the product of some axes; each seed has its own noise."""
+    axes = axes or {"noise": ["symmetric:rate=0.5", "pair:rate=0.2"], "penalty": ["none", GRID], "seed": [0, 1]}
+    cells = []
+    for values in itertools.product(*axes.values()):
+        coordinates = dict(zip(axes, values, strict=True))
+        seed = coordinates.get("seed", 0)
+        cells.append(
+            Cell(coordinates, replace(SMALL, runs=str(folder), noise_seed=seed, **coordinates, **(change or {})))
+        )
+    return Recipe(
+        name="small",
+        title="",
+        about="",
+        paper=None,
+        scale="full",
+        tune_seed=tune_seed,
+        own_noise=True,
+        rows=("penalty",),
+        cols=("noise",),
+        statistics=("last10_accuracy",),
+        figure=None,
+        cells=tuple(cells),
+    )
+
+
+class Log(list[tuple[str, RunConfig, Any]]):
+    """Events as they come."""
+
+    def __call__(self, kind: str, config: RunConfig, detail: Any) -> None:
+        self.append((kind, config, detail))
+
+    def of(self, kind: str) -> list[RunConfig]:
+        return [config for name, config, _ in self if name == kind]
+
+
+def swept(recipe: Recipe, log: Log | None = None, **options: Any) -> list[sweeping.Row]:
+    return sweeping.sweep(recipe, executor="inline", on_event=log, **options)
+
+
+def accuracies(rows: list[sweeping.Row]) -> list[float]:
+    return [row.outcome.last10_accuracy for row in rows if isinstance(row.outcome, Result)]
+
+
+# -- tune, then train --------------------------------------------------------------------------------------------------
+
+
+def test_values_are_tuned_once_and_used_by_all_seeds(tmp_path):
+    study, log = recipe(tmp_path), Log()
+    assert {row.outcome for row in sweeping.collect(study)} == {None}
+    assert [row.config is None for row in sweeping.collect(study)] == [tuning.tuned(c.config) for c in study.cells]
+    rows = swept(study, log)
+    assert len(log.of("start")) == 2 * 4 + 8  # two values to find, eight cells
+    assert all(isinstance(row.outcome, Result) for row in rows)
+    assert rows == sweeping.collect(study)
+    assert [row.cell for row in rows] == list(study.cells)
+    for row in rows:
+        config = row.cell.config
+        if tuning.tuned(config):
+            chosen = tuning.choose(study.to_tune(row.cell))
+            assert chosen.seed == chosen.noise_seed == 0
+            assert row.config == replace(config, penalty=chosen.penalty)
+        else:
+            assert row.config == config
+    assert [detail for kind, _, detail in log if kind == "tuning"] == [2, 2]
+    assert all(isinstance(detail, RunConfig) for kind, _, detail in log if kind == "chosen")
+    log.clear()
+    assert swept(study, log) == rows  # all of it is there
+    assert not log.of("start")
+    assert len(log.of("skipped")) == 8
+
+
+def test_the_cells_of_a_value_run_as_soon_as_it_is_chosen(tmp_path):
+    log = Log()
+    swept(recipe(tmp_path, noise=["none", "pair:rate=0.2"], penalty=[GRID], seed=[0]), log)
+    order = [(config.noise, config.val > 0) for config in log.of("start")]
+    first, other = (list(group) for _, group in itertools.groupby(order, key=lambda run: run[0]))
+    assert [trial for _, trial in first] == [trial for _, trial in other] == [True] * 4 + [False]
+
+
+def test_each_seed_may_tune_for_itself_and_step_by_step(tmp_path):
+    log = Log()
+    study = recipe(tmp_path, tune_seed=None, clip=["official:temp=auto"], seed=[0, 1])
+    rows = swept(study, log)
+    assert len(log.of("start")) == 2 * (tuning.FAST_TRIALS + 1)
+    assert [row.config and row.config.clip for row in rows] == [tuning.choose(c.config).clip for c in study.cells]
+
+
+def test_cells_with_the_same_id_are_one_run(tmp_path):
+    log = Log()
+    rows = swept(recipe(tmp_path, loss=["gce", "gce:q=0.7", "ce"]), log)
+    assert len(log.of("start")) == 2
+    assert accuracies(rows)[0] == accuracies(rows)[1]
+
+
+def test_a_value_that_cannot_be_chosen_leaves_the_rest_alone(tmp_path):
+    study, log = recipe(tmp_path, lr=[0.1, 1e30], penalty=["none", GRID], seed=[0]), Log()
+    rows = swept(study, log)
+    assert [type(row.outcome) for row in rows] == [Result, Result, Failure, Failure]
+    assert isinstance(rows[3].outcome, Failure)
+    assert "all trials failed" in rows[3].outcome.error
+    assert rows[3].config is None
+    assert rows == sweeping.collect(study)
+    log.clear()
+    assert swept(study, log) == rows  # they diverged, which is final
+    assert not log.of("start")
+
+
+def test_what_failed_before_is_tried_again_also_as_a_trial(tmp_path, monkeypatch):
+    study = recipe(tmp_path, penalty=["none", GRID], seed=[0])
+    real = executors.run
+
+    def broken(config: RunConfig, **more: Any) -> Result:
+        raise OSError("the disk was away")
+
+    monkeypatch.setattr(executors, "run", broken)
+    assert {type(row.outcome) for row in swept(study)} == {Failure}
+    monkeypatch.setattr(executors, "run", real)
+    log = Log()
+    rows = swept(study, log)
+    assert {type(row.outcome) for row in rows} == {Result}
+    assert len(log.of("start")) == 6
+    assert rows == sweeping.collect(study)
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_shards_are_disjoint_and_together_everything(tmp_path, monkeypatch, n):
+    study, made = recipe(tmp_path), []
+    logs = [Log() for _ in range(n)]
+    for i in range(n):
+        rows = swept(study, logs[i], shard=(i + 1, n))
+        assert all(isinstance(row.outcome, Result) for row in rows)  # a part needs nothing of the others
+        made += [row.cell for row in rows]
+    assert sorted(map(study.cells.index, made)) == list(range(8))
+    starts = Counter(config.id for log in logs for config in log.of("start"))
+    assert set(starts.values()) == {1}
+    assert len(starts) == 2 * 4 + 8
+    assert all(isinstance(row.outcome, Result) for row in sweeping.collect(study))
+    assert not any(log.of("skipped") for log in logs)
+
+
+def test_shard_out_of_range(tmp_path):
+    for shard in ((0, 2), (3, 2)):
+        with pytest.raises(ValueError, match="A shard is one of 1/n to n/n"):
+            swept(recipe(tmp_path), shard=shard)
+
+
+# -- several at once, and kills ----------------------------------------------------------------------------------------
+
+RECIPE = """
+[base]
+data = "digits"
+limit = 64
+model = "mlp:width=8,depth=1"
+batch_size = 32
+epochs = {epochs}
+checkpoint_seconds = 0.2
+[grid]
+noise = ["symmetric:rate=0.5", "none"]
+penalty = ["none", "norm:weight=grid"]
+seed = [0, 1]
+[table]
+rows = ["penalty"]
+cols = ["noise"]
+cells = ["last10_accuracy"]
+"""
+
+
+COUNTING = """
+import sys
+from pathlib import Path
+from logitclip import recipes, sweeping
+
+def on_event(kind, config, detail):
+    if kind in ("start", "done", "failed"):
+        print(kind, config.id, flush=True)
+
+if __name__ == "__main__":
+    recipe = recipes.load(sys.argv[1], runs=sys.argv[2])
+    sweeping.sweep(recipe, executor=sys.argv[3], on_event=on_event)
+"""
+
+
+def started(*command: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finished(process: subprocess.Popen[str], seconds: float = 200) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        pytest.fail(f"still running after {seconds} s: {process.communicate()}")
+    return process.returncode, out, err
+
+
+def results(folder: Path) -> dict[str, int]:
+    """The runs that are finished, and when."""
+    return {file.parent.name: file.stat().st_mtime_ns for file in folder.glob("*/result.json")}
+
+
+def wait_for(count: int, folder: Path, process: subprocess.Popen[str]) -> None:
+    """Until so many runs are finished."""
+    deadline = time.monotonic() + 120
+    while len(results(folder)) < count:
+        if process.poll() is not None or time.monotonic() > deadline:
+            os.killpg(process.pid, signal.SIGKILL)
+            pytest.fail(f"{len(results(folder))} results: {process.communicate()}")
+        time.sleep(0.01)
+
+
+def test_two_sweeps_on_one_folder(tmp_path):
+    own, script, folder = tmp_path / "own.toml", tmp_path / "script.py", tmp_path / "runs"
+    own.write_text(RECIPE.format(epochs=60))
+    script.write_text(COUNTING)
+    said = [finished(process) for process in [started(script, own, folder, "inline") for _ in range(2)]]
+    assert [(code, err) for code, _, err in said] == [(0, ""), (0, "")]
+    events = [[line.split() for line in out.splitlines()] for _, out, _ in said]
+    starts = Counter(run for log in events for kind, run in log if kind == "start")
+    assert set(starts) == set(results(folder))
+    assert len(starts) == 16
+    assert set(starts.values()) == {1}
+    assert "failed" not in {kind for log in events for kind, _ in log}
+    assert not list(folder.glob("*/claim"))
+    assert not list(folder.glob("*/failure.json"))
+    alone = swept(load(str(own), runs=str(tmp_path / "alone")))
+    assert accuracies(alone) == accuracies(sweeping.collect(load(str(own), runs=str(folder))))
+    assert len(accuracies(alone)) == 8
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_sweep_that_is_interrupted_and_killed_repeats_nothing(tmp_path, first):
+    own, folder = tmp_path / "own.toml", tmp_path / "runs"
+    own.write_text(RECIPE.format(epochs=30))
+    command = ("-m", "logitclip.cli", "sweep", own, "--runs", folder, "--jobs", "1")
+    for number, count in ((first, 2), (signal.SIGKILL, 6)):
+        process = started(*command)
+        wait_for(count, folder, process)
+        os.killpg(process.pid, number)  # as a terminal does; a SIGKILL leaves nobody to clean up
+        code, _, err = finished(process)
+        assert code == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number], err
+        assert "Traceback" not in err
+        if number == first:
+            assert "logitclip: interrupted. The same command goes on with what is left." in err
+            assert not list(folder.glob("*/claim"))
+    before = results(folder)
+    assert 6 <= len(before) < 16
+    code, out, err = finished(started(*command))
+    assert code == 0, err
+    after = results(folder)
+    assert len(after) == 16
+    assert {run: after[run] for run in before} == before
+    assert out.startswith(f"{16 - len(before)} runs done, ")
+    assert f"Next: logitclip report {own} --scale full --runs {folder}" in out
+    for run in after:
+        assert [row["epoch"] for row in runs.read_rows(folder / run / "metrics.jsonl")] == list(range(30))
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """`logitclip sweep ... --executor inline` in this process: (exit code, stdout, stderr)."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def call(*arguments: Any) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["logitclip", "sweep", *map(str, arguments), "--executor", "inline"])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_summary_exit_code_and_failures_in_a_sentence_each(tmp_path, typed):
+    own = tmp_path / "own.toml"
+    own.write_text(
+        RECIPE.format(epochs=1).replace("seed = [0, 1]", "lr = [0.1, 1e30]").replace('["noise"]', '["noise", "lr"]')
+    )
+    code, out, err = typed(own, "--runs", tmp_path / "runs")
+    assert code == 1
+    assert out.startswith("12 runs done, 0 skipped as they were done before, 10 failed, in ")
+    sentences = [line for line in err.splitlines() if line.startswith("logitclip: ")]
+    assert len(sentences) == 2  # one reason, one sentence
+    assert "lr 1e+30" in sentences[0]
+    assert "tuning and 9 more: Diverged: Training diverged in epoch 0" in sentences[0]
+    assert "failure.json." in sentences[0]
+    assert "and 1 more: No value can be chosen: all trials failed." in sentences[1]
+    code, out, err = typed(own, "--runs", tmp_path / "runs")
+    assert code == 1
+    assert out.startswith("0 runs done, 6 skipped as they were done before, 0 failed, in ")
+    assert "Diverged" in err
+
+
+def test_no_terminal_no_more_than_a_line_every_few_seconds(tmp_path, typed, monkeypatch):
+    own = tmp_path / "own.toml"
+    own.write_text(RECIPE.format(epochs=1))
+    code, out, err = typed(own, "--runs", tmp_path / "one", "--shard", "1/2")
+    assert code == 0
+    assert len(err.splitlines()) <= 2
+    assert out.startswith("8 runs done, ")
+    monkeypatch.setattr(cli.SweepBoard, "PAUSE", 0.0)
+    code, out, err = typed(own, "--runs", tmp_path / "all")
+    assert code == 0
+    lines = err.splitlines()
+    assert len(lines) == 16
+    assert lines[0].startswith("own (full): 1 done, 0 running, 0 failed, 15 left, about ")
+    assert "; symmetric:rate=0.5, norm:weight=0.01, seed 0, tuning: " in lines[0]
+    assert lines[-1].startswith("own (full): 16 done, 0 running, 0 failed, 0 left; ")
+
+
+def test_the_live_table(tmp_path, monkeypatch):
+    from rich.console import Console
+
+    board = cli.SweepBoard("small", [cell.config for cell in recipe(tmp_path).cells])
+    one, other, *_ = (cell.config for cell in recipe(tmp_path).cells)
+    to_tune = recipe(tmp_path).cells[2].config
+    clock = itertools.count(board.started, 10)
+    monkeypatch.setattr(cli, "monotonic", lambda: next(clock))
+    row = {"epoch": 4, "test_accuracy": 81.25}
+    for kind, config, detail in [
+        ("tuning", to_tune, 2),
+        ("queued", one, None),
+        ("queued", other, None),
+        ("start", one, None),
+        ("start", other, row),
+        ("epoch", one, row),
+    ]:
+        board(kind, config, detail)
+    console = Console(width=100, file=io.StringIO(), record=True)
+    console.print(board.table())
+    text = console.export_text()
+    assert "small: 0 done, 2 running, 0 failed, 4 left" in text
+    assert "symmetric:rate=0.5, penalty none, seed 0" in text
+    assert text.count("5/1 ") == 2
+    assert text.count("81.2 %") == 2
+    assert board.workers == 2
+    board("failed", one, Failure(one.id, "It failed.", "", 1, False))
+    assert board.durations == [30]
+    assert "3 left, about " in board.state()
+    assert [label for label, _ in board.errors["It failed."]] == ["symmetric:rate=0.5, penalty none, seed 0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["quickstartt"], "Did you mean 'quickstart'?"),
+        (["quickstart", "--scale", "smoke", "--shard", "2"], "shard must be like 1/4"),
+        (["quickstart", "--scale", "smoke", "--shard", "5/4"], "A shard is one of 1/n to n/n, got 5/4"),
+        (["quickstart", "--scale", "smoke", "--jobs", "0"], "jobs must be at least 1, got 0"),
+        (["quickstart", "--scale", "smoke", "--address", "auto"], "An address is for the executor ray"),
+    ],
+)
+def test_mistakes_are_a_sentence(tmp_path, typed, arguments, message):
+    code, out, err = typed(*arguments, "--runs", tmp_path)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_a_figure_without_runs(tmp_path, typed):
+    code, out, _ = typed("figure1", "--runs", tmp_path)
+    assert code == 0
+    assert "0 runs done, 0 skipped" in out
+    assert "Next: logitclip figures figure1 --scale full" in out
