@@ -280,7 +280,8 @@ def _local(queue: _Queue, jobs: int | None, _address: str | None) -> None:
                     queue.died(job, _death(worker.process.exitcode), TRIES)
     finally:
         for worker in workers:
-            worker.process.terminate()  # a run is saved as by Ctrl-C
+            # A run is saved as by Ctrl-C; who has none is spared the end of the interpreter, which takes seconds.
+            worker.process.terminate() if worker.job else worker.process.kill()
             worker.pipe.close()
         for worker in workers:
             worker.process.join()
