@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import datetime
 import itertools
+import json
+import tomllib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from logitclip import recipes, tuning
+from logitclip import cli, recipes, tuning
 from logitclip.clip import CLIPS, PENALTIES
 from logitclip.config import RunConfig
 from logitclip.data import AUGMENTS, DATASETS
@@ -408,6 +415,15 @@ set = { lr = 0.5 }
 """
 
 
+FIGURE = """
+[figure]
+kind = "bars"
+x = "noise"
+y = "last10_accuracy"
+colour = "method"
+"""
+
+
 def own(tmp_path: Path, text: str = OWN) -> str:
     file = tmp_path / "mine.toml"
     file.write_text(text, encoding="utf-8")
@@ -493,7 +509,8 @@ BAD = {
     "wrong type of a key": ("title = 3", "title in the recipe mine must be text, got 3."),
     "wrong type of a section": ("base = 3", "base in the recipe mine must be a section, got 3."),
     "wrong type of a scale": ("scale.full = 3", "[scale.full] must be a section with keys, got 3."),
-    "wrong tune_seed": ('tune_seed = "all"', "tune_seed must be a whole number or \"each\", got 'all'."),
+    "wrong tune_seed": ('tune_seed = "all"', "tune_seed must be a whole number of at least 0 or \"each\", got 'all'."),
+    "negative tune_seed": ("tune_seed = -1", 'tune_seed must be a whole number of at least 0 or "each", got -1.'),
     "bool is no seed": ("tune_seed = true", "tune_seed in the recipe mine must be a whole number or text, got True."),
     "axis that is no list": ('[grid]\nloss = "ce"', "loss in [grid] must be a list of one value or more, got 'ce'."),
     "empty axis": ("[grid]\nloss = []", "loss in [grid] must be a list of one value or more, got []."),
@@ -566,6 +583,15 @@ BAD = {
         '[figure]\nkind = "bounds"\ncolour = "loss"',
         "Unknown key 'colour' in [figure] of kind bounds.",
     ),
+    "one class": (
+        '[figure]\nkind = "bounds"\nclasses = [1]\ntau = [1, 2]',
+        "classes in [figure] must be whole numbers",
+    ),
+    "empty range": ('[figure]\nkind = "bounds"\nclasses = [2]\ntau = [2, 1]', "tau in [figure] must be two positive"),
+    "list of lists in when": (
+        '[grid]\nloss = ["ce"]\n[[override]]\nwhen = { loss = [["ce"]] }\nskip = true',
+        "`when` of [[override]] must have a value of loss or a list of them, got [['ce']].",
+    ),
     "no TOML": ("[base", "is not valid TOML"),
 }
 
@@ -577,6 +603,51 @@ def test_bad_recipes_get_a_sentence(tmp_path: Path, text: str, sentence: str) ->
     assert sentence in str(error.value)
     assert "mine" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def places(node: Any) -> list[tuple[Any, Any]]:
+    """Every place in nested dicts and lists, as (container, key)."""
+    keys = list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else []
+    return [place for key in keys for place in ((node, key), *places(node[key]))]
+
+
+JUNK = st.one_of(
+    st.sampled_from(
+        ["", "none", "ce", "where", "section", "mine", "official:temp=grid", "=,:", "seed", [], {}, [[]], [{}]]
+    ),
+    st.sampled_from(
+        [True, -1, 0, 1.5, float("nan"), float("inf"), {"loss": "ce"}, [None], ["seed"], datetime.date(2023, 1, 1)]
+    ),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_whatever_is_in_a_recipe_it_is_a_recipe_or_a_sentence(data: st.DataObject) -> None:
+    content = tomllib.loads(OWN + FIGURE)
+    node, key = data.draw(st.sampled_from(range(len(places(content)))).map(lambda i: places(content)[i]))
+    junk = data.draw(JUNK)
+    if isinstance(node, dict) and isinstance(junk, str) and data.draw(st.booleans()):
+        node[junk] = node.pop(key)  # another name for it
+    else:
+        node[key] = junk
+    with mock.patch.object(recipes.tomllib, "loads", return_value=content):
+        for scale in ("full", "small"):
+            with contextlib.suppress(ValueError):
+                recipes.load(str(recipes.FOLDER / "quickstart.toml"), scale)
+
+
+@pytest.mark.parametrize("json_", [True, False])
+def test_list_recipes(json_: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setattr("sys.argv", ["logitclip", "list", "recipes", *(["--json"] if json_ else [])])
+    cli.main()
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in recipes.names())
+    if json_:
+        assert json.loads(shown)["table1"]["runs"] == {"smoke": 4, "cpu": 440, "mini": 110, "full": 550}
+    else:
+        assert "smoke 4, cpu 440, mini 110, full 550" in shown
 
 
 def test_unknown_names() -> None:

@@ -200,7 +200,7 @@ def _scales(content: Mapping[str, Any]) -> list[str]:
     return sorted({*content.get("scale", {}), "full"}, key=lambda name: (order.get(name, 3), name))
 
 
-def _take(section: Any, where: str, **allowed: Any) -> _Values:
+def _take(section: Any, where: str, /, **allowed: Any) -> _Values:
     """The section, if it is one and has only allowed keys, each with a value of its type (or one of its types)."""
     if not isinstance(section, dict):
         raise ValueError(f"{where} must be a section with keys, got {section!r}.")
@@ -216,9 +216,9 @@ def _take(section: Any, where: str, **allowed: Any) -> _Values:
 
 
 def _build(name: str, content: _Values, scale: str, more: _Values) -> Recipe:
-    tune_seed = content.get("tune_seed", 0)
-    if isinstance(tune_seed, str) and tune_seed != "each":
-        raise ValueError(f'tune_seed must be a whole number or "each", got {tune_seed!r}.')
+    tune_seed = None if content.get("tune_seed") == "each" else content.get("tune_seed", 0)
+    if tune_seed is not None and (isinstance(tune_seed, str) or tune_seed < 0):
+        raise ValueError(f'tune_seed must be a whole number of at least 0 or "each", got {tune_seed!r}.')
     if scale not in _scales(content):
         raise ValueError(f"There is no scale {scale!r}; there are {', '.join(_scales(content))}.")
     place = f"scale.{scale}"
@@ -248,7 +248,7 @@ def _build(name: str, content: _Values, scale: str, more: _Values) -> Recipe:
         about=content.get("about", ""),
         paper=content.get("paper"),
         scale=scale,
-        tune_seed=None if tune_seed == "each" else tune_seed,
+        tune_seed=tune_seed,
         own_noise=not any("noise_seed" in values for _, values in cells),
         rows=rows,
         cols=cols,
@@ -305,6 +305,8 @@ def _overridden(cells: list[_Draft], override: Any, where: str, grid: _Grid, pos
     for axis, value in when.items():
         values = value if isinstance(value, list) else [value]
         known = grid[axis] | possible[axis]
+        if not all(isinstance(v, str | int | float) for v in values):
+            raise ValueError(f"`when` of {where} must have a value of {axis} or a list of them, got {value!r}.")
         wanted[axis] = [v if v in known else _canonical(axis, v) for v in values]
         for missed in [v for v in wanted[axis] if v not in known]:
             raise ValueError(
@@ -382,7 +384,7 @@ def _figure(section: _Values | None, grid: _Grid) -> _Values | None:
     if section is None:
         return None
     kind = section.get("kind")
-    if kind not in FIGURES:
+    if not isinstance(kind, str) or kind not in FIGURES:
         raise ValueError(f"kind in [figure] must be one of {', '.join(FIGURES)}; got {kind!r}.")
     types = {"classes": list, "tau": list}
     _take(section, f"[figure] of kind {kind}", kind=str, **{key: types.get(key, str) for key in FIGURES[kind]})
@@ -394,8 +396,15 @@ def _figure(section: _Values | None, grid: _Grid) -> _Values | None:
             raise ValueError(
                 f"{key} in [figure] is not an axis of the grid: {section[key]!r}. It has {', '.join(grid)}."
             )
-    if "y" in section:
+    if kind != "bounds":
         _check_statistic(section["y"], "[figure]")
+        return section
+    if not all(type(k) is int and k >= 2 for k in section["classes"]):
+        raise ValueError(f"classes in [figure] must be whole numbers of at least 2, got {section['classes']}.")
+    if [type(end) in (int, float) for end in section["tau"]] != [True, True] or not 0 < section["tau"][0] < section[
+        "tau"
+    ][1]:
+        raise ValueError(f"tau in [figure] must be two positive numbers, [from, to], got {section['tau']}.")
     return section
 
 
