@@ -547,12 +547,14 @@ class SweepBoard:
 
     def table(self) -> Any:
         """The state, and the runs at work."""
-        table = _table(self.state(), "run", "epoch", "accuracy")
+        from rich.console import Group
+
+        table = _table("", "run", "epoch", "accuracy")
         for config, (_, row) in list(self.running.items())[: max(1, self.console.height - 6)]:
             epoch = 0 if row is None else row["epoch"] + 1
             accuracy = "" if row is None else f"{row['test_accuracy']:.1f} %"
             table.add_row(self.label(config), f"{epoch}/{self.epochs[config]}", accuracy)
-        return table
+        return Group(self.state(), table) if self.running else self.state()
 
     @property
     def seconds(self) -> float:
