@@ -261,7 +261,7 @@ def test_fields_out_of_range_are_refused_when_the_config_is_made(field, message)
         ({"model": "resnett"}, "Unknown model 'resnett'. Did you mean 'resnet'?"),
         ({"augment": "flipcrop"}, "Unknown augmentation 'flipcrop'. Did you mean 'flip_crop'?"),
         ({"loss": "gce:p=0.7"}, "The loss 'gce' has no knob 'p'."),
-        ({"clip": "official:temp=auto"}, "temp of the clip 'official' must be a number, got 'auto'."),
+        ({"clip": "official:temp=auto"}, "temp of the clip 'official:temp=auto' is to be tuned"),
         ({"method": "sop", "loss": "gce"}, "The method 'sop' has its own objective and takes the loss ce alone"),
     ],
 )

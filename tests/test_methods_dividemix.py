@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from logitclip.clip import CLIPS as LINKS
 from logitclip.clip import PENALTIES
 from logitclip.config import RunConfig
 from logitclip.criterion import Loss
+from logitclip.methods import METHODS
 from logitclip.methods import dividemix as module
 from logitclip.methods.dividemix import dividemix, lower_of_two, mixed, mixmatch_losses, negative_entropy, refined
 from logitclip.methods.dividemix import sharpen as sharpened
@@ -439,6 +441,13 @@ def test_presets(data: str, noise: str, expected: tuple[Any, ...]) -> None:
     names = ("warm_up", "lambda_u", "p_threshold", "loss_window", "confidence_penalty")
     assert tuple(preset[name] for name in names) == expected
     assert preset["alpha"] == (0.5 if data == "webvision" else 4)
+
+
+def test_a_default_given_against_the_preset_stays_when_it_is_read_again() -> None:
+    own = RunConfig(method="dividemix:lambda_u=25", noise="asymmetric:rate=0.4")
+    assert METHODS.parse(own.resolved().method)[1]["lambda_u"] == 25
+    assert own.resolved().resolved() == own.resolved()
+    assert own.id != replace(own, method="dividemix").id
 
 
 def test_presets_reach_the_run_and_given_knobs_come_first() -> None:

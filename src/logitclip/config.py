@@ -153,10 +153,10 @@ class RunConfig:
         filled = dict(vars(self))
         specs = {"data": DATASETS, "noise": NOISES, "loss": LOSSES, "clip": CLIPS, "penalty": PENALTIES}
         specs |= {"method": METHODS, "model": MODELS, "augment": AUGMENTS}
-        filled["method"] = _with_preset(filled["method"], filled["data"], filled["noise"])
         for name, registry in specs.items():  # names first: looking at the data may take long
             if filled[name] is not None:
                 filled[name] = registry.canonical(filled[name])
+        filled["method"] = _with_preset(self.method, self.data, self.noise)
         method: Any = METHODS[filled["method"].partition(":")[0]]
         accepted = getattr(method, "losses", None)
         if accepted is not None and filled["loss"].partition(":")[0] not in accepted:
@@ -260,14 +260,19 @@ def _protocol(spec: str, root: Path, digests: str) -> Mapping[str, Any]:
 
 
 def _with_preset(method: str, data: str, noise: str) -> str:
-    """The method's spec with the knobs it would choose for this data and noise, where they are not given."""
+    """The method's canonical spec with the knobs it would choose for this data and noise, where they are not given."""
     from logitclip.methods import METHODS
 
     name, given = METHODS.parse(method)
     chosen: Any = getattr(METHODS[name], "preset", lambda *_: {})
     preset = chosen(data, noise)
-    missing = ",".join(f"{key}={value}" for key, value in preset.items() if key not in given)
-    return method + (("," if ":" in method else ":") + missing if missing else "")
+    values = {**preset, **given}
+    spec = METHODS.canonical(name + ":" * bool(values) + ",".join(f"{k}={v}" for k, v in values.items()))
+    # A default that is given against the preset is not in the canonical spec, but has to be said, or the next reader
+    # of the spec would take the preset's.
+    shown = METHODS.parse(spec)[1]
+    against = ",".join(f"{k}={given[k]}" for k in preset if k in given and k not in shown and given[k] != preset[k])
+    return spec + (("," if shown else ":") + against if against else "")
 
 
 def load_plugins(paths: tuple[str, ...]) -> None:
