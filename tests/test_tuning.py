@@ -35,7 +35,7 @@ class Curve:
         if temp in self.broken:
             return Failure("", "Diverged", "", 1, final=True)
         score = 60 - 10 * abs(math.log(temp / self.peak))
-        return Result("", {}, score, score, score, None, None, 0.5, config.clip, 1, 0.0, {}, "", None)
+        return Result("none", {"runs": "nowhere"}, score, score, score, None, None, 0.5, config.clip, 1, 0.0, {}, "", None)
 
 
 def tune(config: RunConfig, outcome: Curve) -> float:
@@ -178,3 +178,16 @@ def test_a_trial_that_was_killed_is_done_first(tmp_path) -> None:
 def test_bad_bounds_of_a_study(low: float, high: float, count: int) -> None:
     with pytest.raises(ValueError, match="got"):
         tuning.study(RunConfig(clip="official:temp=1"), "clip.temp", low, high, count)
+
+
+def test_what_is_fitted_but_does_not_generalise_counts_against_a_value(tmp_path) -> None:
+    """Two real runs under asymmetric noise: the score of the fast search is the validation accuracy less the gap."""
+    config = RunConfig(noise="asymmetric:rate=0.4", clip="official:temp=auto", limit=300, epochs=30, runs=str(tmp_path))
+    search = Search("clip.temp", start=(0.25, 2.5))
+    executors.execute([tuning.trial(config, search, value) for value in search.start], executor="inline")
+    for value, score in tuning.tried(config, executors.outcome, search).items():
+        result = executors.outcome(tuning.trial(config, search, value))
+        assert isinstance(result, Result)
+        assert result.val_accuracy is not None
+        fitted = sum(row["train_accuracy"] for row in result.rows[-10:]) / 10
+        assert score == pytest.approx(result.val_accuracy - max(0, fitted - result.val_accuracy))
