@@ -137,7 +137,7 @@ def test_missing_runs_are_a_dash_and_a_sentence(folder, rows):
     some = [replace(row, outcome=None) if row.cell.coordinates["loss"] == "ce" else row for row in rows]
     table = reporting.tabulate(load(folder), some)
     assert entry(table, **CELL).ours == reporting.DASH
-    assert any("8 of 16 runs have no result yet" in note and "logitclip sweep mine" in note for note in table.notes)
+    assert any("8 of 16 runs have no result yet" in note and "mine.toml --scale" in note for note in table.notes)
 
 
 def test_a_recipe_that_was_never_run_is_a_table_of_dashes(tmp_path, folder):

@@ -35,7 +35,9 @@ class Curve:
         if temp in self.broken:
             return Failure("", "Diverged", "", 1, final=True)
         score = 60 - 10 * abs(math.log(temp / self.peak))
-        return Result("none", {"runs": "nowhere"}, score, score, score, None, None, 0.5, config.clip, 1, 0.0, {}, "", None)
+        return Result(
+            "none", {"runs": "nowhere"}, score, score, score, None, None, 0.5, config.clip, 1, 0.0, {}, "", None
+        )
 
 
 def tune(config: RunConfig, outcome: Curve) -> float:
@@ -191,3 +193,8 @@ def test_what_is_fitted_but_does_not_generalise_counts_against_a_value(tmp_path)
         assert result.val_accuracy is not None
         fitted = sum(row["train_accuracy"] for row in result.rows[-10:]) / 10
         assert score == pytest.approx(result.val_accuracy - max(0, fitted - result.val_accuracy))
+
+
+def test_a_knob_without_a_value_can_be_studied(tmp_path) -> None:
+    config = RunConfig(clip="official", epochs=1, limit=100, runs=str(tmp_path))
+    assert tuning.study(config, "clip.temp", 0.5, 2, 1).best_params.keys() == {"clip.temp"}

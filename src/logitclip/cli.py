@@ -372,13 +372,14 @@ def tune(
             study = tuning.study(
                 config, search.option, *bounds, trials, storage=storage, log=not linear, on_event=board
             )
-            scores = {trial.params[search.option]: trial.value for trial in study.trials if trial.state.is_finished()}
+            ended = [trial for trial in study.trials if trial.state.is_finished() and trial.params]
+            scores = {tuning.six_digits(trial.params[search.option]): trial.value for trial in ended}
         else:
             while todo := tuning.trials(config, search=search):
                 execute(todo)
             scores = tuning.tried(config, executors.outcome, search)
         best = tuning.best(scores)
-        chosen = tuning.with_value(config, search.option, best)
+        chosen = replace(tuning.with_value(config, search.option, best), val=0.0)
         execute([chosen])
     except (KeyboardInterrupt, SystemExit):
         board.stop()
@@ -414,6 +415,8 @@ def sweep(
     shard: str = "1/1",
     runs: Path = Path("runs"),
     root: Path | None = None,
+    download: bool = False,
+    mirror: str | None = None,
 ) -> None:
     """Run all that is missing of a recipe, with its tuning; it can be stopped and started again at any time.
 
@@ -428,8 +431,10 @@ def sweep(
         shard: Only one part of several, as in 1/4 to 4/4, each started as a job of its own.
         runs: The folder for the folders of runs; several sweeps may share it.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
+        download: Get the data from its official address if it is not there.
+        mirror: Get it from this folder, or address, instead.
     """
-    from logitclip import recipes, sweeping
+    from logitclip import data, recipes, sweeping
     from logitclip.run import Result
 
     part, _, parts = shard.partition("/")
@@ -437,6 +442,8 @@ def sweep(
         raise ValueError(f"shard must be like 1/4, the first of four parts; got {shard!r}.")
     signal.signal(signal.SIGTERM, _terminate)
     loaded = recipes.load(recipe, scale, runs=str(runs), root=None if root is None else str(root))
+    for spec, place in dict.fromkeys((cell.config.data, cell.config.root) for cell in loaded.cells):
+        data.load(spec, place, download=download or mirror is not None, mirror=mirror)  # one sentence if it is missing
     board = SweepBoard(f"{loaded.name} ({loaded.scale})", [cell.config for cell in loaded.cells])
     try:
         rows = sweeping.sweep(
@@ -455,7 +462,7 @@ def sweep(
     print(
         f"{board.done} runs done, {board.skipped} skipped as they were done before, {board.failed} failed, in {time}."
     )
-    folder = "" if runs == Path("runs") else f" --runs {runs}"
+    folder = ("" if runs == Path("runs") else f" --runs {runs}") + ("" if root is None else f" --root {root}")
     task, out = ("report", "") if loaded.rows else ("figures", f" -o {loaded.name}.svg")  # a figure may have no table
     print(f"Next: logitclip {task} {recipe} --scale {scale}{folder}{out}")
     if not all(isinstance(row.outcome, Result) for row in rows):
@@ -531,6 +538,7 @@ class SweepBoard:
     def label(self, config: RunConfig) -> str:
         """A run in a few words."""
         values = {name: getattr(config, name) for name in self.fields if name != "noise_seed"}
+        values = {name: value for name, value in values.items() if value not in (None, ())}
         plain = {name: isinstance(value, str) and value != "none" for name, value in values.items()}
         text = ", ".join(f"{value}" if plain[name] else f"{name} {value}" for name, value in values.items())
         return text + (", tuning" if config.val else "") or self.name

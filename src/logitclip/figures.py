@@ -151,7 +151,7 @@ def _points(recipe: Recipe, rows: Sequence[Row]) -> list[dict[str, Any]]:
         if entry.mean is not None
     ]
     if not points:
-        raise ValueError(f"No run of {recipe.name} at scale {recipe.scale} has a result yet: {_command(recipe)} first.")
+        raise ValueError(f"No run of {recipe.name} at scale {recipe.scale} has a result yet: {recipe.command} first.")
     return points
 
 
@@ -241,10 +241,6 @@ def _label(coordinates: Mapping[str, Any], axis: str | None) -> str:
 def _constant(rows: Iterable[Row]) -> list[str]:
     """Axes with one value alone, which tell nothing apart."""
     return [axis for axis, values in axes_of(rows).items() if len(values) == 1]
-
-
-def _command(recipe: Recipe) -> str:
-    return f"logitclip sweep {recipe.name} --scale {recipe.scale}"
 
 
 # -- epoch by epoch ----------------------------------------------------------------------------------------------------
@@ -387,7 +383,7 @@ def _memorisation(recipe: Recipe, rows: Sequence[Row]) -> Any:
     """Accuracy and memorised share over the epochs, a column for each column of the recipe's table."""
     alt = altair()
     if not results_of(rows):
-        raise ValueError(f"No run of {recipe.name} at scale {recipe.scale} has a result yet: {_command(recipe)} first.")
+        raise ValueError(f"No run of {recipe.name} at scale {recipe.scale} has a result yet: {recipe.command} first.")
     found = curves(recipe, rows)
     picked = alt.selection_point(name="picked", fields=["group"], bind="legend")
     quantities = [QUANTITIES[name] for name in found.quantities if name != "norms"]

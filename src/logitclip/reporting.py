@@ -284,8 +284,7 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
         notes.append(f"{len(failed)} of {len(rows)} runs failed and are not in the means. {'; '.join(named + more)}.")
     missing = sum(row.outcome is None for row in rows)
     if missing:
-        command = f"logitclip sweep {recipe.name} --scale {recipe.scale}"
-        notes.append(f"{missing} of {len(rows)} runs have no result yet: {command} makes them.")
+        notes.append(f"{missing} of {len(rows)} runs have no result yet: {recipe.command} makes them.")
     return tuple(notes)
 
 
@@ -380,7 +379,7 @@ def terminal(table: Table) -> Any:
     for axis in table.row_axes:
         shown.add_column(axis, overflow="fold")
     for head in table.heads():
-        shown.add_column(escape(head), justify="right")
+        shown.add_column(escape(head.replace(", ", "\n")), justify="right", overflow="fold")
     before = None
     for row in table.rows:
         labels = table.labels(row, before)

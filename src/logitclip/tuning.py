@@ -21,8 +21,8 @@ from logitclip.run import LAST, Result
 
 Outcome = Callable[[RunConfig], Result | Failure | None]
 
-# What the word `grid` stands for. The paper gives the first two, for its "1/tau" and lambda, and the last; it is silent
-# on LogitNorm's temperature, which gets the same eleven values.
+# What the word `grid` stands for. The paper names the values of temp (its "1/tau"), of LC-V's limit and the penalty's
+# weight; it is silent on LogitNorm's temperature, which gets the same eleven.
 _ELEVEN = (0.1, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0)
 GRIDS: Mapping[str, tuple[float, ...]] = {
     "clip.official.temp": _ELEVEN,
@@ -100,9 +100,9 @@ def trials(config: RunConfig, outcome: Outcome = executors.outcome, search: Sear
 
 
 def choose(config: RunConfig, outcome: Outcome = executors.outcome, search: Search | None = None) -> RunConfig:
-    """The config with the best value in place, by what came out of the trials."""
+    """The config with the best value in place, by what came out of the trials; it trains on everything."""
     search = search or search_for(config)
-    return with_value(config, search.option, best(tried(config, outcome, search)))
+    return replace(with_value(config, search.option, best(tried(config, outcome, search))), val=0.0)
 
 
 def best(scores: Mapping[Any, float | None]) -> Any:
@@ -118,7 +118,7 @@ def trial(config: RunConfig, search: Search, value: float) -> RunConfig:
     config = with_value(config, search.option, value)
     if search.values:
         return replace(config, val=config.val or GRID_VAL)
-    return replace(config, val=FAST_VAL, val_rule="random")
+    return replace(config, val=config.val or FAST_VAL, val_rule="random")
 
 
 def tried(config: RunConfig, outcome: Outcome, search: Search) -> dict[float, float | None]:
@@ -223,13 +223,13 @@ def study(
         raise ValueError(f"A study needs at least one trial, got {count}.")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     search = Search(option, values=(low, high))
-    whole = isinstance(getattr(config.resolved(), option, None), int)
+    whole = "." not in option and isinstance(getattr(config.resolved(), option, None), int)
 
     def config_of(params: Mapping[str, Any]) -> RunConfig:
         value = params[option]
-        return trial(config, search, round(value) if whole else float(f"{value:.6g}"))
+        return trial(config, search, round(value) if whole else six_digits(value))
 
-    name = f"{option} {trial(config, search, low).id}"  # the rest of the config decides the id
+    name = f"{option} {config_of({option: low}).id}"  # the rest of the config decides the id
     found = optuna.create_study(storage=_storage(storage), study_name=name, direction="maximize", load_if_exists=True)
     # A new seed each time it is resumed, or the first proposals would be repeated.
     found.sampler = optuna.samplers.TPESampler(seed=config.seed + len(found.trials))
@@ -252,6 +252,11 @@ def study(
         # One that failed or diverged has no score; it counts as pruned, so that a study of failures ends as well.
         found.tell(asked, score, states.PRUNED if score is None else states.COMPLETE)
     return found
+
+
+def six_digits(value: float) -> float:
+    """The value that a study tries in place of one with more digits."""
+    return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 def _storage(storage: str | None) -> Any:

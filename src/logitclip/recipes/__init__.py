@@ -105,6 +105,12 @@ class Recipe:
     statistics: tuple[str, ...]
     figure: Mapping[str, Any] | None
     cells: tuple[Cell, ...]
+    source: str = ""  # what it was loaded by: its name, or the path of a file
+
+    @property
+    def command(self) -> str:
+        """The command that makes its runs."""
+        return f"logitclip sweep {self.source or self.name} --scale {self.scale}"
 
     def to_tune(self, cell: Cell) -> RunConfig:
         """The config whose tuning decides this cell: that of the seed to tune on, or the cell's own."""
@@ -171,9 +177,10 @@ def load(recipe: str, scale: str = "full", *, runs: str = "runs", root: str | No
     """
     name, content = _read(recipe)
     try:
-        return _build(name, content, scale, {"runs": runs} | ({} if root is None else {"root": root}))
+        built = _build(name, content, scale, {"runs": runs} | ({} if root is None else {"root": root}))
     except ValueError as error:
         raise ValueError(f"Recipe {name}: {error}") from error
+    return replace(built, source=recipe)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
