@@ -1,0 +1,110 @@
+"""`temp=auto` against the paper's grid: what each chooses, how good it is after retraining, and what it costs.
+
+    python benchmarks/tuning.py [--scale digits] [--runs DIR] [--jobs 2]
+
+Runs benchmarks/tuning.toml (it can be stopped and started again; the scale `digits` leaves Fashion-MNIST out), and
+writes results/tuning.csv: for each setting and noise the mean test accuracy over the seeds of no clip, temp 1, the grid
+and auto, and the difference between auto and the grid, paired by seed. The cost is the number of examples that the
+trials pass through, summed over their epochs, as a share of the grid's; retraining, the same for both, is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import statistics
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from logitclip import executors, recipes, sweeping, tuning
+from logitclip.run import Result
+from logitclip.runs import write
+
+HERE = Path(__file__).parent
+NAMES = {"none": "none", "official:temp=1": "temp=1", "official:temp=grid": "grid", "official:temp=auto": "auto"}
+
+
+def cost(recipe: recipes.Recipe, cell: recipes.Cell) -> float:
+    """Epochs times the share of the examples trained on, over all trials of a tuned cell."""
+    search = tuning.search_for(cell.config)
+    trials = [
+        tuning.trial(cell.config, search, value) for value in tuning.tried(cell.config, executors.outcome, search)
+    ]
+    return sum((1 - trial.val) * (trial.resolved().epochs or 0) for trial in trials)
+
+
+def compare(recipe: recipes.Recipe, rows: list[sweeping.Row]) -> list[dict[str, Any]]:
+    """A line for each setting and noise whose runs are done."""
+    cells: dict[tuple[str, str], dict[str, dict[int, tuple[float, str, float]]]] = {}
+    for row in rows:
+        at = row.cell.coordinates
+        if isinstance(row.outcome, Result):
+            spent = cost(recipe, row.cell) if tuning.tuned(row.cell.config) else 0.0
+            found = row.outcome.last10_accuracy, row.outcome.clip, spent
+            cells.setdefault((at["setting"], at["noise"]), {}).setdefault(NAMES[at["clip"]], {})[at["seed"]] = found
+    lines = []
+    for (setting, noise), found in cells.items():
+        seeds = sorted(set.intersection(*(set(by_seed) for by_seed in found.values())))
+        if len(found) < len(NAMES) or not seeds:
+            continue
+        means = {name: statistics.mean(by_seed[seed][0] for seed in seeds) for name, by_seed in found.items()}
+        gaps = [found["auto"][seed][0] - found["grid"][seed][0] for seed in seeds]
+        lines.append(
+            {
+                "setting": setting,
+                "noise": noise,
+                "seeds": len(seeds),
+                **{name: round(mean, 2) for name, mean in means.items()},
+                "auto_less_grid": round(statistics.mean(gaps), 2),
+                "std_of_difference": round(statistics.stdev(gaps), 2) if len(gaps) > 1 else "",
+                "auto_less_temp=1": round(means["auto"] - means["temp=1"], 2),
+                "cost_of_auto": round(
+                    sum(found["auto"][s][2] for s in seeds) / sum(found["grid"][s][2] for s in seeds), 3
+                ),
+                "temps_of_grid": " ".join(found["grid"][seed][1].rpartition("=")[2] for seed in seeds),
+                "temps_of_auto": " ".join(found["auto"][seed][1].rpartition("=")[2] for seed in seeds),
+            }
+        )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--scale", default="full", help="full, digits (without Fashion-MNIST) or smoke")
+    parser.add_argument("--runs", default="runs", help="folder of the runs")
+    parser.add_argument("--jobs", type=int, help="runs at a time")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "results" / "tuning.csv")
+    options = parser.parse_args()
+    recipe = recipes.load(str(HERE / "tuning.toml"), options.scale, runs=options.runs)
+    console = Console()
+    done = 0
+
+    def tell(kind: str, *_: Any) -> None:
+        nonlocal done
+        done += kind == "done"
+        if kind == "done" and done % 20 == 0:
+            console.print(f"{done} runs done")
+
+    rows = sweeping.sweep(recipe, jobs=options.jobs, on_event=tell)
+    lines = compare(recipe, rows)
+    if not lines:
+        raise SystemExit("No setting is done.")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    write(options.out, text.getvalue().encode())
+    table = Table(*lines[0])
+    for line in lines:
+        table.add_row(*map(str, line.values()))
+    console.print(table)
+    gaps = [line["auto_less_grid"] for line in lines]
+    console.print(f"auto less grid: mean {statistics.mean(gaps):+.2f}, worst {min(gaps):+.2f}, over {len(gaps)} cells")
+
+
+if __name__ == "__main__":
+    main()
