@@ -175,6 +175,18 @@ def test_the_claim_of_a_killed_process_is_taken_over_at_once(tmp_path):
         assert time.monotonic() - start < 1
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+def test_a_dead_process_that_its_parent_has_not_asked_about_holds_no_claim(tmp_path):
+    process = claiming(tmp_path, 60)
+    first_line(process)
+    process.kill()
+    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    with runs.claim(tmp_path):
+        pass
+    process.wait()
+
+
 def test_of_many_that_take_over_a_void_claim_one_gets_it(tmp_path):
     leave_claim(tmp_path, machine=runs._machine(), pid=2**22 + 1)  # there is no such process
     processes = [claiming(tmp_path, 3) for _ in range(6)]

@@ -231,8 +231,9 @@ def _machine() -> str:
 def _started(pid: int) -> str | None:
     """When a process of this machine was started, None if it is not there; tells a reused number from the old one."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if state == "Z" else rest[18]  # Z: it has died, and nobody has asked how
+    except (OSError, IndexError, ValueError):
         pass
     if Path("/proc/self").exists():
         return None

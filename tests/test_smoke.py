@@ -1,0 +1,32 @@
+"""Every recipe from the sweep to its report, at the smallest scale."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from logitclip import figures, recipes, reporting, sweeping
+from logitclip.run import Result
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_recipe_runs_to_its_report_and_its_figure(name, tmp_path) -> None:
+    recipe = recipes.load(name, "smoke", runs=str(tmp_path))
+    rows = sweeping.sweep(recipe, executor="inline")
+    assert len(rows) == len(recipe.cells)
+    assert all(isinstance(row.outcome, Result) for row in rows)
+    assert [row.outcome for row in sweeping.collect(recipe)] == [row.outcome for row in rows]
+    if recipe.rows:
+        table = reporting.tabulate(recipe, rows)
+        assert not any("no result" in note or "failed" in note for note in table.notes)
+        lines = list(csv.DictReader(io.StringIO(reporting.csv(table))))
+        assert lines
+        assert all(line["mean"] for line in lines)
+        assert len(json.dumps(reporting.as_json(table))) > 100
+        for text in (reporting.markdown(table), reporting.latex(table), reporting.html(table, rows)):
+            assert recipe.title.split(":")[0].split()[0] in text
+    figures.save(figures.draw(recipe, rows), tmp_path / "figure.svg")
+    assert (tmp_path / "figure.svg").read_text().startswith("<svg")
