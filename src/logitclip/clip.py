@@ -38,7 +38,8 @@ def clip_logits(logits: Tensor, tau: float, delta: float | None = None, *, p: fl
     function is continuous; with ``delta != tau`` it jumps at the threshold, as Eq. 4 does.
 
     Args:
-        logits: any shape; vectors lie along `dim`.
+        logits: any shape; vectors lie along `dim`. They must be finite: an entry of -inf, as masks of classes use it,
+            gives the vector an infinite norm, and NaN. Use a large negative number instead, or mask after the clip.
         tau: the threshold on the norm.
         delta: the norm of a clipped vector; None means tau.
         p: which norm, from 1 to `math.inf`. Where a norm has no gradient the usual subgradient is taken: for p = 1 an
