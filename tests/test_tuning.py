@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
+import signal
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from logitclip import executors, tuning
+from logitclip import cli, executors, tuning
 from logitclip.config import RunConfig, word_to_tune
 from logitclip.executors import Failure
 from logitclip.run import Result, run
@@ -136,6 +142,8 @@ def test_what_is_to_be_tuned_is_no_run() -> None:
 
 def test_any_option_can_be_set() -> None:
     assert tuning.with_value(RunConfig(loss="sce:alpha=0.1,beta=1"), "loss.beta", 0.5).loss == "sce:alpha=0.1,beta=0.5"
+    assert tuning.with_value(RunConfig(clip="official: temp = grid"), "clip.temp", 0.5).clip == "official:temp=0.5"
+    assert tuning.with_value(RunConfig(model="timm:resnet18"), "model.rate", 0.5).model == "timm:resnet18,rate=0.5"
     assert tuning.with_value(RunConfig(), "batch_size", 32).batch_size == 32
     with pytest.raises(ValueError, match="There is no option 'learning_rate' to tune"):
         tuning.with_value(RunConfig(), "learning_rate", 0.1)
@@ -163,6 +171,8 @@ def test_a_study_is_resumed_and_repeats_nothing(storage, tmp_path) -> None:
     assert len({t.params["clip.temp"] for t in more.trials}) == 4
     whole = tuning.study(config, "batch_size", 16, 64, 2, storage=where)
     assert all(isinstance(t.params["batch_size"], int) for t in whole.trials)
+    whole = tuning.study(replace(config, model="mlp"), "model.width", 8, 64, 2, storage=where)
+    assert all(isinstance(t.params["model.width"], int) for t in whole.trials)
 
 
 def test_a_trial_that_was_killed_is_done_first(tmp_path) -> None:
@@ -198,3 +208,99 @@ def test_what_is_fitted_but_does_not_generalise_counts_against_a_value(tmp_path)
 def test_a_knob_without_a_value_can_be_studied(tmp_path) -> None:
     config = RunConfig(clip="official", epochs=1, limit=100, runs=str(tmp_path))
     assert tuning.study(config, "clip.temp", 0.5, 2, 1).best_params.keys() == {"clip.temp"}
+
+
+@pytest.mark.parametrize("storage", ["/dev/null/study.db", "/dev/null/study.log", "nothing://study"])
+def test_a_storage_that_is_none_is_said_in_a_sentence(storage: str) -> None:
+    with pytest.raises(ValueError, match=r"^The study cannot be kept in .*\.$"):
+        tuning.study(RunConfig(clip="official:temp=1"), "clip.temp", 0.1, 1, 1, storage=storage)
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
+    """`logitclip tune` with small runs in this process: (exit code, stdout, stderr)."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        small = ["--epochs", "1", "--limit", "100", "--model", "mlp:width=8,depth=1", "--executor", "inline"]
+        monkeypatch.setattr(sys, "argv", ["logitclip", "tune", *small, "--runs", str(tmp_path), *arguments])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [
+        (["--clip", "official:temp=auto"], 5),
+        (["--option", "penalty.weight", "--penalty", "norm:weight=1", "--fast"], 5),
+        (["--option", "clip.temp", "--values", "0.5,1.5"], 2),
+        (["--option", "nesterov", "--values", "true,false"], 2),
+        (["--option", "milestones", "--values", "0.4,0.7;0.5"], 2),
+        (["--option", "lr", "--between", "0.01,0.1", "--trials", "3"], 3),
+    ],
+)
+def test_what_is_tuned_is_trained_with_the_best_value_on_everything(arguments, count, typed, tmp_path) -> None:
+    code, out, _ = typed("--noise", "symmetric:rate=0.5", "--json", *arguments)
+    assert code == 0
+    said = json.loads(out)
+    assert len(said["tried"]) == count
+    assert len(list(tmp_path.glob("*/result.json"))) == count + 1
+    field, _, knob = said["option"].partition(".")
+    shown = f"{knob}={said['chosen']:g}" if knob else said["chosen"]
+    assert shown in said["result"]["config"][field] if knob else shown == said["result"]["config"][field]
+    assert said["result"]["config"]["val"] == 0
+    assert max(trial["score"] for trial in said["tried"]) == next(
+        trial["score"] for trial in said["tried"] if trial["value"] == said["chosen"]
+    )
+
+
+def test_trials_that_fail_are_said_and_tried_again(typed, monkeypatch) -> None:
+    real, calls = executors.run, []
+
+    def broken(config: RunConfig, on_epoch: Any) -> Any:
+        calls.append(config)
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(executors, "run", broken)
+    code, out, err = typed("--option", "lr", "--values", "0.1,0.2")
+    assert (code, out, len(calls)) == (2, "", 2)
+    assert "and 1 more: RuntimeError: no memory See " in err
+    assert err.endswith("logitclip: No value can be chosen: all trials failed.\n")
+    monkeypatch.setattr(executors, "run", real)  # whatever it was has passed
+    assert typed("--option", "lr", "--values", "0.1,0.2")[0] == 0
+
+
+def test_a_folder_that_takes_nothing_ends_it(typed) -> None:
+    code, out, err = typed("--option", "lr", "--values", "0.1,0.2", "--runs", "/dev/null/runs")
+    assert (code, out, err) == (2, "", "logitclip: Runs cannot be kept in /dev/null/runs: Not a directory.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "There is nothing to tune"),
+        (["--option", "lr"], "Give --option with one of"),
+        (["--fast"], "Give --option with one of"),
+        (["--option", "lr", "--values", "0.1,0.2", "--storage", "s.db"], "are for a study"),
+        (["--option", "lr", "--values", "0.1,0.2", "--linear"], "are for a study"),
+        (["--option", "lr", "--between", "0.1,0.2", "--jobs", "2"], "A study makes one run at a time"),
+        (["--option", "lr", "--between", "0.1"], "between must be two numbers"),
+        (["--option", "lr", "--fast"], "The fast search knows"),
+    ],
+)
+def test_mistakes_are_a_sentence(arguments, message, typed) -> None:
+    code, out, err = typed(*arguments)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1

@@ -349,12 +349,19 @@ def tune(
         address: The address of a Ray cluster, or auto.
         json: Print the trials and the result as one JSON object on stdout.
     """
-    from logitclip import executors, tuning
+    from logitclip import executors, sweeping, tuning
 
     signal.signal(signal.SIGTERM, _terminate)
     ways = [values is not None, fast, between is not None]
     if sum(ways) != (option is not None):
         raise ValueError("Give --option with one of --values, --fast and --between; or neither, and temp=auto.")
+    if between is None and (linear or storage is not None):
+        raise ValueError("--linear and --storage are for a study: give --between as well.")
+    if between is not None and (executor == "ray" or jobs is not None):
+        raise ValueError(
+            "A study makes one run at a time, on this machine: --jobs and --executor ray are not for it. To share the "
+            "work, give the command several times with one --storage."
+        )
     if option == "clip.temp" and config.clip == "none":
         config = replace(config, clip="official")
     if option is None:
@@ -362,11 +369,13 @@ def tune(
     elif fast:
         search = tuning.fast_search(config, option)
     else:
-        parts = (values or "").split(";" if ";" in (values or "") else ",")
-        search = tuning.Search(option, tuple(_number_or_text(part.strip()) for part in parts))
+        search = tuning.Search(option, _values(option, values or ""))
     board = SweepBoard(f"tune {search.option}", [config], tuned=search.option.partition(".")[0])
-    execute = partial(executors.execute, executor=executor, jobs=jobs, address=address, on_event=board)
-    try:
+    memory = sweeping.Memory()
+    execute = partial(
+        executors.execute, executor=executor, jobs=jobs, address=address, on_event=board, then=memory.keep
+    )
+    with board:
         if between is not None:
             bounds = _two_numbers(between)
             study = tuning.study(
@@ -375,19 +384,13 @@ def tune(
             ended = [trial for trial in study.trials if trial.state.is_finished() and trial.params]
             scores = {tuning.six_digits(trial.params[search.option]): trial.value for trial in ended}
         else:
-            while todo := tuning.trials(config, search=search):
+            while todo := tuning.trials(config, memory.outcome, search):
                 execute(todo)
-            scores = tuning.tried(config, executors.outcome, search)
+            scores = tuning.tried(config, memory.outcome, search)
         best = tuning.best(scores)
         chosen = replace(tuning.with_value(config, search.option, best), val=0.0)
         execute([chosen])
-    except (KeyboardInterrupt, SystemExit):
-        board.stop()
-        print("logitclip: interrupted. The same command goes on with what is left.", file=sys.stderr)
-        raise
-    finally:
-        board.stop()
-    result: Any = executors.outcome(chosen)
+    result: Any = memory.outcome(chosen)
     if hasattr(result, "error"):
         raise ValueError(f"The run with the value that was chosen, {best}, has failed: {result.error}")
     if json:
@@ -396,10 +399,8 @@ def tune(
         return
     table = _table(f"{search.option}: {len(scores)} values tried", "value", "score")
     for value, score in scores.items() if values else sorted(scores.items()):
-        shown = "failed" if score is None else f"{score:.2f}"
-        table.add_row(
-            f"{value:g}" if isinstance(value, float) else f"{value}", shown, style="bold green" * (value == best)
-        )
+        name = f"{value:g}" if isinstance(value, float) else f"{value}"
+        table.add_row(name, "failed" if score is None else f"{score:.2f}", style="bold green" * (value == best))
     _print(table)
     _print_result(result)
 
@@ -445,19 +446,10 @@ def sweep(
     for spec, place in dict.fromkeys((cell.config.data, cell.config.root) for cell in loaded.cells):
         data.load(spec, place, download=download or mirror is not None, mirror=mirror)  # one sentence if it is missing
     board = SweepBoard(f"{loaded.name} ({loaded.scale})", [cell.config for cell in loaded.cells])
-    try:
+    with board:
         rows = sweeping.sweep(
             loaded, executor=executor, jobs=jobs, address=address, shard=(int(part), int(parts)), on_event=board
         )
-    except (KeyboardInterrupt, SystemExit):
-        board.stop()
-        print("logitclip: interrupted. The same command goes on with what is left.", file=sys.stderr)
-        raise
-    finally:
-        board.stop()
-    for error, [(label, file), *more] in board.errors.items():
-        others = f" and {len(more)} more" if more else ""
-        print(f"logitclip: {label}{others}: {error}{file}", file=sys.stderr)
     time = _duration(board.seconds)
     print(
         f"{board.done} runs done, {board.skipped} skipped as they were done before, {board.failed} failed, in {time}."
@@ -532,8 +524,9 @@ class SweepBoard:
     def _note(self, config: RunConfig, found: Any) -> None:
         """Keep what went wrong for the end."""
         if hasattr(found, "error"):
-            file = f" See {Path(config.runs) / found.id / 'failure.json'}." if found.id else ""
-            self.errors.setdefault(found.error, []).append((self.label(config), file))
+            file = Path(config.runs) / found.id / "failure.json"
+            see = f" See {file}." if found.id and file.exists() else ""
+            self.errors.setdefault(found.error, []).append((self.label(config), see))
 
     def label(self, config: RunConfig) -> str:
         """A run in a few words."""
@@ -570,6 +563,18 @@ class SweepBoard:
 
     def stop(self) -> None:
         self.live.stop()
+
+    def __enter__(self) -> SweepBoard:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        """Say what failed and, if it was interrupted, how to go on."""
+        self.stop()
+        for error, [(label, file), *more] in self.errors.items():
+            others = f" and {len(more)} more" if more else ""
+            print(f"logitclip: {label}{others}: {error}{file}", file=sys.stderr)
+        if kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit):
+            print("logitclip: interrupted. The same command goes on with what is left.", file=sys.stderr)
 
 
 def _print_result(result: Any) -> None:
@@ -708,7 +713,16 @@ def _normalised(item: str) -> str:
     return " ".join(words.get(word, word) for word in text)
 
 
-def _number_or_text(text: str) -> int | float | str:
+def _values(option: str, text: str) -> tuple[bool | int | float | str, ...]:
+    """The values to choose from. An option that takes text gets text, even if it looks like a number."""
+    parts = [part.strip() for part in text.split(";" if ";" in text else ",")]
+    kind = str(RunConfig.__annotations__.get(option))
+    return tuple(parts) if "str" in kind or "Literal" in kind else tuple(map(_value, parts))
+
+
+def _value(text: str) -> bool | int | float | str:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             return kind(text)

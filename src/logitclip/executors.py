@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 import traceback
@@ -104,8 +105,19 @@ def execute(
     if address is not None and executor != "ray":
         raise ValueError(f"An address is for the executor ray, not for {executor}.")
     queue = _Queue(configs, on_event, then)
+    for folder in {job.folder.parent for job in queue.todo}:
+        _check_writable(folder)  # or every run would fail for it
     if queue.left:
         EXECUTORS[executor](queue, jobs, address)
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise runs.CannotWrite(f"Runs cannot be kept in {folder}: {error.strerror or error}.") from error
 
 
 # -- what is left to do ------------------------------------------------------------------------------------------------

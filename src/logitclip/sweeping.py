@@ -53,7 +53,7 @@ def sweep(
             place, or the failure if none could be chosen.
     """
     tell = (lambda *_: None) if on_event is None else on_event
-    memory = _Memory()
+    memory = Memory()
     tuned, plain = _parts(recipe, memory, shard)
     waiting: dict[Path, set[RunConfig]] = defaultdict(set)  # a run -> the configs to tune that it is a trial of
     undecided = set(tuned)
@@ -71,7 +71,7 @@ def sweep(
         return [_filled(recipe.cells[i], decision) for i in tuned[config]] if isinstance(decision, RunConfig) else []
 
     def then(config: RunConfig, found: Result | Failure) -> list[RunConfig]:
-        memory.seen[memory.folder(config)] = found
+        memory.keep(config, found)
         return [run for group in waiting.pop(memory.folder(config), ()) for run in advance(group)]
 
     for config, cells in tuned.items():
@@ -83,7 +83,7 @@ def sweep(
     return _rows(recipe, mine, memory.outcome)
 
 
-class _Memory:
+class Memory:
     """What a sweep knows: ids take a while to compute, and a failure counts only if this sweep has seen it."""
 
     def __init__(self) -> None:
@@ -94,6 +94,11 @@ class _Memory:
         if config not in self.folders:
             self.folders[config] = Path(config.runs) / config.id
         return self.folders[config]
+
+    def keep(self, config: RunConfig, found: Result | Failure) -> tuple[()]:
+        """Take note of an outcome; nothing is to be run next."""
+        self.seen[self.folder(config)] = found
+        return ()
 
     def outcome(self, config: RunConfig) -> Result | Failure | None:
         folder = self.folder(config)
@@ -106,7 +111,7 @@ class _Memory:
 
 
 def _parts(
-    recipe: Recipe, memory: _Memory, shard: tuple[int, int]
+    recipe: Recipe, memory: Memory, shard: tuple[int, int]
 ) -> tuple[dict[RunConfig, list[int]], dict[Path, list[int]]]:
     """The positions of a shard's cells: by the config that is tuned for them, and by run where nothing is tuned."""
     i, n = shard

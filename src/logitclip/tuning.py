@@ -8,6 +8,7 @@ out of the runs, so tuning can be stopped, resumed and shared like the runs them
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,9 +64,10 @@ def with_value(config: RunConfig, option: str, value: Any) -> RunConfig:
     if not knob:
         return replace(config, **{field: value})
     name, _, given = str(getattr(config, field)).partition(":")
-    knobs = dict(item.split("=", 1) for item in given.split(",") if item)
-    knobs[knob] = f"{value:g}" if isinstance(value, float) else str(value)
-    return replace(config, **{field: f"{name}:" + ",".join(f"{k}={v}" for k, v in knobs.items())})
+    items = re.split(r",(?=\s*\w+\s*=)", given) if given else []  # a value may hold a comma, and the first have no key
+    others = [item for item in items if item.partition("=")[0].strip() != knob]
+    shown = f"{value:g}" if isinstance(value, float) else str(value)
+    return replace(config, **{field: f"{name}:" + ",".join([*others, f"{knob}={shown}"])})
 
 
 def search_for(config: RunConfig) -> Search:
@@ -223,14 +225,22 @@ def study(
         raise ValueError(f"A study needs at least one trial, got {count}.")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     search = Search(option, values=(low, high))
-    whole = "." not in option and isinstance(getattr(config.resolved(), option, None), int)
+    whole = _whole(config, option, low)
 
     def config_of(params: Mapping[str, Any]) -> RunConfig:
         value = params[option]
         return trial(config, search, round(value) if whole else six_digits(value))
 
     name = f"{option} {config_of({option: low}).id}"  # the rest of the config decides the id
-    found = optuna.create_study(storage=_storage(storage), study_name=name, direction="maximize", load_if_exists=True)
+    try:
+        found = optuna.create_study(
+            storage=_storage(storage), study_name=name, direction="maximize", load_if_exists=True
+        )
+    except ImportError:  # of a database's driver
+        raise
+    except Exception as error:  # what it is depends on the database
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"The study cannot be kept in {storage!r}: {reason}.") from error
     # A new seed each time it is resumed, or the first proposals would be repeated.
     found.sampler = optuna.samplers.TPESampler(seed=config.seed + len(found.trials))
     states = optuna.trial.TrialState
@@ -257,6 +267,22 @@ def study(
 def six_digits(value: float) -> float:
     """The value that a study tries in place of one with more digits."""
     return value if isinstance(value, int) else float(f"{value:.6g}")
+
+
+def _whole(config: RunConfig, option: str, low: float) -> bool:
+    """Whether the option, a field or a knob, takes whole numbers alone."""
+    field, _, knob = option.partition(".")
+    if not knob:
+        return isinstance(getattr(config.resolved(), field, None), int)
+    if low != round(low):
+        return False
+    between = with_value(config, option, low + 0.5)
+    try:
+        between.resolved()
+    except ValueError:
+        with_value(config, option, round(low)).resolved()  # it is the option that is refused, not its fraction
+        return True
+    return False
 
 
 def _storage(storage: str | None) -> Any:
