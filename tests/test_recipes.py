@@ -570,6 +570,7 @@ BAD = {
         "The axis 'loss' must be in rows or in cols of [table], once.",
     ),
     "unknown statistic": ('[table]\ncells = ["accuracy"]', "Unknown statistic 'accuracy' in [table]."),
+    "no statistic": ("[table]\ncells = []", "cells in [table] must be one statistic or more of last10_accuracy"),
     "unknown kind of figure": (
         '[figure]\nkind = "pie"',
         "kind in [figure] must be one of bounds, lines, bars; got 'pie'.",
@@ -585,6 +586,10 @@ BAD = {
     ),
     "one class": (
         '[figure]\nkind = "bounds"\nclasses = [1]\ntau = [1, 2]',
+        "classes in [figure] must be whole numbers",
+    ),
+    "no classes": (
+        '[figure]\nkind = "bounds"\nclasses = []\ntau = [1, 2]',
         "classes in [figure] must be whole numbers",
     ),
     "empty range": ('[figure]\nkind = "bounds"\nclasses = [2]\ntau = [2, 1]', "tau in [figure] must be two positive"),

@@ -233,6 +233,21 @@ def test_terminal(table):
     assert "1 of 16 runs failed" in text
 
 
+def test_in_a_narrow_terminal_the_names_of_rows_stay_whole_and_a_pipe_folds_nothing(tmp_path, monkeypatch, capsys):
+    from rich.console import Console
+
+    recipe = recipes.load("table1", runs=str(tmp_path))
+    recipe = replace(recipe, cells=recipe.cells[:50:5])
+    table = reporting.tabulate(recipe, sweeping.collect(recipe))
+    console = Console(width=64, record=True, file=io.StringIO())
+    console.print(reporting.terminal(table))
+    assert "temp=grid" in console.export_text()
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setattr("sys.argv", ["logitclip", "report", "table5", "--runs", str(tmp_path)])
+    cli.main()
+    assert " logit_norm temperature=grid " in capsys.readouterr().out
+
+
 def test_markdown_has_as_many_cells_in_every_line(table):
     lines = [line for line in reporting.markdown(table).splitlines() if line.startswith("|")]
     assert len(lines) == 2 + 4

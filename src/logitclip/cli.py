@@ -765,7 +765,10 @@ def _table(title: str, *columns: str) -> Any:
 def _print(what: Any) -> None:
     from rich.console import Console
 
-    Console(soft_wrap=False, highlight=False).print(what)
+    console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = 200  # a file or a pipe has no edge to fold a table at
+    console.print(what)
 
 
 def _print_json(what: Any) -> None:

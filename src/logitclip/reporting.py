@@ -376,8 +376,9 @@ def terminal(table: Table) -> Any:
     from rich.text import Text
 
     shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for axis in table.row_axes:
-        shown.add_column(axis, overflow="fold")
+    for i, axis in enumerate(table.row_axes):
+        longest = max(len(table.labels(row)[i]) for row in table.rows)
+        shown.add_column(axis, overflow="fold", min_width=min(longest, 16))  # where it is narrow, numbers fold first
     for head in table.heads():
         shown.add_column(escape(head.replace(", ", "\n")), justify="right", overflow="fold")
     before = None

@@ -382,6 +382,8 @@ def _table(section: _Values | None, grid: _Grid) -> tuple[tuple[str, ...], ...]:
         if [*rows, *cols].count(axis) != 1 and len(grid[axis]) > 1:
             raise ValueError(f"The axis {axis!r} must be in rows or in cols of [table], once.")
     statistics = section.get("cells", ["last10_accuracy"])
+    if not statistics:
+        raise ValueError(f"cells in [table] must be one statistic or more of {', '.join(STATISTICS)}; got none.")
     for name in statistics:
         _check_statistic(name, "[table]")
     return tuple(rows), tuple(cols), tuple(statistics)
@@ -406,12 +408,11 @@ def _figure(section: _Values | None, grid: _Grid) -> _Values | None:
     if kind != "bounds":
         _check_statistic(section["y"], "[figure]")
         return section
-    if not all(type(k) is int and k >= 2 for k in section["classes"]):
-        raise ValueError(f"classes in [figure] must be whole numbers of at least 2, got {section['classes']}.")
-    if [type(end) in (int, float) for end in section["tau"]] != [True, True] or not 0 < section["tau"][0] < section[
-        "tau"
-    ][1]:
-        raise ValueError(f"tau in [figure] must be two positive numbers, [from, to], got {section['tau']}.")
+    classes, tau = section["classes"], section["tau"]
+    if not classes or not all(type(k) is int and k >= 2 for k in classes):
+        raise ValueError(f"classes in [figure] must be whole numbers of at least 2, got {classes}.")
+    if [type(end) in (int, float) for end in tau] != [True, True] or not 0 < tau[0] < tau[1]:
+        raise ValueError(f"tau in [figure] must be two positive numbers, [from, to], got {tau}.")
     return section
 
 
