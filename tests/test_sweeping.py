@@ -402,6 +402,17 @@ def test_mistakes_are_a_sentence(tmp_path, typed, arguments, message):
     assert err.count("\n") == 1
 
 
+def test_human_labels_are_part_of_the_data():
+    two = [
+        RunConfig(data="cifar10", noise=noise, root=root) for root in ("a", "b") for noise in ("none", "real:set=worst")
+    ]
+    assert cli._data_of(two[:3]) == [("cifar10:human=true", "a"), ("cifar10", "b")]
+    assert cli._data_of([RunConfig(data="cifar100:subset=true", noise="real:set=fine")]) == [
+        ("cifar100:subset=true,human=true", None)
+    ]
+    assert cli._data_of([RunConfig(data="folder:path=x", noise="real:set=a")]) == [("folder:path=x", None)]
+
+
 def test_a_figure_without_runs(tmp_path, typed):
     code, out, _ = typed("figure1", "--runs", tmp_path)
     assert code == 0

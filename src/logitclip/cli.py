@@ -432,7 +432,7 @@ def sweep(
         shard: Only one part of several, as in 1/4 to 4/4, each started as a job of its own.
         runs: The folder for the folders of runs; several sweeps may share it.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
-        download: Get the data from its official address if it is not there.
+        download: Get the data, and human labels if the recipe has them, from the official address if it is not there.
         mirror: Get it from this folder, or address, instead.
     """
     from logitclip import data, recipes, sweeping
@@ -443,7 +443,7 @@ def sweep(
         raise ValueError(f"shard must be like 1/4, the first of four parts; got {shard!r}.")
     signal.signal(signal.SIGTERM, _terminate)
     loaded = recipes.load(recipe, scale, runs=str(runs), root=None if root is None else str(root))
-    for spec, place in dict.fromkeys((cell.config.data, cell.config.root) for cell in loaded.cells):
+    for spec, place in _data_of([cell.config for cell in loaded.cells]):
         data.load(spec, place, download=download or mirror is not None, mirror=mirror)  # one sentence if it is missing
     board = SweepBoard(f"{loaded.name} ({loaded.scale})", [cell.config for cell in loaded.cells])
     with board:
@@ -459,6 +459,19 @@ def sweep(
     print(f"Next: logitclip {task} {recipe} --scale {scale}{folder}{out}")
     if not all(isinstance(row.outcome, Result) for row in rows):
         raise SystemExit(1)
+
+
+def _data_of(configs: list[RunConfig]) -> list[tuple[str, str | None]]:
+    """The datasets of these runs and their folders, with the human labels where the noise is made of them."""
+    from logitclip.data import DATASETS
+    from logitclip.tuning import with_value
+
+    needed: dict[tuple[str, str | None], str] = {}
+    for config in configs:
+        needed.setdefault((config.data, config.root), config.data)
+        if config.noise.partition(":")[0] == "real" and "human" in DATASETS.knobs(config.data.partition(":")[0]):
+            needed[config.data, config.root] = with_value(config, "data.human", "true").data
+    return [(spec, root) for (_, root), spec in needed.items()]
 
 
 class SweepBoard:
