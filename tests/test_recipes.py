@@ -7,6 +7,7 @@ import dataclasses
 import datetime
 import itertools
 import json
+import shlex
 import tomllib
 from collections import Counter
 from dataclasses import replace
@@ -653,6 +654,25 @@ def test_list_recipes(json_: bool, capsys: pytest.CaptureFixture[str], monkeypat
         assert json.loads(shown)["table1"]["runs"] == {"smoke": 4, "cpu": 440, "mini": 110, "full": 550}
     else:
         assert "smoke 4, cpu 440, mini 110, full 550" in shown
+
+
+def test_commands_can_be_pasted(tmp_path: Path) -> None:
+    assert recipes.load("table8").command() == "logitclip sweep table8 --scale full"
+    file = tmp_path / "my study.toml"
+    file.write_text("title = 'Mine'")
+    command = recipes.load(str(file), runs=str(tmp_path / "runs"), root="my data").command("report")
+    arguments = [
+        "logitclip",
+        "report",
+        str(file),
+        "--scale",
+        "full",
+        "--runs",
+        str(tmp_path / "runs"),
+        "--root",
+        "my data",
+    ]
+    assert shlex.split(command) == arguments
 
 
 def test_unknown_names() -> None:

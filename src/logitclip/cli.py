@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -454,9 +455,10 @@ def sweep(
     print(
         f"{board.done} runs done, {board.skipped} skipped as they were done before, {board.failed} failed, in {time}."
     )
-    folder = ("" if runs == Path("runs") else f" --runs {runs}") + ("" if root is None else f" --root {root}")
-    task, out = ("report", "") if loaded.rows else ("figures", f" -o {loaded.name}.svg")  # a figure may have no table
-    print(f"Next: logitclip {task} {recipe} --scale {scale}{folder}{out}")
+    if loaded.rows:
+        print(f"Next: {loaded.command('report')}")
+    else:  # a figure may have no table
+        print(f"Next: {loaded.command('figures')} -o {shlex.quote(loaded.name)}.svg")
     if not all(isinstance(row.outcome, Result) for row in rows):
         raise SystemExit(1)
 

@@ -151,7 +151,7 @@ def _points(recipe: Recipe, rows: Sequence[Row]) -> list[dict[str, Any]]:
         if entry.mean is not None
     ]
     if not points:
-        raise ValueError(f"No run of {recipe.name} at scale {recipe.scale} has a result yet: {recipe.command} first.")
+        raise ValueError(f"No run of {recipe.name} at scale {recipe.scale} has a result yet: {recipe.command()} first.")
     return points
 
 
@@ -383,7 +383,7 @@ def _memorisation(recipe: Recipe, rows: Sequence[Row]) -> Any:
     """Accuracy and memorised share over the epochs, a column for each column of the recipe's table."""
     alt = altair()
     if not results_of(rows):
-        raise ValueError(f"No run of {recipe.name} at scale {recipe.scale} has a result yet: {recipe.command} first.")
+        raise ValueError(f"No run of {recipe.name} at scale {recipe.scale} has a result yet: {recipe.command()} first.")
     found = curves(recipe, rows)
     picked = alt.selection_point(name="picked", fields=["group"], bind="legend")
     quantities = [QUANTITIES[name] for name in found.quantities if name != "norms"]

@@ -284,7 +284,7 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
         notes.append(f"{len(failed)} of {len(rows)} runs failed and are not in the means. {'; '.join(named + more)}.")
     missing = sum(row.outcome is None for row in rows)
     if missing:
-        notes.append(f"{missing} of {len(rows)} runs have no result yet: {recipe.command} makes them.")
+        notes.append(f"{missing} of {len(rows)} runs have no result yet: {recipe.command()} makes them.")
     return tuple(notes)
 
 

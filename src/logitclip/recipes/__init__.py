@@ -58,6 +58,7 @@ from __future__ import annotations
 import csv
 import itertools
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
@@ -105,12 +106,11 @@ class Recipe:
     statistics: tuple[str, ...]
     figure: Mapping[str, Any] | None
     cells: tuple[Cell, ...]
-    source: str = ""  # what it was loaded by: its name, or the path of a file
+    arguments: str = ""  # what it was loaded by, as the commands take it
 
-    @property
-    def command(self) -> str:
-        """The command that makes its runs."""
-        return f"logitclip sweep {self.source or self.name} --scale {self.scale}"
+    def command(self, task: str = "sweep") -> str:
+        """The command, ready to be pasted, that makes its runs or does something else with them."""
+        return f"logitclip {task} {self.arguments or self.name}"
 
     def to_tune(self, cell: Cell) -> RunConfig:
         """The config whose tuning decides this cell: that of the seed to tune on, or the cell's own."""
@@ -180,7 +180,8 @@ def load(recipe: str, scale: str = "full", *, runs: str = "runs", root: str | No
         built = _build(name, content, scale, {"runs": runs} | ({} if root is None else {"root": root}))
     except ValueError as error:
         raise ValueError(f"Recipe {name}: {error}") from error
-    return replace(built, source=recipe)
+    folders = [*(["--runs", runs] if runs != "runs" else []), *(["--root", root] if root is not None else [])]
+    return replace(built, arguments=shlex.join([recipe, "--scale", scale, *folders]))
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
