@@ -381,6 +381,8 @@ def test_the_live_table(tmp_path, monkeypatch):
     assert board.workers == 2
     board("failed", one, Failure(one.id, "It failed.", "", 1, False))
     assert board.durations == [30]
+    board.fields.append("plugin")
+    assert "mine.py" not in board.label(replace(one, plugin=("mine.py",)))
     assert "3 left, about " in board.state()
     assert [label for label, _ in board.errors["It failed."]] == ["symmetric:rate=0.5, penalty none, seed 0"]
 

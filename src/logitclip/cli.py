@@ -489,7 +489,7 @@ class SweepBoard:
         # What tells one run from another: what differs between configs, and what is tuned.
         self.fields = [f for f in vars(RunConfig()) if len({getattr(c, f) for c in configs}) > 1 or f in words]
         self.name = name
-        self.queued = self.skipped = self.done = self.failed = self.elsewhere = 0
+        self.queued = self.skipped = self.done = self.failed = 0
         self.errors: dict[str, list[tuple[str, str]]] = {}  # a sentence -> the runs it is true of, and where it stands
         self.undecided: dict[RunConfig, int] = {}  # what is being tuned -> the runs that wait for it
         self.running: dict[RunConfig, tuple[float, dict[str, Any] | None]] = {}  # run -> its start and last row
@@ -524,10 +524,8 @@ class SweepBoard:
             self.running[config] = (self.running[config][0] if config in self.running else now), detail
             self.workers = max(self.workers, len(self.running))
         elif kind in ("done", "failed"):
-            if config in self.running:
+            if config in self.running:  # or another process has made it
                 self.durations.append(now - self.running.pop(config)[0])
-            elif kind == "done":
-                self.elsewhere += 1
             self.done += kind == "done"
             self.failed += kind == "failed"
             self._note(config, detail)
@@ -545,7 +543,7 @@ class SweepBoard:
 
     def label(self, config: RunConfig) -> str:
         """A run in a few words."""
-        values = {name: getattr(config, name) for name in self.fields if name != "noise_seed"}
+        values = {name: getattr(config, name) for name in self.fields if name not in ("noise_seed", "plugin")}
         values = {name: value for name, value in values.items() if value not in (None, ())}
         plain = {name: isinstance(value, str) and value != "none" for name, value in values.items()}
         text = ", ".join(f"{value}" if plain[name] else f"{name} {value}" for name, value in values.items())

@@ -243,9 +243,10 @@ def _inline(queue: _Queue, _jobs: int | None, _address: str | None) -> None:
         if job is None:
             time.sleep(queue.pause or 0.0)
             continue
-        on_epoch = partial(_shown, queue, job)
-        if job.config.devices > 1:  # it would be called in other processes
-            queue.progress(job, on_epoch := None)
+        on_epoch: Any = partial(_shown, queue, job)
+        if job.config.devices > 1:  # it would be called in other processes: all that is told is the start
+            on_epoch = None
+            queue.progress(job, None)
         queue.finish(job, _attempt(job.config, job.folder, on_epoch))
 
 

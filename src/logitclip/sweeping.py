@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,8 +13,7 @@ from logitclip.config import RunConfig, word_to_tune
 from logitclip.executors import Failure, OnEvent
 from logitclip.recipes import Cell, Recipe
 from logitclip.run import Result
-
-Outcome = Callable[[RunConfig], Result | Failure | None]
+from logitclip.tuning import Outcome
 
 
 @dataclass(frozen=True)

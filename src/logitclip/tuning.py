@@ -74,7 +74,7 @@ def search_for(config: RunConfig) -> Search:
     """The search that the word `grid` or `auto` in a config stands for."""
     wanted = word_to_tune(config)
     if wanted is None:
-        raise ValueError("There is nothing to tune: no number of the config is the word grid or auto.")
+        raise ValueError("There is nothing to tune: no number of the config is a word, as in official:temp=auto.")
     field, knob, word = wanted
     key = f"{field}.{getattr(config, field).partition(':')[0]}.{knob}"
     if key not in GRIDS:
