@@ -186,6 +186,21 @@ def test_a_trial_that_was_killed_is_done_first(tmp_path) -> None:
     assert resumed.trials[2].params == lost.params
 
 
+def test_a_trial_that_another_process_has_given_up_is_no_error(tmp_path) -> None:
+    import optuna
+
+    config = RunConfig(noise="symmetric:rate=0.5", clip="official:temp=1", epochs=1, limit=100, runs=str(tmp_path))
+    where = str(tmp_path / "study.db")
+
+    def give_up(kind: str, *_: Any) -> None:
+        study = optuna.load_study(study_name=None, storage=f"sqlite:///{where}")
+        if kind == "start" and len(study.trials) == 1:
+            study.tell(0, state=optuna.trial.TrialState.FAIL)
+
+    study = tuning.study(config, "clip.temp", 0.1, 10, 1, storage=where, on_event=give_up)
+    assert [t.state.name for t in study.trials] == ["FAIL", "COMPLETE"]
+
+
 @pytest.mark.parametrize(("low", "high", "count"), [(0.0, 1.0, 3), (2.0, 1.0, 3), (0.1, 1.0, 0)])
 def test_bad_bounds_of_a_study(low: float, high: float, count: int) -> None:
     with pytest.raises(ValueError, match="got"):

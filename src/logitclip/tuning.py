@@ -247,7 +247,7 @@ def study(
     for left in found.get_trials(states=(states.RUNNING,)):
         lost = config_of(left.params) if option in left.params else None
         if lost is None or _abandoned(lost):  # its process was killed: do it first, from its last checkpoint
-            found.tell(left.number, state=states.FAIL)
+            found.tell(left.number, state=states.FAIL, skip_if_finished=True)
             if lost is not None:
                 found.enqueue_trial(left.params)
     while len(found.get_trials(states=(states.COMPLETE, states.PRUNED))) < count:
@@ -260,7 +260,8 @@ def study(
         executors.execute([run], executor="inline", on_event=on_event)
         score = _validation(executors.outcome(run))
         # One that failed or diverged has no score; it counts as pruned, so that a study of failures ends as well.
-        found.tell(asked, score, states.PRUNED if score is None else states.COMPLETE)
+        # Another process that has just started may have taken it for one that was killed, and does it again.
+        found.tell(asked, score, states.PRUNED if score is None else states.COMPLETE, skip_if_finished=True)
     return found
 
 
