@@ -1,4 +1,7 @@
-"""What all tests share: none leaves a name behind that it registered."""
+"""What all tests share: none leaves a name behind that it registered; and the command line in this process."""
+
+import signal
+import sys
 
 import pytest
 
@@ -18,3 +21,23 @@ def _registries_as_they_were():
     for registry, names in zip(registries, before, strict=True):
         for name in set(registry) - names:
             del registry._entries[name]
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """`logitclip ...` in this process: (exit code, stdout, stderr)."""
+    from logitclip import cli
+
+    before = signal.getsignal(signal.SIGTERM)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["logitclip", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        return code, *capsys.readouterr()
+
+    yield call
+    signal.signal(signal.SIGTERM, before)

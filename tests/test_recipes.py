@@ -84,6 +84,7 @@ WEBVISION = CIFAR | {
     "nesterov": True,
     "milestones": (40, 80),
     "augment": "crop:size=224",
+    "val_rule": "random",
 }
 DIVIDEMIX = CIFAR | {
     "data": C10,

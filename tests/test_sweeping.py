@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from logitclip import cli, executors, runs, sweeping, tuning
+from logitclip import cli, executors, progress, runs, sweeping, tuning
 from logitclip.config import RunConfig
 from logitclip.executors import Failure
 from logitclip.recipes import Cell, Recipe, load
@@ -298,22 +298,9 @@ def test_a_sweep_that_is_interrupted_and_killed_repeats_nothing(tmp_path, first)
 
 
 @pytest.fixture
-def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """`logitclip sweep ... --executor inline` in this process: (exit code, stdout, stderr)."""
-    before = signal.getsignal(signal.SIGTERM)
-
-    def call(*arguments: Any) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["logitclip", "sweep", *map(str, arguments), "--executor", "inline"])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    yield call
-    signal.signal(signal.SIGTERM, before)
+def typed(command) -> Any:
+    """`logitclip sweep ...` in this process."""
+    return lambda *arguments: command("sweep", *arguments, "--executor", "inline")
 
 
 def test_summary_exit_code_and_failures_in_a_sentence_each(tmp_path, typed):
@@ -343,7 +330,7 @@ def test_no_terminal_no_more_than_a_line_every_few_seconds(tmp_path, typed, monk
     assert code == 0
     assert len(err.splitlines()) <= 2
     assert out.startswith("8 runs done, ")
-    monkeypatch.setattr(cli.SweepBoard, "PAUSE", 0.0)
+    monkeypatch.setattr(progress.SweepBoard, "PAUSE", 0.0)
     code, out, err = typed(own, "--runs", tmp_path / "all")
     assert code == 0
     lines = err.splitlines()
@@ -356,7 +343,7 @@ def test_no_terminal_no_more_than_a_line_every_few_seconds(tmp_path, typed, monk
 def test_the_live_table(tmp_path, monkeypatch):
     from rich.console import Console
 
-    board = cli.SweepBoard("small", [cell.config for cell in recipe(tmp_path).cells])
+    board = progress.SweepBoard("small", [cell.config for cell in recipe(tmp_path).cells])
     one, other, *_ = (cell.config for cell in recipe(tmp_path).cells)
     to_tune = recipe(tmp_path).cells[2].config
     clock = itertools.count(board.started, 10)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import signal
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from logitclip import cli, executors, tuning
+from logitclip import executors, tuning
 from logitclip.config import RunConfig, word_to_tune
 from logitclip.executors import Failure
 from logitclip.run import Result, run
@@ -235,23 +232,10 @@ def test_a_storage_that_is_none_is_said_in_a_sentence(storage: str) -> None:
 
 
 @pytest.fixture
-def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Any]:
-    """`logitclip tune` with small runs in this process: (exit code, stdout, stderr)."""
-    before = signal.getsignal(signal.SIGTERM)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        small = ["--epochs", "1", "--limit", "100", "--model", "mlp:width=8,depth=1", "--executor", "inline"]
-        monkeypatch.setattr(sys, "argv", ["logitclip", "tune", *small, "--runs", str(tmp_path), *arguments])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = end.code if isinstance(end.code, int) else 1
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    yield call
-    signal.signal(signal.SIGTERM, before)
+def typed(command, tmp_path: Path) -> Any:
+    """`logitclip tune` with small runs in this process."""
+    small = ["--epochs", "1", "--limit", "100", "--model", "mlp:width=8,depth=1", "--executor", "inline"]
+    return lambda *arguments: command("tune", *small, "--runs", tmp_path, *arguments)
 
 
 @pytest.mark.parametrize(

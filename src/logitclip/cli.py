@@ -6,7 +6,6 @@ Nothing heavy is imported before a command runs, so that `logitclip --help` is q
 from __future__ import annotations
 
 import ast
-import atexit
 import contextlib
 import json
 import math
@@ -18,14 +17,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional, arg
 
 import logitclip
-from logitclip.config import RunConfig, word_to_tune
+from logitclip.config import RunConfig
+from logitclip.progress import SweepBoard, TrainingBar, duration, make_table
 from logitclip.runs import Claimed
 
 Kind = Literal["losses", "clips", "penalties", "noises", "data", "augments", "models", "methods", "recipes"]
@@ -61,7 +60,7 @@ def list_names(kind: Positional[Kind], /, *, json: bool = False) -> None:
     if json:
         _print_json({name: {"spec": spec, "summary": summary} for name, (spec, summary) in rows.items()})
         return
-    table = _table(kind.capitalize(), "spec, with its defaults", "what it is")
+    table = make_table(kind.capitalize(), "spec, with its defaults", "what it is")
     for name, (spec, summary) in rows.items():
         table.add_row(spec.replace(name, f"[bold]{name}[/]", 1).replace(",", ", "), escape(summary.replace("`", "")))
     _print(table)
@@ -85,7 +84,7 @@ def _list_recipes(json: bool) -> None:
         }
         _print_json(described)
         return
-    table = _table("Recipes", "recipe", "paper", "what it is", "runs by scale")
+    table = make_table("Recipes", "recipe", "paper", "what it is", "runs by scale")
     for name, scales in loaded.items():
         runs = ", ".join(f"{recipe.scale} {len(recipe.cells)}" for recipe in scales)
         table.add_row(f"[bold]{name}[/]", scales[0].paper or "", escape(scales[0].title), runs)
@@ -127,7 +126,7 @@ def bound(
         return
     scale = "" if delta is None else f", delta = {delta:g}"
     title = f"tau = {tau:g}{scale}, p = {p:g}, K = {classes}"
-    table = _table(title, "", "quantity", "bound", "paper", "lower", "upper")
+    table = make_table(title, "", "quantity", "bound", "paper", "lower", "upper")
     for row in rows:
         style = "bold green" if row.smallest else "" if row.applies else "dim"
         name = row.name if row.applies else f"{row.name}: {row.reason}"
@@ -149,7 +148,7 @@ def paper(item: Positional[str] = "", /) -> None:
 
     homes = {tag: home for home in _tagged() for tag in home[0]}
     if not item:
-        table = _table("The paper in the code", "item", "function", "file")
+        table = make_table("The paper in the code", "item", "function", "file")
         for tag, (_, name, file, line, _doc) in sorted(homes.items()):
             table.add_row(tag, name, f"{file}:{line}")
         _print(table)
@@ -274,9 +273,12 @@ def report(
     loaded = recipes.load(recipe, scale, runs=str(runs), root=None if root is None else str(root))
     rows = sweeping.collect(loaded)
     table = reporting.tabulate(loaded, rows)
-    writers = {markdown: reporting.markdown, latex: reporting.latex, csv: reporting.csv}
-    writers[html] = lambda table: reporting.html(table, rows)
-    for path, text in writers.items():
+    writers = [(markdown, reporting.markdown), (latex, reporting.latex), (csv, reporting.csv)]
+    writers.append((html, partial(reporting.html, rows=rows)))
+    paths = [path for path, _ in writers if path is not None]
+    if len(set(paths)) < len(paths):
+        raise ValueError("Two formats cannot be written to the same file.")
+    for path, text in writers:
         if path is not None:
             write(path, text(table).encode())
             print(f"logitclip: wrote {path}", file=sys.stderr)
@@ -398,7 +400,7 @@ def tune(
         tried = [{"value": value, "score": score} for value, score in scores.items()]
         _print_json({"option": search.option, "tried": tried, "chosen": best, "result": asdict(result)})
         return
-    table = _table(f"{search.option}: {len(scores)} values tried", "value", "score")
+    table = make_table(f"{search.option}: {len(scores)} values tried", "value", "score")
     for value, score in scores.items() if values else sorted(scores.items()):
         name = f"{value:g}" if isinstance(value, float) else f"{value}"
         table.add_row(name, "failed" if score is None else f"{score:.2f}", style="bold green" * (value == best))
@@ -451,7 +453,7 @@ def sweep(
         rows = sweeping.sweep(
             loaded, executor=executor, jobs=jobs, address=address, shard=(int(part), int(parts)), on_event=board
         )
-    time = _duration(board.seconds)
+    time = duration(board.seconds)
     print(
         f"{board.done} runs done, {board.skipped} skipped as they were done before, {board.failed} failed, in {time}."
     )
@@ -476,120 +478,6 @@ def _data_of(configs: list[RunConfig]) -> list[tuple[str, str | None]]:
     return [(spec, root) for (_, root), spec in needed.items()]
 
 
-class SweepBoard:
-    """What a sweep is doing, on stderr: a live table on a terminal, elsewhere a line every few seconds."""
-
-    PAUSE = 5.0  # seconds between two lines
-
-    def __init__(self, name: str, configs: list[RunConfig], tuned: str | None = None) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
-        words = [tuned, *(word[0] for config in configs if (word := word_to_tune(config)))]
-        # What tells one run from another: what differs between configs, and what is tuned.
-        self.fields = [f for f in vars(RunConfig()) if len({getattr(c, f) for c in configs}) > 1 or f in words]
-        self.name = name
-        self.queued = self.skipped = self.done = self.failed = 0
-        self.errors: dict[str, list[tuple[str, str]]] = {}  # a sentence -> the runs it is true of, and where it stands
-        self.undecided: dict[RunConfig, int] = {}  # what is being tuned -> the runs that wait for it
-        self.running: dict[RunConfig, tuple[float, dict[str, Any] | None]] = {}  # run -> its start and last row
-        self.epochs: dict[RunConfig, int | None] = {}
-        self.durations: list[float] = []
-        self.workers = 1
-        self.started = self.printed = monotonic()
-        self.console = Console(stderr=True, highlight=False)
-        self.live = Live(get_renderable=self.table, console=self.console, refresh_per_second=2, transient=True)
-        if self.console.is_terminal:
-            atexit.register(self.stop)  # or the cursor stays hidden
-            self.live.start()
-
-    def __call__(self, kind: str, config: RunConfig, detail: Any) -> None:
-        now = monotonic()
-        if kind == "tuning":
-            self.undecided[config] = detail
-        elif kind == "chosen":
-            self.undecided.pop(config, None)
-            if not isinstance(detail, RunConfig):
-                self._note(config, detail)
-        elif kind == "queued":
-            self.queued += 1
-        elif kind == "skipped":
-            self.skipped += 1
-            self._note(config, detail)
-        elif kind == "elsewhere":
-            self.running.pop(config, None)
-        elif kind in ("start", "epoch"):
-            if kind == "start":
-                self.epochs[config] = config.resolved().epochs
-            self.running[config] = (self.running[config][0] if config in self.running else now), detail
-            self.workers = max(self.workers, len(self.running))
-        elif kind in ("done", "failed"):
-            if config in self.running:  # or another process has made it
-                self.durations.append(now - self.running.pop(config)[0])
-            self.done += kind == "done"
-            self.failed += kind == "failed"
-            self._note(config, detail)
-            if not self.console.is_terminal and now - self.printed >= self.PAUSE:
-                self.printed = now
-                came = f"{detail.last10_accuracy:.2f} %" if kind == "done" else detail.error
-                self.console.print(f"{self.state()}; {self.label(config)}: {came}", soft_wrap=True, markup=False)
-
-    def _note(self, config: RunConfig, found: Any) -> None:
-        """Keep what went wrong for the end."""
-        if hasattr(found, "error"):
-            file = Path(config.runs) / found.id / "failure.json"
-            see = f" See {file}." if found.id and file.exists() else ""
-            self.errors.setdefault(found.error, []).append((self.label(config), see))
-
-    def label(self, config: RunConfig) -> str:
-        """A run in a few words."""
-        values = {name: getattr(config, name) for name in self.fields if name not in ("noise_seed", "plugin")}
-        values = {name: value for name, value in values.items() if value not in (None, ())}
-        plain = {name: isinstance(value, str) and value != "none" for name, value in values.items()}
-        text = ", ".join(f"{value}" if plain[name] else f"{name} {value}" for name, value in values.items())
-        return text + (", tuning" if config.val else "") or self.name
-
-    def state(self) -> str:
-        """Numbers of runs, and the time left, as far as the runs that are done tell."""
-        left = self.queued - self.done - self.failed + sum(self.undecided.values())
-        text = f"{self.name}: {self.done} done, {len(self.running)} running, {self.failed} failed, {left} left"
-        if self.durations and left:
-            mean = sum(self.durations) / len(self.durations)
-            spent = sum(min(mean, monotonic() - start) for start, _ in list(self.running.values()))
-            text += f", about {_duration((left * mean - spent) / self.workers)}"
-        return text
-
-    def table(self) -> Any:
-        """The state, and the runs at work."""
-        from rich.console import Group
-
-        table = _table("", "run", "epoch", "accuracy")
-        for config, (_, row) in list(self.running.items())[: max(1, self.console.height - 6)]:
-            epoch = 0 if row is None else row["epoch"] + 1
-            accuracy = "" if row is None else f"{row['test_accuracy']:.1f} %"
-            table.add_row(self.label(config), f"{epoch}/{self.epochs[config]}", accuracy)
-        return Group(self.state(), table) if self.running else self.state()
-
-    @property
-    def seconds(self) -> float:
-        return monotonic() - self.started
-
-    def stop(self) -> None:
-        self.live.stop()
-
-    def __enter__(self) -> SweepBoard:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        """Say what failed and, if it was interrupted, how to go on."""
-        self.stop()
-        for error, [(label, file), *more] in self.errors.items():
-            others = f" and {len(more)} more" if more else ""
-            print(f"logitclip: {label}{others}: {error}{file}", file=sys.stderr)
-        if kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit):
-            print("logitclip: interrupted. The same command goes on with what is left.", file=sys.stderr)
-
-
 def _print_result(result: Any) -> None:
     noisy = result.noise_rate > 0
     rows = {
@@ -603,49 +491,12 @@ def _print_result(result: Any) -> None:
         "folder": str(result.folder),
     }
     setting = f"{result.config['data']}, {result.config['loss']}, clip {result.clip}, noise {result.config['noise']}"
-    table = _table(setting, "", "")
+    table = make_table(setting, "", "")
     table.show_header = False
     for name, value in rows.items():
         if value is not None:
             table.add_row(name, value)
     _print(table)
-
-
-class TrainingBar:
-    """A progress bar on stderr: epoch, loss, accuracy, share of wrong labels memorised, time left."""
-
-    def __init__(self) -> None:
-        self.progress: Any = None  # made in the process that trains
-
-    def __call__(self, config: RunConfig, row: dict[str, Any] | None) -> None:
-        from rich import progress
-        from rich.console import Console
-
-        if self.progress is None:
-            columns = (
-                progress.TextColumn("epoch"),
-                progress.MofNCompleteColumn(),
-                progress.BarColumn(bar_width=20),
-                progress.TextColumn("{task.fields[numbers]}"),
-                progress.TimeRemainingColumn(),
-            )
-            self.progress = progress.Progress(*columns, console=Console(stderr=True))
-            done = 0 if row is None else row["epoch"] + 1
-            self.task = self.progress.add_task("", total=config.epochs, completed=done, numbers="")
-            self.progress.start()
-            atexit.register(self.stop)  # or the cursor stays hidden
-        if row is None:
-            return
-        numbers = f"loss {row['loss']:.3f}  accuracy {row['test_accuracy']:.1f} %"
-        if row["memorised"] is not None:
-            numbers += f"  memorised {row['memorised']:.1f} %"
-        self.progress.update(self.task, completed=row["epoch"] + 1, numbers=numbers)
-        if row["epoch"] + 1 == config.epochs:
-            self.stop()
-
-    def stop(self) -> None:
-        if self.progress is not None:
-            self.progress.stop()
 
 
 def _terminate(*_: Any) -> None:
@@ -752,27 +603,6 @@ def _two_numbers(text: str) -> tuple[float, float]:
 
 def _percent(value: float | None) -> str | None:
     return None if value is None else f"{value:.2f} %"
-
-
-def _duration(seconds: float) -> str:
-    """
-    >>> _duration(59.7), _duration(1500), _duration(40000)
-    ('60 s', '25 min', '11 h 7 min')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _table(title: str, *columns: str) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in ("lower", "upper") else "left", overflow="fold")
-    return table
 
 
 def _print(what: Any) -> None:

@@ -21,6 +21,7 @@ from logitclip import recipes
 from logitclip.clip import CLIPS
 from logitclip.config import RunConfig
 from logitclip.executors import Failure
+from logitclip.progress import duration
 from logitclip.recipes import Cell, Recipe
 from logitclip.run import Result
 from logitclip.sweeping import Row
@@ -270,7 +271,7 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
     if table.compared:
         here, there = _datasets(recipe.cells), _datasets(recipes.load(recipe.name, "full").cells)
         if recipe.scale == "full":
-            notes.append("Full scale: the settings are the paper's own.")
+            notes.append("Full scale: the paper's settings; where it is silent, those in the recipe's comment.")
         else:
             theirs = "were made with more training" if here == there else f"are for {there}"
             notes.append(f"Scale {recipe.scale} on {here}: the paper's numbers {theirs}, and for orientation only.")
@@ -446,6 +447,7 @@ def latex(table: Table) -> str:
 
 _TEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
+    "[": "{[}",  # after the end of a line it would begin an option
     "\\": "\\textbackslash{}",
     "~": "\\textasciitilde{}",
     "^": "\\textasciicircum{}",
@@ -547,7 +549,7 @@ def _facts(rows: Sequence[Row]) -> dict[str, str]:
     facts = {"data": _datasets(row.cell for row in rows), "runs": f"{len(results)} of {len(rows)}"}
     if results:
         newest = max((result.folder / "result.json").stat().st_mtime for result in results)
-        facts["training time"] = _duration(sum(result.seconds for result in results))
+        facts["training time"] = duration(sum(result.seconds for result in results))
         facts["newest run"] = f"{datetime.fromtimestamp(newest):%Y-%m-%d %H:%M}"
     return facts
 
@@ -571,14 +573,3 @@ def _provenance(results: Sequence[Result]) -> dict[str, list[str]]:
     seen["device"] = [result.device for result in results]
     seen["commit"] = [result.commit for result in results]
     return {name: [str(v) for v in dict.fromkeys(values) if v is not None] or [DASH] for name, values in seen.items()}
-
-
-def _duration(seconds: float) -> str:
-    """
-    >>> _duration(31.2), _duration(100), _duration(9000)
-    ('31 s', '1 min 40 s', '2 h 30 min')
-    """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"

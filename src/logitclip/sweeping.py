@@ -149,6 +149,6 @@ def _choose(config: RunConfig, outcome: Outcome) -> RunConfig | Failure:
 
 
 def _filled(cell: Cell, chosen: RunConfig) -> RunConfig:
-    """The cell's own config with the value that was chosen, maybe on another seed."""
+    """The cell's own config with the value that was chosen, maybe on another seed; it trains on everything."""
     field, *_ = word_to_tune(cell.config) or ("clip",)
-    return replace(cell.config, **{field: getattr(chosen, field)})
+    return replace(cell.config, **{field: getattr(chosen, field), "val": 0.0})

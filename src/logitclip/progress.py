@@ -1,0 +1,183 @@
+"""What is to be seen on a terminal while runs are made: a bar for one, a live table for many."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from logitclip.config import RunConfig, word_to_tune
+
+
+class SweepBoard:
+    """What a sweep is doing, on stderr: a live table on a terminal, elsewhere a line every few seconds."""
+
+    PAUSE = 5.0  # seconds between two lines
+
+    def __init__(self, name: str, configs: list[RunConfig], tuned: str | None = None) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        words = [tuned, *(word[0] for config in configs if (word := word_to_tune(config)))]
+        # What tells one run from another: what differs between configs, and what is tuned.
+        self.fields = [f for f in vars(RunConfig()) if len({getattr(c, f) for c in configs}) > 1 or f in words]
+        self.name = name
+        self.queued = self.skipped = self.done = self.failed = 0
+        self.errors: dict[str, list[tuple[str, str]]] = {}  # a sentence -> the runs it is true of, and where it stands
+        self.undecided: dict[RunConfig, int] = {}  # what is being tuned -> the runs that wait for it
+        self.running: dict[RunConfig, tuple[float, dict[str, Any] | None]] = {}  # run -> its start and last row
+        self.epochs: dict[RunConfig, int | None] = {}
+        self.durations: list[float] = []
+        self.workers = 1
+        self.started = self.printed = monotonic()
+        self.console = Console(stderr=True, highlight=False)
+        self.live = Live(get_renderable=self.table, console=self.console, refresh_per_second=2, transient=True)
+        if self.console.is_terminal:
+            atexit.register(self.stop)  # or the cursor stays hidden
+            self.live.start()
+
+    def __call__(self, kind: str, config: RunConfig, detail: Any) -> None:
+        now = monotonic()
+        if kind == "tuning":
+            self.undecided[config] = detail
+        elif kind == "chosen":
+            self.undecided.pop(config, None)
+            if not isinstance(detail, RunConfig):
+                self._note(config, detail)
+        elif kind == "queued":
+            self.queued += 1
+        elif kind == "skipped":
+            self.skipped += 1
+            self._note(config, detail)
+        elif kind == "elsewhere":
+            self.running.pop(config, None)
+        elif kind in ("start", "epoch"):
+            if kind == "start":
+                self.epochs[config] = config.resolved().epochs
+            self.running[config] = (self.running[config][0] if config in self.running else now), detail
+            self.workers = max(self.workers, len(self.running))
+        elif kind in ("done", "failed"):
+            if config in self.running:  # or another process has made it
+                self.durations.append(now - self.running.pop(config)[0])
+            self.done += kind == "done"
+            self.failed += kind == "failed"
+            self._note(config, detail)
+            if not self.console.is_terminal and now - self.printed >= self.PAUSE:
+                self.printed = now
+                came = f"{detail.last10_accuracy:.2f} %" if kind == "done" else detail.error
+                self.console.print(f"{self.state()}; {self.label(config)}: {came}", soft_wrap=True, markup=False)
+
+    def _note(self, config: RunConfig, found: Any) -> None:
+        """Keep what went wrong for the end."""
+        if hasattr(found, "error"):
+            file = Path(config.runs) / found.id / "failure.json"
+            see = f" See {file}." if found.id and file.exists() else ""
+            self.errors.setdefault(found.error, []).append((self.label(config), see))
+
+    def label(self, config: RunConfig) -> str:
+        """A run in a few words."""
+        values = {name: getattr(config, name) for name in self.fields if name not in ("noise_seed", "plugin")}
+        values = {name: value for name, value in values.items() if value not in (None, ())}
+        plain = {name: isinstance(value, str) and value != "none" for name, value in values.items()}
+        text = ", ".join(f"{value}" if plain[name] else f"{name} {value}" for name, value in values.items())
+        return text + (", tuning" if config.val else "") or self.name
+
+    def state(self) -> str:
+        """Numbers of runs, and the time left, as far as the runs that are done tell."""
+        left = self.queued - self.done - self.failed + sum(self.undecided.values())
+        text = f"{self.name}: {self.done} done, {len(self.running)} running, {self.failed} failed, {left} left"
+        if self.durations and left:
+            mean = sum(self.durations) / len(self.durations)
+            spent = sum(min(mean, monotonic() - start) for start, _ in list(self.running.values()))
+            text += f", about {duration((left * mean - spent) / self.workers)}"
+        return text
+
+    def table(self) -> Any:
+        """The state, and the runs at work."""
+        from rich.console import Group
+
+        table = make_table("", "run", "epoch", "accuracy")
+        for config, (_, row) in list(self.running.items())[: max(1, self.console.height - 6)]:
+            epoch = 0 if row is None else row["epoch"] + 1
+            accuracy = "" if row is None else f"{row['test_accuracy']:.1f} %"
+            table.add_row(self.label(config), f"{epoch}/{self.epochs[config]}", accuracy)
+        return Group(self.state(), table) if self.running else self.state()
+
+    @property
+    def seconds(self) -> float:
+        return monotonic() - self.started
+
+    def stop(self) -> None:
+        self.live.stop()
+
+    def __enter__(self) -> SweepBoard:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        """Say what failed and, if it was interrupted, how to go on."""
+        self.stop()
+        for error, [(label, file), *more] in self.errors.items():
+            others = f" and {len(more)} more" if more else ""
+            print(f"logitclip: {label}{others}: {error}{file}", file=sys.stderr)
+        if kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit):
+            print("logitclip: interrupted. The same command goes on with what is left.", file=sys.stderr)
+
+
+class TrainingBar:
+    """A progress bar on stderr: epoch, loss, accuracy, share of wrong labels memorised, time left."""
+
+    def __init__(self) -> None:
+        self.progress: Any = None  # made in the process that trains
+
+    def __call__(self, config: RunConfig, row: dict[str, Any] | None) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        if self.progress is None:
+            columns = (
+                progress.TextColumn("epoch"),
+                progress.MofNCompleteColumn(),
+                progress.BarColumn(bar_width=20),
+                progress.TextColumn("{task.fields[numbers]}"),
+                progress.TimeRemainingColumn(),
+            )
+            self.progress = progress.Progress(*columns, console=Console(stderr=True))
+            done = 0 if row is None else row["epoch"] + 1
+            self.task = self.progress.add_task("", total=config.epochs, completed=done, numbers="")
+            self.progress.start()
+            atexit.register(self.stop)  # or the cursor stays hidden
+        if row is None:
+            return
+        numbers = f"loss {row['loss']:.3f}  accuracy {row['test_accuracy']:.1f} %"
+        if row["memorised"] is not None:
+            numbers += f"  memorised {row['memorised']:.1f} %"
+        self.progress.update(self.task, completed=row["epoch"] + 1, numbers=numbers)
+        if row["epoch"] + 1 == config.epochs:
+            self.stop()
+
+    def stop(self) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+
+def make_table(title: str, *columns: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="right" if column in ("lower", "upper") else "left", overflow="fold")
+    return table
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(31.2), duration(100), duration(9000)
+    ('31 s', '1 min 40 s', '2 h 30 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
