@@ -12,7 +12,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,7 @@ class Table:
     bare: Collection[str]  # axes whose values need no knobs to be told apart
     notes: tuple[str, ...] = ()  # sentences below the table
     warnings: tuple[str, ...] = ()
+    made_with: Mapping[str, list[str]] = field(default_factory=dict)  # versions, devices and commits
 
     @property
     def columns(self) -> list[tuple[Place, str]]:
@@ -228,7 +229,7 @@ def tabulate(recipe: Recipe, rows: Sequence[Row]) -> Table:
             )
     _mark_best(entries)
     table = Table(recipe, row_axes, col_axes, row_places, col_places, recipe.statistics, entries, bare_axes(axes))
-    return replace(table, notes=_notes(table, rows), warnings=_warnings(rows))
+    return replace(table, notes=_notes(table, rows), warnings=_warnings(rows), made_with=_provenance(results_of(rows)))
 
 
 def _place(row: Row, axes: Iterable[str]) -> Place:
@@ -416,6 +417,9 @@ def markdown(table: Table) -> str:
     lines += [line([*table.labels(row), *map(cell, table.line(row))]) for row in table.rows]
     caption = table.caption.replace("Second line:", "In parentheses:")
     lines += ["", caption, *(f"\n{note}" for note in table.notes), *(f"\n**Warning:** {w}" for w in table.warnings)]
+    lines.append(
+        "\nMade with " + ", ".join(f"{name} {' and '.join(found)}" for name, found in table.made_with.items()) + "."
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -501,6 +505,7 @@ def as_json(table: Table) -> dict[str, Any]:
         "cells": records(table),
         "notes": list(table.notes),
         "warnings": list(table.warnings),
+        "made_with": dict(table.made_with),
     }
 
 
@@ -538,7 +543,7 @@ def html(table: Table, rows: Sequence[Row]) -> str:
         matrices=matrices,
         unknown=unknown,
         settings=_settings(results),
-        provenance=_provenance(results),
+        provenance=table.made_with,
         script=figures.runtime(),
     )
 
@@ -556,7 +561,7 @@ def _facts(rows: Sequence[Row]) -> dict[str, str]:
 
 def _settings(results: Sequence[Result]) -> dict[str, list[str]]:
     """What the runs were set to, as resolved, where it differs from RunConfig's defaults; one value or several."""
-    defaults = {field.name: field.default for field in fields(RunConfig)}
+    defaults = {option.name: option.default for option in fields(RunConfig)}
     hidden = ("root", "runs", "workers", "checkpoint_seconds", "tensorboard")
     settings = {}
     for name in defaults.keys() - set(hidden):
@@ -571,5 +576,5 @@ def _provenance(results: Sequence[Result]) -> dict[str, list[str]]:
     names = dict.fromkeys(name for result in results for name in result.versions)
     seen = {name: [result.versions.get(name) for result in results] for name in names}
     seen["device"] = [result.device for result in results]
-    seen["commit"] = [result.commit for result in results]
+    seen["commit"] = [result.commit and result.commit[:12] for result in results]
     return {name: [str(v) for v in dict.fromkeys(values) if v is not None] or [DASH] for name, values in seen.items()}
