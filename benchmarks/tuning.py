@@ -48,20 +48,24 @@ def compare(recipe: recipes.Recipe, rows: list[sweeping.Row]) -> list[dict[str, 
             cells.setdefault((at["setting"], at["noise"]), {}).setdefault(NAMES[at["clip"]], {})[at["seed"]] = found
     lines = []
     for (setting, noise), found in cells.items():
-        seeds = sorted(set.intersection(*(set(by_seed) for by_seed in found.values())))
-        if len(found) < len(NAMES) or not seeds:
+        seeds = sorted(found.get("auto", {}).keys() & found.get("grid", {}).keys())
+        if not seeds:
             continue
-        means = {name: statistics.mean(by_seed[seed][0] for seed in seeds) for name, by_seed in found.items()}
+        means = {
+            name: statistics.mean(by_seed[seed][0] for seed in seeds)
+            for name in NAMES.values()
+            if (by_seed := found.get(name, {})).keys() >= set(seeds)
+        }
         gaps = [found["auto"][seed][0] - found["grid"][seed][0] for seed in seeds]
         lines.append(
             {
                 "setting": setting,
                 "noise": noise,
                 "seeds": len(seeds),
-                **{name: round(mean, 2) for name, mean in means.items()},
+                **{name: round(means[name], 2) if name in means else "" for name in NAMES.values()},
                 "auto_less_grid": round(statistics.mean(gaps), 2),
                 "std_of_difference": round(statistics.stdev(gaps), 2) if len(gaps) > 1 else "",
-                "auto_less_temp=1": round(means["auto"] - means["temp=1"], 2),
+                "auto_less_temp=1": round(means["auto"] - means["temp=1"], 2) if "temp=1" in means else "",
                 "cost_of_auto": round(
                     sum(found["auto"][s][2] for s in seeds) / sum(found["grid"][s][2] for s in seeds), 3
                 ),
