@@ -5,6 +5,9 @@ import sys
 
 import pytest
 
+# Started in the background of a shell, tests would ignore Ctrl-C, and so would the processes they start to interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(autouse=True)
 def _registries_as_they_were():

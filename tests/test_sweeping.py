@@ -347,7 +347,7 @@ def test_the_live_table(tmp_path, monkeypatch):
     one, other, *_ = (cell.config for cell in recipe(tmp_path).cells)
     to_tune = recipe(tmp_path).cells[2].config
     clock = itertools.count(board.started, 10)
-    monkeypatch.setattr(cli, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
     row = {"epoch": 4, "test_accuracy": 81.25}
     for kind, config, detail in [
         ("tuning", to_tune, 2),
