@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 NAMES = {"none": "none", "official:temp=1": "temp=1", "official:temp=grid": "grid", "official:temp=auto": "auto"}
 
 
-def cost(recipe: recipes.Recipe, cell: recipes.Cell) -> float:
+def cost(cell: recipes.Cell) -> float:
     """Epochs times the share of the examples trained on, over all trials of a tuned cell."""
     search = tuning.search_for(cell.config)
     trials = [
@@ -37,13 +37,13 @@ def cost(recipe: recipes.Recipe, cell: recipes.Cell) -> float:
     return sum((1 - trial.val) * (trial.resolved().epochs or 0) for trial in trials)
 
 
-def compare(recipe: recipes.Recipe, rows: list[sweeping.Row]) -> list[dict[str, Any]]:
+def compare(rows: list[sweeping.Row]) -> list[dict[str, Any]]:
     """A line for each setting and noise whose runs are done."""
     cells: dict[tuple[str, str], dict[str, dict[int, tuple[float, str, float]]]] = {}
     for row in rows:
         at = row.cell.coordinates
         if isinstance(row.outcome, Result):
-            spent = cost(recipe, row.cell) if tuning.tuned(row.cell.config) else 0.0
+            spent = cost(row.cell) if tuning.tuned(row.cell.config) else 0.0
             found = row.outcome.last10_accuracy, row.outcome.clip, spent
             cells.setdefault((at["setting"], at["noise"]), {}).setdefault(NAMES[at["clip"]], {})[at["seed"]] = found
     lines = []
@@ -94,7 +94,7 @@ def main() -> None:
             console.print(f"{done} runs done")
 
     rows = sweeping.sweep(recipe, jobs=options.jobs, on_event=tell)
-    lines = compare(recipe, rows)
+    lines = compare(rows)
     if not lines:
         raise SystemExit("No setting is done.")
     text = io.StringIO()

@@ -522,7 +522,7 @@ BAD = {
     "unknown knob to tune": ('[grid]\nclip = ["official:tmp=grid"]', "The clip 'official' has no knob 'tmp'."),
     "not to be tuned": (
         '[grid]\nloss = ["gce:q=grid"]',
-        "No values are known to choose q of the loss 'gce:q=grid' from.",
+        "No values are known to choose loss.gce.q from",
     ),
     "two to be tuned": (
         '[base]\npenalty = "norm:weight=grid"\n[grid]\nclip = ["official:temp=auto"]',

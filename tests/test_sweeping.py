@@ -8,15 +8,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import finished, wait_until
 
-from logitclip import cli, executors, progress, runs, sweeping, tuning
+from logitclip import executors, progress, runs, sweeping, tuning
 from logitclip.config import RunConfig
 from logitclip.executors import Failure
 from logitclip.recipes import Cell, Recipe, load
@@ -223,15 +223,6 @@ def started(*command: Any) -> subprocess.Popen[str]:
     )
 
 
-def finished(process: subprocess.Popen[str], seconds: float = 200) -> tuple[int, str, str]:
-    try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        pytest.fail(f"still running after {seconds} s: {process.communicate()}")
-    return process.returncode, out, err
-
-
 def results(folder: Path) -> dict[str, int]:
     """The runs that are finished, and when."""
     return {file.parent.name: file.stat().st_mtime_ns for file in folder.glob("*/result.json")}
@@ -239,12 +230,7 @@ def results(folder: Path) -> dict[str, int]:
 
 def wait_for(count: int, folder: Path, process: subprocess.Popen[str]) -> None:
     """Until so many runs are finished."""
-    deadline = time.monotonic() + 120
-    while len(results(folder)) < count:
-        if process.poll() is not None or time.monotonic() > deadline:
-            os.killpg(process.pid, signal.SIGKILL)
-            pytest.fail(f"{len(results(folder))} results: {process.communicate()}")
-        time.sleep(0.01)
+    wait_until(lambda: len(results(folder)) >= count, process)
 
 
 def test_two_sweeps_on_one_folder(tmp_path):
@@ -391,15 +377,18 @@ def test_mistakes_are_a_sentence(tmp_path, typed, arguments, message):
     assert err.count("\n") == 1
 
 
-def test_human_labels_are_part_of_the_data():
+def test_human_labels_are_part_of_the_data(tmp_path):
+    def data_of(configs: list[RunConfig]) -> list[tuple[str, str | None]]:
+        return replace(recipe(tmp_path), cells=tuple(Cell({}, config) for config in configs)).data()
+
     two = [
         RunConfig(data="cifar10", noise=noise, root=root) for root in ("a", "b") for noise in ("none", "real:set=worst")
     ]
-    assert cli._data_of(two[:3]) == [("cifar10:human=true", "a"), ("cifar10", "b")]
-    assert cli._data_of([RunConfig(data="cifar100:subset=true", noise="real:set=fine")]) == [
+    assert data_of(two[:3]) == [("cifar10:human=true", "a"), ("cifar10", "b")]
+    assert data_of([RunConfig(data="cifar100:subset=true", noise="real:set=fine")]) == [
         ("cifar100:subset=true,human=true", None)
     ]
-    assert cli._data_of([RunConfig(data="folder:path=x", noise="real:set=a")]) == [("folder:path=x", None)]
+    assert data_of([RunConfig(data="folder:path=x", noise="real:set=a")]) == [("folder:path=x", None)]
 
 
 def test_a_figure_without_runs(tmp_path, typed):

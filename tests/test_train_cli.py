@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from processes import finished, wait_until
 
 from logitclip import data, models, progress, runs
 from logitclip.config import RunConfig
@@ -40,28 +40,13 @@ def started(config: RunConfig, *launcher: str) -> subprocess.Popen[str]:
     )
 
 
-def finished(process: subprocess.Popen[str], seconds: float = 120) -> tuple[int, str, str]:
-    """Its exit code, stdout and stderr; one that hangs is ended with all that it started."""
-    try:
-        out, err = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        pytest.fail(f"still running after {seconds} s: {process.communicate()}")
-    return process.returncode, out, err
-
-
 def rows(config: RunConfig) -> list[dict[str, Any]]:
     return runs.read_rows(Path(config.runs) / config.id / "metrics.jsonl")
 
 
 def when_rows_are(count: int, config: RunConfig, process: subprocess.Popen[str]) -> None:
     """Wait until a process has trained so many epochs."""
-    deadline = time.monotonic() + 120
-    while len(rows(config)) < count:
-        if process.poll() is not None or time.monotonic() > deadline:
-            os.killpg(process.pid, signal.SIGKILL)
-            pytest.fail(f"{len(rows(config))} rows: {process.communicate()}")
-        time.sleep(0.005)
+    wait_until(lambda: len(rows(config)) >= count, process)
 
 
 @pytest.fixture

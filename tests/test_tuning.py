@@ -207,8 +207,8 @@ def test_bad_bounds_of_a_study(low: float, high: float, count: int) -> None:
 def test_what_is_fitted_but_does_not_generalise_counts_against_a_value(tmp_path) -> None:
     """Two real runs under asymmetric noise: the score of the fast search is the validation accuracy less the gap."""
     config = RunConfig(noise="asymmetric:rate=0.4", clip="official:temp=auto", limit=300, epochs=30, runs=str(tmp_path))
-    search = Search("clip.temp", start=(0.25, 2.5))
-    executors.execute([tuning.trial(config, search, value) for value in search.start], executor="inline")
+    search = Search("clip.temp", grid=(0.25, 2.5))
+    executors.execute(tuning.trials(config, search=search), executor="inline")
     for value, score in tuning.tried(config, executors.outcome, search).items():
         result = executors.outcome(tuning.trial(config, search, value))
         assert isinstance(result, Result)
@@ -295,7 +295,7 @@ def test_a_folder_that_takes_nothing_ends_it(typed) -> None:
         (["--option", "lr", "--values", "0.1,0.2", "--linear"], "are for a study"),
         (["--option", "lr", "--between", "0.1,0.2", "--jobs", "2"], "A study makes one run at a time"),
         (["--option", "lr", "--between", "0.1"], "between must be two numbers"),
-        (["--option", "lr", "--fast"], "The fast search knows"),
+        (["--option", "lr", "--fast"], "No values are known to choose"),
     ],
 )
 def test_mistakes_are_a_sentence(arguments, message, typed) -> None:

@@ -374,10 +374,7 @@ def tune(
     else:
         search = tuning.Search(option, _values(option, values or ""))
     board = SweepBoard(f"tune {search.option}", [config], tuned=search.option.partition(".")[0])
-    memory = sweeping.Memory()
-    execute = partial(
-        executors.execute, executor=executor, jobs=jobs, address=address, on_event=board, then=memory.keep
-    )
+    where = {"executor": executor, "jobs": jobs, "address": address, "on_event": board}
     with board:
         if between is not None:
             bounds = _two_numbers(between)
@@ -387,13 +384,11 @@ def tune(
             ended = [trial for trial in study.trials if trial.state.is_finished() and trial.params]
             scores = {tuning.six_digits(trial.params[search.option]): trial.value for trial in ended}
         else:
-            while todo := tuning.trials(config, memory.outcome, search):
-                execute(todo)
-            scores = tuning.tried(config, memory.outcome, search)
+            scores = sweeping.tune(config, search, **where)
         best = tuning.best(scores)
         chosen = replace(tuning.with_value(config, search.option, best), val=0.0)
-        execute([chosen])
-    result: Any = memory.outcome(chosen)
+        executors.execute([chosen], **where)
+    result: Any = executors.outcome(chosen)
     if hasattr(result, "error"):
         raise ValueError(f"The run with the value that was chosen, {best}, has failed: {result.error}")
     if json:
@@ -446,7 +441,7 @@ def sweep(
         raise ValueError(f"shard must be like 1/4, the first of four parts; got {shard!r}.")
     signal.signal(signal.SIGTERM, _terminate)
     loaded = recipes.load(recipe, scale, runs=str(runs), root=None if root is None else str(root))
-    for spec, place in _data_of([cell.config for cell in loaded.cells]):
+    for spec, place in loaded.data():
         data.load(spec, place, download=download or mirror is not None, mirror=mirror)  # one sentence if it is missing
     board = SweepBoard(f"{loaded.name} ({loaded.scale})", [cell.config for cell in loaded.cells])
     with board:
@@ -463,19 +458,6 @@ def sweep(
         print(f"Next: {loaded.command('figures')} -o {shlex.quote(loaded.name)}.svg")
     if not all(isinstance(row.outcome, Result) for row in rows):
         raise SystemExit(1)
-
-
-def _data_of(configs: list[RunConfig]) -> list[tuple[str, str | None]]:
-    """The datasets of these runs and their folders, with the human labels where the noise is made of them."""
-    from logitclip.data import DATASETS
-    from logitclip.tuning import with_value
-
-    needed: dict[tuple[str, str | None], str] = {}
-    for config in configs:
-        needed.setdefault((config.data, config.root), config.data)
-        if config.noise.partition(":")[0] == "real" and "human" in DATASETS.knobs(config.data.partition(":")[0]):
-            needed[config.data, config.root] = with_value(config, "data.human", "true").data
-    return [(spec, root) for (_, root), spec in needed.items()]
 
 
 def _print_result(result: Any) -> None:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from logitclip import executors, tuning
 from logitclip.config import RunConfig, word_to_tune
@@ -52,7 +53,7 @@ def sweep(
             place, or the failure if none could be chosen.
     """
     tell = (lambda *_: None) if on_event is None else on_event
-    memory = Memory()
+    memory = _Memory()
     tuned, plain = _parts(recipe, memory, shard)
     waiting: dict[Path, set[RunConfig]] = defaultdict(set)  # a run -> the configs to tune that it is a trial of
     undecided = set(tuned)
@@ -82,7 +83,22 @@ def sweep(
     return _rows(recipe, mine, memory.outcome)
 
 
-class Memory:
+def tune(config: RunConfig, search: tuning.Search | None = None, **where: Any) -> dict[Any, float | None]:
+    """Make the trials that the choice of a value needs, and return the score of each; None is a trial that failed.
+
+    As in a sweep, trials that failed before are tried again, each once.
+
+    Args:
+        where: executor, jobs, address and on_event, as in `executors.execute`.
+    """
+    search = search or tuning.search_for(config)
+    memory = _Memory()
+    while todo := tuning.trials(config, memory.outcome, search):
+        executors.execute(todo, then=memory.keep, **where)
+    return tuning.tried(config, memory.outcome, search)
+
+
+class _Memory:
     """What a sweep knows: ids take a while to compute, and a failure counts only if this sweep has seen it."""
 
     def __init__(self) -> None:
@@ -110,7 +126,7 @@ class Memory:
 
 
 def _parts(
-    recipe: Recipe, memory: Memory, shard: tuple[int, int]
+    recipe: Recipe, memory: _Memory, shard: tuple[int, int]
 ) -> tuple[dict[RunConfig, list[int]], dict[Path, list[int]]]:
     """The positions of a shard's cells: by the config that is tuned for them, and by run where nothing is tuned."""
     i, n = shard

@@ -41,8 +41,8 @@ class Search:
     """How a value is looked for."""
 
     option: str  # a field of RunConfig, "lr", or a knob of a spec, "clip.temp"
-    values: tuple[Any, ...] = ()  # the grid; empty: the fast search,
-    start: tuple[float, ...] = ()  # which begins with these and goes wherever it gets better
+    values: tuple[Any, ...] = ()  # all of these are tried; empty: the fast search,
+    grid: tuple[float, ...] = ()  # which begins with three values of this range and goes wherever it gets better
 
 
 def tuned(config: RunConfig) -> bool:
@@ -76,13 +76,8 @@ def search_for(config: RunConfig) -> Search:
     if wanted is None:
         raise ValueError("There is nothing to tune: no number of the config is a word, as in official:temp=auto.")
     field, knob, word = wanted
-    key = f"{field}.{getattr(config, field).partition(':')[0]}.{knob}"
-    if key not in GRIDS:
-        raise ValueError(
-            f"No values are known to choose {knob} of the {field} {getattr(config, field)!r} from. Name them: "
-            f"`logitclip tune --option {field}.{knob} --values 0.1,0.2`."
-        )
-    return Search(f"{field}.{knob}", GRIDS[key] if word == "grid" else (), _start(GRIDS[key]))
+    search = fast_search(config, f"{field}.{knob}")
+    return replace(search, values=search.grid) if word == "grid" else search
 
 
 def fast_search(config: RunConfig, option: str) -> Search:
@@ -90,8 +85,11 @@ def fast_search(config: RunConfig, option: str) -> Search:
     field, _, knob = option.partition(".")
     key = f"{field}.{str(getattr(config, field, '')).partition(':')[0]}.{knob}"
     if key not in GRIDS:
-        raise ValueError(f"The fast search knows {', '.join(GRIDS)}, not {key}: give the values to choose from.")
-    return Search(option, start=_start(GRIDS[key]))
+        raise ValueError(
+            f"No values are known to choose {key} from, as for {', '.join(GRIDS)}. Name them: "
+            f"`logitclip tune --option {option} --values 0.1,0.2`."
+        )
+    return Search(option, grid=GRIDS[key])
 
 
 def trials(config: RunConfig, outcome: Outcome = executors.outcome, search: Search | None = None) -> list[RunConfig]:
@@ -142,7 +140,7 @@ def _start(grid: tuple[float, ...]) -> tuple[float, ...]:
 
 def _asked(config: RunConfig, outcome: Outcome, search: Search) -> list[float]:
     """The values to try, as far as the outcomes so far decide them: the first three, then one after the other."""
-    values = list(search.start)
+    values = list(_start(search.grid))
     while len(values) < FAST_TRIALS:
         found = [outcome(trial(config, search, value)) for value in values]
         if any(result is None for result in found):

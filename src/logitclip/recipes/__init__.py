@@ -112,6 +112,18 @@ class Recipe:
         """The command, ready to be pasted, that makes its runs or does something else with them."""
         return f"logitclip {task} {self.arguments or self.name}"
 
+    def data(self) -> list[tuple[str, str | None]]:
+        """The datasets of its runs and their folders, with the human labels where the noise is made of them."""
+        from logitclip.data import DATASETS
+        from logitclip.tuning import with_value
+
+        needed: dict[tuple[str, str | None], str] = {}
+        for config in (cell.config for cell in self.cells):
+            needed.setdefault((config.data, config.root), config.data)
+            if config.noise.partition(":")[0] == "real" and "human" in DATASETS.knobs(config.data.partition(":")[0]):
+                needed[config.data, config.root] = with_value(config, "data.human", "true").data
+        return [(spec, root) for (_, root), spec in needed.items()]
+
     def to_tune(self, cell: Cell) -> RunConfig:
         """The config whose tuning decides this cell: that of the seed to tune on, or the cell's own."""
         if self.tune_seed is None:
