@@ -17,7 +17,7 @@ from torch.multiprocessing import ProcessRaisedException
 from logitclip import runs
 from logitclip.clip import clip_logits
 from logitclip.config import RunConfig
-from logitclip.engine import make_fabric
+from logitclip.engine import leave_group, make_fabric
 from logitclip.methods import METHODS
 from logitclip.methods.sop import sop_loss
 from logitclip.run import run
@@ -63,6 +63,7 @@ def in_each_process(fabric: Any) -> dict[str, Any]:
             "removed": [removed.tolist() for removed in state["removed"]],
             "tables": {key: state[key].tolist() for key in ("u", "v") if key in state},
         }
+    leave_group()
     return results
 
 

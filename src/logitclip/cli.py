@@ -215,6 +215,7 @@ def train(
         mirror: Get it from this folder, or address, instead.
         json: Print the result as one JSON object on stdout.
     """
+    from logitclip.engine import leave_group
     from logitclip.run import run
 
     signal.signal(signal.SIGTERM, _terminate)
@@ -231,6 +232,7 @@ def train(
         raise
     finally:
         bar.stop()
+    leave_group()  # of torchrun's processes
     if os.environ.get("RANK", "0") != "0":  # one of several processes of torchrun: the first one reports
         return
     if json:

@@ -215,6 +215,12 @@ def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, 
     return fabric
 
 
+def leave_group() -> None:
+    """Leave the processes one trained with, when all went well: gloo's threads may abort a process that just ends."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 @contextlib.contextmanager
 def _hidden(module: str) -> Iterator[None]:
     """Make a module look as if not installed: Fabric would import torchmetrics for its version, which costs seconds."""

@@ -162,10 +162,12 @@ def _spawned(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:
-        return asdict(_work(fabric, RunConfig(**config), id, key, on_epoch))
+        result = asdict(_work(fabric, RunConfig(**config), id, key, on_epoch))
     except (ValueError, OSError, ImportError, runs.Claimed) as error:
         failures.put(error)
         raise
+    engine.leave_group()
+    return result
 
 
 # -- the run in each process -------------------------------------------------------------------------------------------
