@@ -78,6 +78,7 @@ def test_result_and_folder(tmp_path):
         "config.json",
         "metrics.jsonl",
         "result.json",
+        "validation.npz",
     ]
     assert RunConfig(**json.loads((result.folder / "config.json").read_text())) == config.resolved()
     assert read_result(result.folder) == result
@@ -154,6 +155,18 @@ def test_per_example_file(tmp_path):
     assert 100 * (file["prediction"] == file["label"])[wrong].mean() == pytest.approx(result.memorised)
     assert set(file["first_learnt"].tolist()) <= {-1, 0, 1, 2, 3}
     assert np.array_equal(file["margin"] > 0, file["prediction"] == file["label"])
+
+
+def test_validation_file(tmp_path):
+    result = run(in_folder(tmp_path, "a", val=0.25))
+    file = np.load(result.folder / "validation.npz")
+    assert sorted(file) == ["clean_label", "index", "label", "prediction"]
+    assert len(set(file["index"].tolist())) == 50
+    assert 100 * (file["prediction"] == file["label"]).mean() == pytest.approx(result.rows[-1]["val_accuracy"])
+    assert np.array_equal(result.val_predictions, file["prediction"])
+    every = np.load(run(in_folder(tmp_path, "b", val=0.25, per_example=True)).folder / "examples.npz")
+    for name in ("clean_label", "label", "prediction"):
+        assert np.array_equal(every[name][file["index"]], file[name])
 
 
 def test_measure_every(tmp_path):
@@ -320,8 +333,8 @@ def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, monkeypatch, chan
         assert metrics(other) == metrics(whole)
         assert weights(other) == weights(whole)
         assert lasting(other) == lasting(whole)
-        if config.per_example:
-            one, two = (np.load(r.folder / "examples.npz") for r in (whole, other))
+        for name in ["examples.npz"] * config.per_example + ["validation.npz"] * bool(config.val):
+            one, two = (np.load(r.folder / name) for r in (whole, other))
             assert all(np.array_equal(one[name], two[name]) for name in one)
 
 

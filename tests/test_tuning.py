@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from logitclip import executors, tuning
@@ -19,6 +20,10 @@ from logitclip.tuning import GRIDS, Search
 AUTO = RunConfig(noise="symmetric:rate=0.5", clip="official:temp=auto")
 GRID = replace(AUTO, clip="official:temp=grid")
 PAPER = (0.1, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5)
+
+
+class Trial(Result):
+    val_predictions = np.zeros(1, dtype=np.int64)  # like all the others
 
 
 class Curve:
@@ -38,7 +43,7 @@ class Curve:
         if temp in self.broken:
             return Failure("", "Diverged", "", 1, final=True)
         score = 60 - 10 * abs(math.log(temp / self.peak))
-        return Result(
+        return Trial(
             "none", {"runs": "nowhere"}, score, score, score, None, None, 0.5, config.clip, 1, 0.0, {}, "", None
         )
 
@@ -204,17 +209,33 @@ def test_bad_bounds_of_a_study(low: float, high: float, count: int) -> None:
         tuning.study(RunConfig(clip="official:temp=1"), "clip.temp", low, high, count)
 
 
-def test_what_is_fitted_but_does_not_generalise_counts_against_a_value(tmp_path) -> None:
-    """Two real runs under asymmetric noise: the score of the fast search is the validation accuracy less the gap."""
+def test_what_is_memorised_counts_against_a_value(tmp_path) -> None:
+    """Real runs under asymmetric noise: the score of the fast search, written out."""
     config = RunConfig(noise="asymmetric:rate=0.4", clip="official:temp=auto", limit=300, epochs=30, runs=str(tmp_path))
     search = Search("clip.temp", grid=(0.25, 2.5))
     executors.execute(tuning.trials(config, search=search), executor="inline")
-    for value, score in tuning.tried(config, executors.outcome, search).items():
-        result = executors.outcome(tuning.trial(config, search, value))
-        assert isinstance(result, Result)
-        assert result.val_accuracy is not None
-        fitted = sum(row["train_accuracy"] for row in result.rows[-10:]) / 10
-        assert score == pytest.approx(result.val_accuracy - max(0, fitted - result.val_accuracy))
+    scores = tuning.tried(config, executors.outcome, search)
+    results = {value: executors.outcome(tuning.trial(config, search, value)) for value in scores}
+    predictions = {value: np.load(result.folder / "validation.npz")["prediction"] for value, result in results.items()}
+    assert len(scores) == 3
+    for value, score in scores.items():
+        accuracy = results[value].val_accuracy
+        fitted = sum(row["train_accuracy"] for row in results[value].rows[-10:]) / 10
+        votes = np.zeros((len(predictions[value]), 10))
+        for other in scores.keys() - {value}:
+            votes[np.arange(len(votes)), predictions[other]] += 1
+        apart = 100 * np.mean(votes.argmax(1) != predictions[value])
+        assert score == pytest.approx(accuracy - max(0, fitted - accuracy) - apart)
+
+
+def test_a_trial_whose_predictions_are_lost_is_named(tmp_path) -> None:
+    config = RunConfig(clip="official:temp=auto", limit=100, epochs=1, runs=str(tmp_path))
+    executors.execute(tuning.trials(config), executor="inline")
+    lost = next(tmp_path.glob("*/validation.npz"))
+    for damage in (lambda: lost.write_bytes(b"PK"), lost.unlink):
+        damage()
+        with pytest.raises(ValueError, match=f"{lost} is missing or damaged: remove {lost.parent}"):
+            tuning.trials(config)
 
 
 def test_a_knob_without_a_value_can_be_studied(tmp_path) -> None:

@@ -74,7 +74,7 @@ class Progress:
     row: dict[str, Any]
     method: Any
     fabric: Any
-    examples: dict[str, Tensor]  # per-example records, if they are asked for
+    examples: dict[str, Tensor]  # per-example records if asked for; `val_prediction` if there are held-out examples
 
     def weights(self) -> dict[str, Tensor]:
         return self.method.weights()
@@ -172,10 +172,11 @@ def fit(
                     f"Training diverged in epoch {epoch}: the loss or the network's output is no longer a finite "
                     f"number. Lower lr (it is {lr:g} there), or limit the gradient with grad_clip."
                 )
-            row["val_accuracy"] = None
+            row["val_accuracy"] = predicted = None
             if held_out is not None and len(held_out):
                 seen = (lambda x, _, g=views: view(x, g)) if augment_held_out else view
-                row["val_accuracy"] = _accuracy(worker, train, seen, settings, fabric, held_out)
+                predicted = _predicted(worker, train, seen, settings, fabric, held_out)
+                row["val_accuracy"] = 100 * int((predicted == labels[held_out]).sum()) / len(held_out)
             measure = (epoch + 1) % settings.measure_every == 0 or epoch == settings.epochs - 1
             row |= _memorisation(worker, train, view, settings, fabric, wrong) if measure else _UNMEASURED
             if settings.per_example:
@@ -183,6 +184,8 @@ def fit(
                 learnt = (examples["prediction"] == labels) & (first_learnt < 0)
                 first_learnt[learnt] = epoch
                 examples["first_learnt"] = first_learnt
+            if predicted is not None:
+                examples["val_prediction"] = predicted
             if after_epoch is not None:
                 after_epoch(Progress(row, worker, fabric, examples))
     return worker
@@ -267,18 +270,25 @@ def _train(worker: Any, epoch: int, order: Any, augment: Any, fabric: Any) -> di
     return row
 
 
-def _accuracy(
-    worker: Any, split: Split, view: View, settings: Settings, fabric: Any, index: Tensor | None = None
-) -> float:
+def _accuracy(worker: Any, split: Split, view: View, settings: Settings, fabric: Any) -> float:
     """The share of `split` predicted as labelled, in percent, or NaN if logits are not finite."""
     hits = bad = torch.zeros((), dtype=torch.int64, device=fabric.device)
     n = 0
-    for _, y, logits in _evaluate(worker, split, view, settings, fabric, index):
+    for _, y, logits in _evaluate(worker, split, view, settings, fabric, None):
         hits = hits + (logits.argmax(1) == _hard(y)).sum()
         bad = bad + (~logits.isfinite()).sum()
         n += len(y)
     hit, bad, n = _summed(fabric, hits, bad, n)
     return math.nan if bad else 100 * hit / n
+
+
+def _predicted(worker: Any, split: Split, view: View, settings: Settings, fabric: Any, index: Tensor) -> Tensor:
+    """The class predicted for each example at `index`."""
+    every = torch.zeros(len(split), dtype=torch.int64, device=fabric.device)
+    for at, _, logits in _evaluate(worker, split, view, settings, fabric, index):
+        every[at] = logits.argmax(1)
+    every = fabric.all_reduce(every, reduce_op="sum") if fabric.world_size > 1 else every  # each rank has its own
+    return every.cpu()[index]
 
 
 _UNMEASURED = {"memorised": None, "recovered": None}

@@ -11,6 +11,7 @@ import platform
 import signal
 import subprocess
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -58,6 +59,16 @@ class Result:
     def rows(self) -> list[dict[str, Any]]:
         """The rows of `metrics.jsonl`, one for each epoch."""
         return runs.read_rows(self.folder / "metrics.jsonl")
+
+    @property
+    def val_predictions(self) -> np.ndarray:
+        """What is predicted for the held-out examples after the last epoch, in the order of their index."""
+        path = self.folder / "validation.npz"
+        try:
+            with np.load(path) as file:
+                return file["prediction"]
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            raise ValueError(f"{path} is missing or damaged: remove {self.folder}, and it is made again.") from error
 
     @property
     def folder(self) -> Path:
@@ -224,8 +235,11 @@ def _work(fabric: Any, config: RunConfig, id: str, key: str, on_epoch: OnEpoch |
         commit=_commit(),
     )
     if record.writes:
+        prediction = record.examples.pop("val_prediction", None)
+        if prediction is not None:
+            _write_examples(record.folder / "validation.npz", dataset.train, held.val, prediction=prediction)
         if config.per_example:
-            _write_examples(record.folder / "examples.npz", dataset, record.examples)
+            _write_examples(record.folder / "examples.npz", dataset.train, **record.examples)
         runs.write_rows(record.folder / "metrics.jsonl", record.rows)
         runs.write_json(record.folder / "result.json", asdict(result))
     return result
@@ -385,10 +399,14 @@ def _limited(dataset: data.Dataset, limit: int) -> data.Dataset:
     )
 
 
-def _write_examples(path: Path, dataset: data.Dataset, examples: dict[str, Tensor]) -> None:
-    arrays = {**examples, "label": dataset.train.labels}
-    if dataset.train.clean_labels is not None:
-        arrays["clean_label"] = dataset.train.clean_labels
+def _write_examples(path: Path, train: data.Split, index: Tensor | None = None, **arrays: Tensor) -> None:
+    """Write what is known of each example: of all of them, or of those at `index`."""
+    chosen: Any = slice(None) if index is None else index
+    arrays["label"] = train.labels[chosen]
+    if train.clean_labels is not None:
+        arrays["clean_label"] = train.clean_labels[chosen]
+    if index is not None:
+        arrays["index"] = index
     content = io.BytesIO()
     np.savez_compressed(content, **{name: array.numpy() for name, array in arrays.items()})  # type: ignore[arg-type]
     runs.write(path, content.getvalue())

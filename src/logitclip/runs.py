@@ -1,8 +1,9 @@
 """The folder of a run: who works in it, what is written there, and reading it back.
 
-`config.json`, `metrics.jsonl` (a row per epoch), `checkpoints/<epochs done>/`, `result.json`. Every file appears whole
-or not at all: it is written under another name, flushed to the disk and renamed. Only `metrics.jsonl` grows while a run
-works; what is certain is in the checkpoint, from which it is written anew.
+`config.json`, `metrics.jsonl` (a row per epoch), `checkpoints/<epochs done>/`, `result.json`, and `validation.npz` if
+examples were held out. Every file appears whole or not at all: it is written under another name, flushed to the disk
+and renamed. Only `metrics.jsonl` grows while a run works; what is certain is in the checkpoint, from which it is
+written anew.
 """
 
 from __future__ import annotations
