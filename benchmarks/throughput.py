@@ -9,7 +9,8 @@ augmented at once, the channels-last layout, both, and `logitclip train`'s own l
 LogitClip. All in one run, the repeats interleaved.
 
 The cost of the clip is far below the spread of a step of seconds, so it is measured by itself: criterion and gradient
-of a batch of logits with the clip, less the same without, as a share of the median step.
+of a batch of logits with the clip, less the same without, as a share of the median step. The share of the convolutions
+in a step, by torch's profiler, tells how much a loop can gain at all.
 
 Results go to benchmarks/results/: for each case the median, least and most images per second, and the same of the ratio
 to the plain loop in the same repeat.
@@ -28,6 +29,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from logitclip import engine, models
 from logitclip.criterion import LogitClip, Loss
@@ -136,6 +138,16 @@ def data_only(root: Path, count: int) -> dict[str, float]:
     return {"PIL": 1e3 * (middle - start) / count, "whole batches": 1e3 * (time.perf_counter() - middle) / count}
 
 
+def convolution_share(step: Callable[[int], float]) -> float:
+    """The share of a step that is spent inside convolutions, which no loop can make faster."""
+    with profile(activities=[ProfilerActivity.CPU]) as record:
+        step(0)
+    seconds = {event.key: event.self_cpu_time_total for event in record.key_averages()}
+    return sum(seconds[name] for name in ("aten::mkldnn_convolution", "aten::convolution_backward")) / sum(
+        seconds.values()
+    )
+
+
 def criterion_seconds(repeats: int = 2000) -> dict[str, float]:
     """Seconds of criterion and gradient on a batch of logits, without and with the clip."""
     logits = 3 * torch.randn(BATCH, CLASSES, generator=torch.Generator().manual_seed(0))
@@ -182,6 +194,7 @@ def main() -> None:
     criterion = criterion_seconds()
     step = BATCH / statistics.median(speed["logitclip, ce with LogitClip"])
     clip = criterion["ce with LogitClip"] - criterion["ce"]
+    convolutions = convolution_share(functions["logitclip, ce with LogitClip"])
 
     args.out.mkdir(parents=True, exist_ok=True)
     clock = "" if args.clock == "wall" else "-cpu-seconds"
@@ -206,6 +219,8 @@ def main() -> None:
             writer.writerow([f"criterion and gradient: {name}", 2000, f"{1e6 * value:.1f}", "", "", "", "", "", "us"])
             print(f"{'criterion: ' + name:<34}{1e6 * value:>8.1f} us")
         writer.writerow(["the clip's share of a step", "", f"{100 * clip / step:.4f}", "", "", "", "", "", "%"])
+        writer.writerow(["the convolutions' share of a step", 1, f"{100 * convolutions:.1f}", *[""] * 5, "%"])
+        print(f"convolutions take {100 * convolutions:.1f} % of a step")
         print(f"the clip adds {1e6 * clip:.1f} us to a step of {1e3 * step:.0f} ms: {100 * clip / step:.4f} %")
     print(path)
 

@@ -283,6 +283,46 @@ def test_a_sweep_that_is_interrupted_and_killed_repeats_nothing(tmp_path, first)
 # -- the command line --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+def test_a_tuned_sweep_on_two_ray_nodes_of_which_one_is_lost(tmp_path):
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    axes = {"noise": ["symmetric:rate=0.5", "pair:rate=0.2"], "clip": ["none", "official:temp=auto"], "seed": [0, 1]}
+    there, here = (
+        recipe(tmp_path / name, {"epochs": 100, "checkpoint_seconds": 1}, **axes)  # type: ignore[arg-type]
+        for name in ("ray", "here")
+    )
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    node, log, lost = cluster.add_node(num_cpus=1), Log(), []
+
+    def on_event(kind: str, config: RunConfig, detail: Any) -> None:
+        log(kind, config, detail)
+        if kind == "chosen" and not lost:  # in the middle: some values are chosen, some are not
+            lost.append(len(log.of("done")))
+            cluster.remove_node(node, allow_graceful=False)
+
+    try:
+        ray.init(address=cluster.address, log_to_driver=False)
+        rows = sweeping.sweep(there, executor="ray", on_event=on_event)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    assert 5 <= lost[0] < len(log.of("done")) == 2 * 5 + 8
+    assert not log.of("failed")
+    local = swept(here)
+    assert accuracies(rows) == accuracies(local)
+    for one, other in zip(rows, local, strict=True):
+        assert one.config is not None
+        assert other.config is not None
+        assert one.config.clip == other.config.clip
+        assert metrics(one.config) == metrics(other.config)
+
+
+def metrics(config: RunConfig) -> bytes:
+    return (Path(config.runs) / config.id / "metrics.jsonl").read_bytes()
+
+
 @pytest.fixture
 def typed(command) -> Any:
     """`logitclip sweep ...` in this process."""
