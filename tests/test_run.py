@@ -163,7 +163,7 @@ def test_validation_file(tmp_path):
     assert sorted(file) == ["clean_label", "index", "label", "prediction"]
     assert len(set(file["index"].tolist())) == 50
     assert 100 * (file["prediction"] == file["label"]).mean() == pytest.approx(result.rows[-1]["val_accuracy"])
-    assert np.array_equal(result.val_predictions, file["prediction"])
+    assert all(np.array_equal(result.validation[name], file[name]) for name in file)
     every = np.load(run(in_folder(tmp_path, "b", val=0.25, per_example=True)).folder / "examples.npz")
     for name in ("clean_label", "label", "prediction"):
         assert np.array_equal(every[name][file["index"]], file[name])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,25 @@ from logitclip.tuning import GRIDS, Search
 
 AUTO = RunConfig(noise="symmetric:rate=0.5", clip="official:temp=auto")
 GRID = replace(AUTO, clip="official:temp=grid")
+ONE = np.zeros(1, dtype=np.int64)
 PAPER = (0.1, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5)
 
 
+@dataclass(frozen=True)
 class Trial(Result):
-    val_predictions = np.zeros(1, dtype=np.int64)  # like all the others
+    """Stands for a run and its folder."""
+
+    held_out: dict[str, np.ndarray]
+
+    @property
+    def validation(self) -> dict[str, np.ndarray]:
+        return self.held_out
+
+
+def trial(accuracy: float, clip: str = "none", label: np.ndarray = ONE, prediction: np.ndarray = ONE) -> Trial:
+    held_out = {"label": label, "prediction": prediction}
+    nowhere = {"runs": "nowhere"}
+    return Trial("x", nowhere, 0.0, 0.0, accuracy, None, None, 0.5, clip, 1, 0.0, {}, "", None, held_out)
 
 
 class Curve:
@@ -42,10 +56,7 @@ class Curve:
         temp = float(config.clip.rpartition("=")[2])
         if temp in self.broken:
             return Failure("", "Diverged", "", 1, final=True)
-        score = 60 - 10 * abs(math.log(temp / self.peak))
-        return Trial(
-            "none", {"runs": "nowhere"}, score, score, score, None, None, 0.5, config.clip, 1, 0.0, {}, "", None
-        )
+        return trial(60 - 10 * abs(math.log(temp / self.peak)), config.clip)
 
 
 def tune(config: RunConfig, outcome: Curve) -> float:
@@ -211,7 +222,7 @@ def test_bad_bounds_of_a_study(low: float, high: float, count: int) -> None:
 
 def test_what_is_memorised_counts_against_a_value(tmp_path) -> None:
     """Real runs under asymmetric noise: the score of the fast search, written out."""
-    config = RunConfig(noise="asymmetric:rate=0.4", clip="official:temp=auto", limit=300, epochs=30, runs=str(tmp_path))
+    config = RunConfig(noise="asymmetric:rate=0.4", clip="official:temp=auto", limit=600, epochs=30, runs=str(tmp_path))
     search = Search("clip.temp", grid=(0.25, 2.5))
     executors.execute(tuning.trials(config, search=search), executor="inline")
     scores = tuning.tried(config, executors.outcome, search)
@@ -225,7 +236,23 @@ def test_what_is_memorised_counts_against_a_value(tmp_path) -> None:
         for other in scores.keys() - {value}:
             votes[np.arange(len(votes)), predictions[other]] += 1
         apart = 100 * np.mean(votes.argmax(1) != predictions[value])
+        assert np.mean(predictions[value] == results[value].validation["label"]) > 0.3  # all have learnt and may vote
         assert score == pytest.approx(accuracy - max(0, fitted - accuracy) - apart)
+
+
+def test_trials_that_have_learnt_nothing_have_no_vote() -> None:
+    label = np.arange(1000) % 4
+    learnt = [np.where(np.arange(1000) % 5 == k, 0, label) for k in (0, 1)]
+    constant = [np.full(1000, 3)] * 3
+
+    def scores(*predictions: np.ndarray) -> list[float | None]:
+        trials = [trial(100 * np.mean(p == label), label=label, prediction=p) for p in predictions]
+        return [score and round(score, 6) for score in tuning._scores(dict(enumerate(trials))).values()]
+
+    assert scores(*learnt) == [85 - 30, 85 - 30]  # they differ on 30 %
+    assert scores(*learnt, *constant) == [85 - 30, 85 - 30] + [25 - 85] * 3  # both say 3 for 15 %
+    assert scores(learnt[0], *constant) == [85] + [25 - 80] * 3
+    assert scores(*constant) == [25] * 3
 
 
 def test_a_trial_whose_predictions_are_lost_is_named(tmp_path) -> None:

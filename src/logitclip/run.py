@@ -61,13 +61,13 @@ class Result:
         return runs.read_rows(self.folder / "metrics.jsonl")
 
     @property
-    def val_predictions(self) -> np.ndarray:
-        """What is predicted for the held-out examples after the last epoch, in the order of their index."""
+    def validation(self) -> dict[str, np.ndarray]:
+        """The `index`, `label` and `prediction` (after the last epoch) of each held-out example."""
         path = self.folder / "validation.npz"
         try:
             with np.load(path) as file:
-                return file["prediction"]
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+                return dict(file)
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
             raise ValueError(f"{path} is missing or damaged: remove {self.folder}, and it is made again.") from error
 
     @property

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from logitclip import executors, runs
@@ -186,16 +187,25 @@ def _scores(found: Mapping[float, Result | Failure]) -> dict[float, float | None
     """
     scores = {value: _validation(result) for value, result in found.items()}
     finished = {value: result for value, result in found.items() if isinstance(result, Result)}
-    predictions = {value: torch.from_numpy(result.val_predictions) for value, result in finished.items()}
+    held_out = {value: result.validation for value, result in finished.items()}
+    predictions = {value: torch.from_numpy(file["prediction"]) for value, file in held_out.items()}
+    voters = [value for value, file in held_out.items() if _has_learnt(file["label"], file["prediction"])]
     for value, result in finished.items():
         score = result.val_accuracy or 0.0
         fitted = [row["train_accuracy"] for row in result.rows[-LAST:] if row["train_accuracy"] is not None]
         # DivideMix, say, has no such accuracy; and with augmentation it may be below that of validation.
         gap = max(0.0, sum(fitted) / len(fitted) - score) if fitted else 0.0
-        others = [prediction for other, prediction in predictions.items() if other != value]
+        others = [predictions[voter] for voter in voters if voter != value]
         apart = (predictions[value] != torch.stack(others).mode(0).values).double().mean() if others else 0.0
         scores[value] = score - gap - 100 * float(apart)
     return scores
+
+
+def _has_learnt(label: np.ndarray, prediction: np.ndarray) -> bool:
+    """Whether it is better than always to answer with the most frequent label, by two standard errors."""
+    label = label.argmax(1) if label.ndim == 2 else label
+    share = np.bincount(label).max() / len(label)
+    return bool((prediction == label).mean() > share + 2 * math.sqrt(share * (1 - share) / len(label)))
 
 
 # -- studies -----------------------------------------------------------------------------------------------------------
