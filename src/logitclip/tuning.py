@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from logitclip import executors, runs
 from logitclip.config import RunConfig, word_to_tune
@@ -181,24 +180,30 @@ def _scores(found: Mapping[float, Result | Failure]) -> dict[float, float | None
     """The scores of the fast search, in points: validation accuracy, less two signs that a value is not a good one.
 
     The gap to the accuracy on the training labels: what is fitted but does not generalise is memorised. And the share
-    of held-out examples that are predicted otherwise than by most of the other trials: what a network has memorised, or
-    failed to learn, the others have not. Both show where validation is almost blind: under asymmetric noise right and
-    wrong predictions alike agree with many of the noisy labels.
+    of held-out examples on which it is outvoted by the other trials: what a network has memorised, or failed to learn,
+    the others have not. Both show where validation is almost blind: under asymmetric noise right and wrong predictions
+    alike agree with many of the noisy labels.
     """
     scores = {value: _validation(result) for value, result in found.items()}
     finished = {value: result for value, result in found.items() if isinstance(result, Result)}
     held_out = {value: result.validation for value, result in finished.items()}
-    predictions = {value: torch.from_numpy(file["prediction"]) for value, file in held_out.items()}
     voters = [value for value, file in held_out.items() if _has_learnt(file["label"], file["prediction"])]
     for value, result in finished.items():
         score = result.val_accuracy or 0.0
         fitted = [row["train_accuracy"] for row in result.rows[-LAST:] if row["train_accuracy"] is not None]
         # DivideMix, say, has no such accuracy; and with augmentation it may be below that of validation.
         gap = max(0.0, sum(fitted) / len(fitted) - score) if fitted else 0.0
-        others = [predictions[voter] for voter in voters if voter != value]
-        apart = (predictions[value] != torch.stack(others).mode(0).values).double().mean() if others else 0.0
-        scores[value] = score - gap - 100 * float(apart)
+        others = [held_out[voter]["prediction"] for voter in voters if voter != value]
+        apart = _outvoted(held_out[value]["prediction"], np.stack(others)) if len(voters) > 1 else 0.0
+        scores[value] = score - gap - 100 * apart
     return scores
+
+
+def _outvoted(prediction: np.ndarray, others: np.ndarray) -> float:
+    """The share of examples for which fewer of the others [M, N] say the same than agree on something else."""
+    same = (others == prediction).sum(0)
+    most = (others[:, None] == others).sum(1).max(0)
+    return float((same < most).mean())
 
 
 def _has_learnt(label: np.ndarray, prediction: np.ndarray) -> bool:
