@@ -173,6 +173,11 @@ def test_wrong_files_are_one_sentence(tmp_path):
         with pytest.raises(ValueError, match=message) as error:
             read_table(tmp_path / name)
         assert "\n" not in str(error.value)
+    (tmp_path / "carriage.csv").write_bytes(b"a,b\r1,2\r3,4\r")  # the line ends of old Macs are no mistake
+    assert {name: list(values) for name, values in read_table(tmp_path / "carriage.csv").items()} == {
+        "a": [1, 3],
+        "b": [2, 4],
+    }
     np.savez(tmp_path / "uneven.npz", x=np.zeros((3, 2)), y=np.zeros(4))
     with pytest.raises(ValueError, match="'y' has 4 rows and others 3"):
         read_table(tmp_path / "uneven.npz")

@@ -112,7 +112,7 @@ def test_a_result_that_is_lost_is_made_again_from_the_checkpoint(tmp_path, monke
     result = run(config)
     before = lasting(result)
     monkeypatch.setattr(standard, "train_step", None)  # not one step is needed
-    for content in ("{", '{"id": "of another version"}'):
+    for content in ("{", "[]", '{"id": "of another version"}'):
         (result.folder / "result.json").write_text(content)
         assert lasting(run(config)) == before
 

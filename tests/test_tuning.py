@@ -156,7 +156,9 @@ def test_what_is_to_be_tuned_is_no_run() -> None:
 def test_any_option_can_be_set() -> None:
     assert tuning.with_value(RunConfig(loss="sce:alpha=0.1,beta=1"), "loss.beta", 0.5).loss == "sce:alpha=0.1,beta=0.5"
     assert tuning.with_value(RunConfig(clip="official: temp = grid"), "clip.temp", 0.5).clip == "official:temp=0.5"
-    assert tuning.with_value(RunConfig(model="timm:resnet18"), "model.rate", 0.5).model == "timm:resnet18,rate=0.5"
+    assert tuning.with_value(RunConfig(model="timm:resnet18"), "model.rate", 0.5).model == "timm:name=resnet18,rate=0.5"
+    assert tuning.with_value(RunConfig(clip="official:1.5"), "clip.temp", 0.5).clip == "official:temp=0.5"
+    assert tuning.with_value(RunConfig(clip="official:auto"), "clip.temp", 0.5).clip == "official:temp=0.5"
     assert tuning.with_value(RunConfig(), "batch_size", 32).batch_size == 32
     with pytest.raises(ValueError, match="There is no option 'learning_rate' to tune"):
         tuning.with_value(RunConfig(), "learning_rate", 0.1)
@@ -214,7 +216,7 @@ def test_a_trial_that_another_process_has_given_up_is_no_error(tmp_path) -> None
     assert [t.state.name for t in study.trials] == ["FAIL", "COMPLETE"]
 
 
-@pytest.mark.parametrize(("low", "high", "count"), [(0.0, 1.0, 3), (2.0, 1.0, 3), (0.1, 1.0, 0)])
+@pytest.mark.parametrize(("low", "high", "count"), [(0.0, 1.0, 3), (2.0, 1.0, 3), (0.1, 1.0, 0), (0.1, math.inf, 3)])
 def test_bad_bounds_of_a_study(low: float, high: float, count: int) -> None:
     with pytest.raises(ValueError, match="got"):
         tuning.study(RunConfig(clip="official:temp=1"), "clip.temp", low, high, count)
@@ -278,10 +280,12 @@ def test_a_trial_whose_predictions_are_lost_is_named(tmp_path) -> None:
     config = RunConfig(clip="official:temp=auto", limit=100, epochs=1, runs=str(tmp_path))
     executors.execute(tuning.trials(config), executor="inline")
     lost = next(tmp_path.glob("*/validation.npz"))
-    for damage in (lambda: lost.write_bytes(b"PK"), lost.unlink):
-        damage()
-        with pytest.raises(ValueError, match=f"{lost} is missing or damaged: remove {lost.parent}"):
-            tuning.trials(config)
+    whole, search = lost.read_bytes(), tuning.search_for(config)
+    for content in (b"", b"PK", whole[: len(whole) // 2], whole.replace(b"prediction", b"predicted?"), None):
+        lost.unlink() if content is None else lost.write_bytes(content)
+        with pytest.warns(UserWarning, match=f"{lost} is missing or damaged: remove {lost.parent}"):
+            scores = tuning.tried(config, executors.outcome, search)
+        assert list(scores.values()).count(None) == 1
 
 
 def test_a_knob_without_a_value_can_be_studied(tmp_path) -> None:
@@ -361,6 +365,9 @@ def test_a_folder_that_takes_nothing_ends_it(typed) -> None:
         (["--option", "lr", "--values", "0.1,0.2", "--storage", "s.db"], "are for a study"),
         (["--option", "lr", "--values", "0.1,0.2", "--linear"], "are for a study"),
         (["--option", "lr", "--between", "0.1,0.2", "--jobs", "2"], "A study makes one run at a time"),
+        (["--option", "lr", "--between", "0.1,0.2", "--address", "auto"], "A study makes one run at a time"),
+        (["--option", "lr", "--values", "0.1,0.2", "--trials", "2"], "--trials and --storage are for a study"),
+        (["--option", "lr", "--fast"], "No values are known to choose lr from"),
         (["--option", "lr", "--between", "0.1"], "between must be two numbers"),
         (["--option", "lr", "--fast"], "No values are known to choose"),
     ],

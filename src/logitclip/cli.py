@@ -192,6 +192,7 @@ def noise(
     from logitclip import noise as noises
 
     noises.NOISES.parse(spec)  # a mistake in it is found before the data is looked for
+    RunConfig(noise_seed=noise_seed)  # as is one in the seed
     load = partial(datasets.load, root=root, download=download or mirror is not None, mirror=mirror)
     dataset = load(data)
     record = noises.apply(spec, dataset, noise_seed, load=load)
@@ -219,10 +220,7 @@ def train(
     from logitclip.run import run
 
     signal.signal(signal.SIGTERM, _terminate)
-    if download or mirror is not None:
-        from logitclip import data
-
-        data.load(config.data, config.root, download=True, mirror=mirror)
+    _get_data(config, download, mirror)
     bar = TrainingBar()
     try:
         result = run(config, on_epoch=bar)
@@ -239,6 +237,13 @@ def train(
         _print_json(asdict(result))
         return
     _print_result(result)
+
+
+def _get_data(config: RunConfig, download: bool, mirror: str | None) -> None:
+    if download or mirror is not None:
+        from logitclip import data
+
+        data.load(config.data, config.root, download=True, mirror=mirror)
 
 
 def report(
@@ -326,11 +331,13 @@ def tune(
     fast: bool = False,
     between: str | None = None,
     linear: bool = False,
-    trials: int = 20,
+    trials: int | None = None,
     storage: str | None = None,
     executor: Literal["local", "inline", "ray"] = "local",
     jobs: int | None = None,
     address: str | None = None,
+    download: bool = False,
+    mirror: str | None = None,
     json: bool = False,
 ) -> None:
     """Find a good value of an option on held-out noisy labels, then train with it on everything.
@@ -347,11 +354,13 @@ def tune(
         fast: Find the value in five runs on less than half of the examples.
         between: The bounds of a study by Optuna, as in 0.1,10.
         linear: Let the study look evenly at the value, not at its logarithm.
-        trials: Trials of the study, with those that are in its storage.
+        trials: Trials of the study, with those that are in its storage; 20 if not given.
         storage: Where the study is kept: a file, a journal (a name that ends in .log), or any SQL address.
         executor: Processes on this machine, this process alone, or a Ray cluster.
         jobs: Runs at the same time; as many as there is room for if not given.
         address: The address of a Ray cluster, or auto.
+        download: Get the data from its official address if it is not there.
+        mirror: Get it from this folder, or address, instead.
         json: Print the trials and the result as one JSON object on stdout.
     """
     from logitclip import executors, sweeping, tuning
@@ -360,13 +369,14 @@ def tune(
     ways = [values is not None, fast, between is not None]
     if sum(ways) != (option is not None):
         raise ValueError("Give --option with one of --values, --fast and --between; or neither, and temp=auto.")
-    if between is None and (linear or storage is not None):
-        raise ValueError("--linear and --storage are for a study: give --between as well.")
-    if between is not None and (executor == "ray" or jobs is not None):
+    if between is None and (linear or storage is not None or trials is not None):
+        raise ValueError("--linear, --trials and --storage are for a study: give --between as well.")
+    if between is not None and (executor == "ray" or jobs is not None or address is not None):
         raise ValueError(
-            "A study makes one run at a time, on this machine: --jobs and --executor ray are not for it. To share the "
-            "work, give the command several times with one --storage."
+            "A study makes one run at a time, on this machine: --jobs, --address and --executor ray are not for it. To "
+            "share the work, give the command several times with one --storage."
         )
+    _get_data(config, download, mirror)
     if option == "clip.temp" and config.clip == "none":
         config = replace(config, clip="official")
     if option is None:
@@ -381,7 +391,13 @@ def tune(
         if between is not None:
             bounds = _two_numbers(between)
             study = tuning.study(
-                config, search.option, *bounds, trials, storage=storage, log=not linear, on_event=board
+                config,
+                search.option,
+                *bounds,
+                20 if trials is None else trials,
+                storage=storage,
+                log=not linear,
+                on_event=board,
             )
             ended = [trial for trial in study.trials if trial.state.is_finished() and trial.params]
             scores = {tuning.six_digits(trial.params[search.option]): trial.value for trial in ended}

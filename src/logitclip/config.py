@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -134,13 +135,8 @@ class RunConfig:
         Args:
             protocol: the dataset's defaults, if they are at hand; else they are looked up by name.
         """
-        from logitclip.clip import CLIPS, PENALTIES
         from logitclip.data import DATASETS
-        from logitclip.data.augment import AUGMENTS
-        from logitclip.losses import LOSSES
         from logitclip.methods import METHODS
-        from logitclip.models import MODELS
-        from logitclip.noise import NOISES
 
         load_plugins(self.plugin)
         wanted = word_to_tune(self)
@@ -151,8 +147,7 @@ class RunConfig:
                 f"or let `logitclip tune` or a sweep find it."
             )
         filled = dict(vars(self))
-        specs = {"data": DATASETS, "noise": NOISES, "loss": LOSSES, "clip": CLIPS, "penalty": PENALTIES}
-        specs |= {"method": METHODS, "model": MODELS, "augment": AUGMENTS}
+        specs = registries()
         for name, registry in specs.items():  # names first: looking at the data may take long
             if filled[name] is not None:
                 filled[name] = registry.canonical(filled[name])
@@ -204,6 +199,36 @@ class RunConfig:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def registries() -> dict[str, Registry]:
+    """The registry that the spec in each field of a config is from."""
+    from logitclip.clip import CLIPS, PENALTIES
+    from logitclip.data import DATASETS
+    from logitclip.data.augment import AUGMENTS
+    from logitclip.losses import LOSSES
+    from logitclip.methods import METHODS
+    from logitclip.models import MODELS
+    from logitclip.noise import NOISES
+
+    specs: dict[str, Registry] = {"data": DATASETS, "noise": NOISES, "loss": LOSSES, "clip": CLIPS}
+    return specs | {"penalty": PENALTIES, "method": METHODS, "model": MODELS, "augment": AUGMENTS}
+
+
+def knob_items(field: str, spec: str) -> tuple[str, dict[str, str]]:
+    """The name and the knobs of the spec in a field, as they are written: no value is looked at.
+
+    >>> knob_items("clip", "official:1.5") == knob_items("clip", "official: temp=1.5") == ("official", {"temp": "1.5"})
+    True
+    """
+    name, _, text = spec.partition(":")
+    knobs = {}
+    for item in re.split(r",(?=\s*\w+\s*=)", text) if text else []:  # a value may hold a comma
+        knob, sign, value = item.partition("=")
+        if not sign:  # a bare value, which is that of the first knob
+            knob, value = next(iter(registries()[field].knobs(name)), knob), item
+        knobs[knob.strip()] = value.strip()
+    return name, knobs
+
+
 def word_to_tune(config: RunConfig) -> tuple[str, str, str] | None:
     """Which number of a config is the word `grid` or `auto`, to be found by tuning: (field, knob, word), or None.
 
@@ -211,12 +236,11 @@ def word_to_tune(config: RunConfig) -> tuple[str, str, str] | None:
     ('clip', 'temp', 'auto')
     """
     found = [
-        (field, knob.strip(), word.strip())
+        (field, knob, word)
         for field in ("clip", "penalty", "loss", "method", "model")
-        for knob, _, word in (
-            item.partition("=") for item in (getattr(config, field) or "").partition(":")[2].split(",")
-        )
-        if word.strip() in ("grid", "auto")
+        if re.search("grid|auto", spec := getattr(config, field) or "")
+        for knob, word in knob_items(field, spec)[1].items()
+        if word in ("grid", "auto")
     ]
     if len(found) > 1:
         raise ValueError(f"One number can be tuned at a time, got {' and '.join(f'{f}.{k}' for f, k, _ in found)}.")

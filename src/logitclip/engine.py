@@ -56,11 +56,11 @@ class Settings:
         for name in ("epochs", "batch_size", "threads", "measure_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not self.lr > 0:
-            raise ValueError(f"lr must be positive, got {self.lr}.")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr must be positive and finite, got {self.lr}.")
         for name in ("momentum", "weight_decay", "grad_clip", "workers"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}.")
         if self.schedule not in ("multistep", "cosine", "constant"):
             raise ValueError(f"schedule must be multistep, cosine or constant, got {self.schedule!r}.")
         if self.nesterov and not self.momentum:

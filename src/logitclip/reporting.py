@@ -42,7 +42,6 @@ class Kind:
 KINDS = {
     "last10_accuracy": Kind("test accuracy in %, mean of the last 10 epochs", 1),
     "best_accuracy": Kind("test accuracy in %, best epoch (chosen on the test set)", 1),
-    "val_accuracy": Kind("accuracy in % on held-out noisy labels", 1),
     "memorised": Kind("memorised wrong labels in %", -1),
     "recovered": Kind("recovered wrong labels in %", 1),
     "noise_rate": Kind("wrong labels in %"),

@@ -11,7 +11,6 @@ import platform
 import signal
 import subprocess
 import time
-import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -62,12 +61,12 @@ class Result:
 
     @property
     def validation(self) -> dict[str, np.ndarray]:
-        """The `index`, `label` and `prediction` (after the last epoch) of each held-out example."""
+        """The `index`, `label` and `prediction` (after the last epoch) of each held-out example of a run with `val`."""
         path = self.folder / "validation.npz"
         try:
             with np.load(path) as file:
-                return dict(file)
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
+                return {name: file[name] for name in ("index", "label", "prediction")}
+        except Exception as error:  # what a damaged archive makes zipfile, zlib and numpy raise has no common type
             raise ValueError(f"{path} is missing or damaged: remove {self.folder}, and it is made again.") from error
 
     @property
@@ -116,7 +115,7 @@ train = run  # its public name: logitclip.train
 def read_result(folder: Path) -> Result | None:
     """The result of a finished run, or None."""
     content = runs.read_json(folder / "result.json")
-    if content is None or content.keys() != {field.name for field in dataclasses.fields(Result)}:
+    if not isinstance(content, dict) or content.keys() != {field.name for field in dataclasses.fields(Result)}:
         return None  # not there, or of another version: it is made again, from the last checkpoint
     content["config"] = {**content["config"], "runs": str(folder.parent)}  # folders may be moved
     return Result(**content)
@@ -356,6 +355,8 @@ def settings(config: RunConfig, examples: int) -> engine.Settings:
     shared = {name: getattr(config, name) for name in names if hasattr(config, name)}
     shared["milestones"] = parse_milestones(config.milestones or "")
     shared["penalty"] = None if config.penalty == "none" else PENALTIES.build(config.penalty)
+    if shared["penalty"] is not None:
+        shared["penalty"](torch.zeros(1, 2))  # a knob out of its range is an error now, not in training
     shared["measure_every"] = config.measure_every or (1 if examples <= 20_000 else 10)
     return engine.Settings(**shared)
 

@@ -44,6 +44,8 @@ class CannotWrite(OSError):
 
 def write(path: Path, content: bytes) -> None:
     """Write a file in one step: after a crash there is the old one or the new one, never half of it."""
+    if not path.name:
+        raise ValueError(f"{path} is a folder: give the name of a file in it.")
     scratch = _scratch(path)
     with _explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ out of the runs, so tuning can be stopped, resumed and shared like the runs them
 from __future__ import annotations
 
 import math
-import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from logitclip import executors, runs
-from logitclip.config import RunConfig, word_to_tune
+from logitclip.config import RunConfig, knob_items, load_plugins, word_to_tune
 from logitclip.executors import Failure
 from logitclip.registry import suggest
 from logitclip.run import LAST, Result
@@ -65,11 +65,11 @@ def with_value(config: RunConfig, option: str, value: Any) -> RunConfig:
         raise ValueError(f"There is no option {field!r} to tune. {suggest(field, vars(config))}")
     if not knob:
         return replace(config, **{field: value})
-    name, _, given = str(getattr(config, field)).partition(":")
-    items = re.split(r",(?=\s*\w+\s*=)", given) if given else []  # a value may hold a comma, and the first have no key
-    others = [item for item in items if item.partition("=")[0].strip() != knob]
-    shown = f"{value:g}" if isinstance(value, float) else str(value)
-    return replace(config, **{field: f"{name}:" + ",".join([*others, f"{knob}={shown}"])})
+    load_plugins(config.plugin)
+    name, knobs = knob_items(field, str(getattr(config, field)))
+    knobs.pop(knob, None)
+    knobs[knob] = f"{value:g}" if isinstance(value, float) else str(value)
+    return replace(config, **{field: f"{name}:" + ",".join(f"{key}={text}" for key, text in knobs.items())})
 
 
 def search_for(config: RunConfig) -> Search:
@@ -85,7 +85,7 @@ def search_for(config: RunConfig) -> Search:
 def fast_search(config: RunConfig, option: str) -> Search:
     """The fast search for a knob of the config's clip or penalty, as in clip.temp."""
     field, _, knob = option.partition(".")
-    key = f"{field}.{str(getattr(config, field, '')).partition(':')[0]}.{knob}"
+    key = f"{field}.{str(getattr(config, field, '')).partition(':')[0]}.{knob}" if knob else option
     if key not in GRIDS:
         raise ValueError(
             f"No values are known to choose {key} from, as for {', '.join(GRIDS)}. Name them: "
@@ -185,8 +185,14 @@ def _scores(found: Mapping[float, Result | Failure]) -> dict[float, float | None
     alike agree with many of the noisy labels.
     """
     scores = {value: _validation(result) for value, result in found.items()}
-    finished = {value: result for value, result in found.items() if isinstance(result, Result)}
-    held_out = {value: result.validation for value, result in finished.items()}
+    finished, held_out = dict[float, Result](), dict[float, dict[str, np.ndarray]]()
+    for value, result in found.items():
+        if isinstance(result, Result):
+            try:
+                held_out[value], finished[value] = result.validation, result
+            except ValueError as error:
+                warnings.warn(f"{error} Until then it counts as failed.", stacklevel=2)
+                scores[value] = None
     voters = [value for value, file in held_out.items() if _has_learnt(file["label"], file["prediction"])]
     for value, result in finished.items():
         score = result.val_accuracy or 0.0
@@ -240,7 +246,7 @@ def study(
         import optuna
     except ImportError as error:
         raise ImportError("Studies need Optuna: pip install 'logitclip[tune]'.") from error
-    if not low < high or (log and low <= 0):
+    if not -math.inf < low < high < math.inf or (log and low <= 0):
         raise ValueError(
             f"The bounds must be two numbers, the first smaller{' and positive' * log}; got {low}, {high}."
         )

@@ -79,7 +79,7 @@ def _read_csv(path: Path, text: Collection[str]) -> dict[str, Column]:
     def read() -> Any:
         with pa.input_stream(path) as stream:  # also decompresses
             start = stream.read(1 << 16).decode("utf-8-sig", errors="replace")
-        header = start.partition("\n")[0].strip("\r")
+        header = (start.splitlines() or [""])[0]
         unquoted = re.sub(r'"[^"]*"', "", header)
         delimiter = max(",;\t|", key=unquoted.count)
         names = next(builtin_csv.reader([header], delimiter=delimiter), [])
@@ -119,7 +119,7 @@ def _pyarrow() -> Any:
 def _from_arrow(path: Path, read: Callable[[], Any]) -> dict[str, Column]:
     try:
         table = read()
-    except (_pyarrow().ArrowException, OSError) as error:
+    except (_pyarrow().ArrowException, builtin_csv.Error, OSError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
         raise ValueError(f"{path} could not be read ({reason}); repair it or save it anew.") from error
     columns: dict[str, Column] = {}
