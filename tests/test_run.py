@@ -163,7 +163,7 @@ def test_validation_file(tmp_path):
     assert sorted(file) == ["clean_label", "index", "label", "prediction"]
     assert len(set(file["index"].tolist())) == 50
     assert 100 * (file["prediction"] == file["label"]).mean() == pytest.approx(result.rows[-1]["val_accuracy"])
-    assert all(np.array_equal(result.validation[name], file[name]) for name in file)
+    assert all(np.array_equal(values, file[name]) for name, values in result.validation.items())
     every = np.load(run(in_folder(tmp_path, "b", val=0.25, per_example=True)).folder / "examples.npz")
     for name in ("clean_label", "label", "prediction"):
         assert np.array_equal(every[name][file["index"]], file[name])
@@ -520,7 +520,7 @@ def test_divergence_leaves_no_result_and_no_nan(tmp_path):
     [
         ({"clip": "norm:tau=-1"}, "tau must be positive and finite, got -1.0."),
         ({"loss": "gce:q=-1"}, "q "),
-        ({"lr": -0.1}, "lr must be positive, got -0.1."),
+        ({"lr": -0.1}, "lr must be positive and finite, got -0.1."),
         ({"penalty": "norm"}, "The penalty 'norm' needs 'weight'"),
         ({"precision": "16-mixed", "accelerator": "cpu"}, "The precision 16-mixed needs a GPU"),
         ({"nodes": 2}, "Several nodes need torchrun on each"),
