@@ -480,6 +480,9 @@ def test_config_to_tune(tmp_path: Path) -> None:
     assert all(each.to_tune(cell) == cell.config for cell in each.cells)
     fixed = recipes.load(own(tmp_path, OWN.replace("[base]", "[base]\nnoise_seed = 9")))
     assert {(fixed.to_tune(cell).seed, fixed.to_tune(cell).noise_seed) for cell in fixed.cells} == {(0, 9)}
+    some = recipes.load(own(tmp_path, OWN.replace("epochs = 7", "noise_seed = 9")))
+    noises = {(cell.coordinates["noise"], some.to_tune(cell).noise_seed) for cell in some.cells}
+    assert noises == {("symmetric:rate=0.5", 0), ("none", 9)}
 
 
 def test_variant_with_a_plugin(tmp_path: Path) -> None:

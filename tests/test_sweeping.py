@@ -43,7 +43,6 @@ def recipe(folder: Path, change: dict[str, Any] | None = None, tune_seed: int | 
         paper=None,
         scale="full",
         tune_seed=tune_seed,
-        own_noise=True,
         rows=("penalty",),
         cols=("noise",),
         statistics=("last10_accuracy",),

@@ -88,6 +88,7 @@ class Cell:
 
     coordinates: Mapping[str, Any]  # axis -> value: a canonical spec, the name of a variant, or a plain value
     config: RunConfig
+    own_noise: bool = True  # each seed draws its own
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,6 @@ class Recipe:
     paper: str | None
     scale: str
     tune_seed: int | None  # None: every seed tunes for itself
-    own_noise: bool  # each seed draws its own noise
     rows: tuple[str, ...]
     cols: tuple[str, ...]
     statistics: tuple[str, ...]
@@ -128,7 +128,7 @@ class Recipe:
         """The config whose tuning decides this cell: that of the seed to tune on, or the cell's own."""
         if self.tune_seed is None:
             return cell.config
-        noise_seed = self.tune_seed if self.own_noise else cell.config.noise_seed
+        noise_seed = self.tune_seed if cell.own_noise else cell.config.noise_seed
         return replace(cell.config, seed=self.tune_seed, noise_seed=noise_seed)
 
 
@@ -269,12 +269,11 @@ def _build(name: str, content: _Values, scale: str, more: _Values) -> Recipe:
         paper=content.get("paper"),
         scale=scale,
         tune_seed=tune_seed,
-        own_noise=not any("noise_seed" in values for _, values in cells),
         rows=rows,
         cols=cols,
         statistics=statistics,
         figure=figure,
-        cells=tuple(Cell(coordinates, _config(values)) for coordinates, values in cells),
+        cells=tuple(Cell(coordinates, _config(values), "noise_seed" not in values) for coordinates, values in cells),
     )
 
 
