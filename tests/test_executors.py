@@ -345,6 +345,16 @@ def test_how_many_runs_there_is_room_for(monkeypatch):
 # -- Ray ---------------------------------------------------------------------------------------------------------------
 
 
+def test_which_nodes_have_room_for_a_run():
+    node = {"Alive": True, "Resources": {"CPU": 4.0, "memory": 1e9}}
+    with_gpu = {"Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}}
+    gone = {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}}
+    assert executors._has_room([node, gone], {"CPU": 4, "GPU": 0})
+    assert not executors._has_room([node, gone], {"CPU": 5, "GPU": 0})
+    assert not executors._has_room([node, with_gpu], {"CPU": 4, "GPU": 1})  # not both on one
+    assert executors._has_room([node, with_gpu], {"CPU": 2, "GPU": 1})
+
+
 @pytest.mark.slow
 def test_ray_on_this_machine(tmp_path, monkeypatch):
     pytest.importorskip("ray")

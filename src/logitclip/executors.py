@@ -409,11 +409,11 @@ def _ray(queue: _Queue, jobs: int | None, address: str | None) -> None:
             while (jobs is None or len(running) < jobs) and (job := queue.next()):
                 config = replace(job.config, root=job.config.root or os.environ.get("LOGITCLIP_DATA"))
                 on_gpu = config.accelerator == "cuda" or (config.accelerator == "auto" and gpus)
-                task = ray.remote(_on_node).options(
-                    num_cpus=config.threads * config.devices,
-                    num_gpus=config.devices if on_gpu else 0,
-                    max_retries=RETRIES,
-                )
+                needs = {"CPU": config.threads * config.devices, "GPU": config.devices if on_gpu else 0}
+                if not _has_room(ray.nodes(), needs):
+                    said = " and ".join(f"{count} {kind}s" for kind, count in needs.items() if count)
+                    log.warning("No node of the cluster has %s: the run waits for one that does.", said)
+                task = ray.remote(_on_node).options(num_cpus=needs["CPU"], num_gpus=needs["GPU"], max_retries=RETRIES)
                 running[task.remote(Path.cwd(), config, job.folder, letters)] = job
             if not running:
                 time.sleep(queue.pause or 0.0)
@@ -441,6 +441,12 @@ def _ray(queue: _Queue, jobs: int | None, address: str | None) -> None:
             ray.wait(list(running), num_returns=len(running), timeout=SAVING)
         if own:
             ray.shutdown()
+
+
+def _has_room(nodes: list[dict[str, Any]], needs: dict[str, int]) -> bool:
+    """Whether a node, when it is idle, has all that a run needs."""
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    return any(all(has.get(kind, 0) >= count for kind, count in needs.items()) for has in alive)
 
 
 class _Letters:
