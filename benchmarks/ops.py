@@ -151,9 +151,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    # In a training process larger tensors have come and gone. Without one, malloc gives the memory of every step back
-    # to the system, and it is page faults that are measured.
-    torch.empty(31 * 2**20, dtype=torch.uint8)
     # A process that trains has freed larger tensors before this loss: malloc learns from them to keep memory, and does
     # not ask the system for new pages at every step. (It never keeps blocks of more than 32 MB.)
     torch.empty(31 * 2**20, dtype=torch.uint8)

@@ -160,6 +160,8 @@ def test_any_option_can_be_set() -> None:
     assert tuning.with_value(RunConfig(clip="official:1.5"), "clip.temp", 0.5).clip == "official:temp=0.5"
     assert tuning.with_value(RunConfig(clip="official:auto"), "clip.temp", 0.5).clip == "official:temp=0.5"
     assert tuning.with_value(RunConfig(), "batch_size", 32).batch_size == 32
+    with pytest.raises(ValueError, match="The option lr has no knob 'size'"):
+        tuning.with_value(RunConfig(), "lr.size", 0.1)
     with pytest.raises(ValueError, match="There is no option 'learning_rate' to tune"):
         tuning.with_value(RunConfig(), "learning_rate", 0.1)
 

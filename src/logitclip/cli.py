@@ -24,7 +24,7 @@ from tyro.conf import Positional, arg
 
 import logitclip
 from logitclip.config import RunConfig
-from logitclip.progress import SweepBoard, TrainingBar, duration, make_table
+from logitclip.progress import SweepBoard, TrainingBar, duration, make_table, result_table
 from logitclip.runs import Claimed
 
 Kind = Literal["losses", "clips", "penalties", "noises", "data", "augments", "models", "methods", "recipes"]
@@ -236,7 +236,7 @@ def train(
     if json:
         _print_json(asdict(result))
         return
-    _print_result(result)
+    _print(result_table(result))
 
 
 def _get_data(config: RunConfig, download: bool, mirror: str | None) -> None:
@@ -390,15 +390,8 @@ def tune(
     with board:
         if between is not None:
             bounds = _two_numbers(between)
-            study = tuning.study(
-                config,
-                search.option,
-                *bounds,
-                20 if trials is None else trials,
-                storage=storage,
-                log=not linear,
-                on_event=board,
-            )
+            count = 20 if trials is None else trials
+            study = tuning.study(config, search.option, *bounds, count, storage=storage, log=not linear, on_event=board)
             ended = [trial for trial in study.trials if trial.state.is_finished() and trial.params]
             scores = {tuning.six_digits(trial.params[search.option]): trial.value for trial in ended}
         else:
@@ -418,7 +411,7 @@ def tune(
         name = f"{value:g}" if isinstance(value, float) else f"{value}"
         table.add_row(name, "failed" if score is None else f"{score:.2f}", style="bold green" * (value == best))
     _print(table)
-    _print_result(result)
+    _print(result_table(result))
 
 
 def sweep(
@@ -476,27 +469,6 @@ def sweep(
         print(f"Next: {loaded.command('figures')} -o {shlex.quote(loaded.name)}.svg")
     if not all(isinstance(row.outcome, Result) for row in rows):
         raise SystemExit(1)
-
-
-def _print_result(result: Any) -> None:
-    noisy = result.noise_rate > 0
-    rows = {
-        "test accuracy, mean of the last 10 epochs": f"[bold]{result.last10_accuracy:.2f} %[/]",
-        "test accuracy, best epoch (chosen on the test set)": f"{result.best_accuracy:.2f} %",
-        "validation accuracy, on noisy labels": _percent(result.val_accuracy),
-        "wrong labels among the training labels": f"{result.noise_rate:.2f} %" if noisy else "unknown or none",
-        "of these memorised (predicted as given)": _percent(result.memorised),
-        "of these recovered (predicted as true)": _percent(result.recovered),
-        "time": f"{result.seconds:.1f} s for {result.epochs} epochs on {result.device}",
-        "folder": str(result.folder),
-    }
-    setting = f"{result.config['data']}, {result.config['loss']}, clip {result.clip}, noise {result.config['noise']}"
-    table = make_table(setting, "", "")
-    table.show_header = False
-    for name, value in rows.items():
-        if value is not None:
-            table.add_row(name, value)
-    _print(table)
 
 
 def _terminate(*_: Any) -> None:
@@ -599,10 +571,6 @@ def _two_numbers(text: str) -> tuple[float, float]:
     except ValueError:
         raise ValueError(f"between must be two numbers, as in 0.1,10; got {text!r}.") from None
     return low, high
-
-
-def _percent(value: float | None) -> str | None:
-    return None if value is None else f"{value:.2f} %"
 
 
 def _print(what: Any) -> None:

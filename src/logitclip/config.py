@@ -6,7 +6,6 @@ import functools
 import hashlib
 import json
 import os
-import re
 import types
 import typing
 from collections.abc import Mapping
@@ -209,24 +208,16 @@ def registries() -> dict[str, Registry]:
     from logitclip.models import MODELS
     from logitclip.noise import NOISES
 
-    specs: dict[str, Registry] = {"data": DATASETS, "noise": NOISES, "loss": LOSSES, "clip": CLIPS}
-    return specs | {"penalty": PENALTIES, "method": METHODS, "model": MODELS, "augment": AUGMENTS}
-
-
-def knob_items(field: str, spec: str) -> tuple[str, dict[str, str]]:
-    """The name and the knobs of the spec in a field, as they are written: no value is looked at.
-
-    >>> knob_items("clip", "official:1.5") == knob_items("clip", "official: temp=1.5") == ("official", {"temp": "1.5"})
-    True
-    """
-    name, _, text = spec.partition(":")
-    knobs = {}
-    for item in re.split(r",(?=\s*\w+\s*=)", text) if text else []:  # a value may hold a comma
-        knob, sign, value = item.partition("=")
-        if not sign:  # a bare value, which is that of the first knob
-            knob, value = next(iter(registries()[field].knobs(name)), knob), item
-        knobs[knob.strip()] = value.strip()
-    return name, knobs
+    return {
+        "data": DATASETS,
+        "noise": NOISES,
+        "loss": LOSSES,
+        "clip": CLIPS,
+        "penalty": PENALTIES,
+        "method": METHODS,
+        "model": MODELS,
+        "augment": AUGMENTS,
+    }
 
 
 def word_to_tune(config: RunConfig) -> tuple[str, str, str] | None:
@@ -238,8 +229,8 @@ def word_to_tune(config: RunConfig) -> tuple[str, str, str] | None:
     found = [
         (field, knob, word)
         for field in ("clip", "penalty", "loss", "method", "model")
-        if re.search("grid|auto", spec := getattr(config, field) or "")
-        for knob, word in knob_items(field, spec)[1].items()
+        if "grid" in (spec := getattr(config, field) or "") or "auto" in spec
+        for knob, word in registries()[field].split(spec)[1].items()
         if word in ("grid", "auto")
     ]
     if len(found) > 1:

@@ -404,15 +404,17 @@ def _ray(queue: _Queue, jobs: int | None, address: str | None) -> None:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     letters: Any = ray.remote(_Letters).options(num_cpus=0, scheduling_strategy=here).remote()
     running: dict[Any, _Job] = {}
+    looked_at: set[str] = set()  # what runs need, to be said once
     try:
         while queue.left or running:
             while (jobs is None or len(running) < jobs) and (job := queue.next()):
                 config = replace(job.config, root=job.config.root or os.environ.get("LOGITCLIP_DATA"))
                 on_gpu = config.accelerator == "cuda" or (config.accelerator == "auto" and gpus)
                 needs = {"CPU": config.threads * config.devices, "GPU": config.devices if on_gpu else 0}
-                if not _has_room(ray.nodes(), needs):
-                    said = " and ".join(f"{count} {kind}s" for kind, count in needs.items() if count)
-                    log.warning("No node of the cluster has %s: the run waits for one that does.", said)
+                said = " and ".join(f"{count} {kind}s" for kind, count in needs.items() if count)
+                if said not in looked_at and not _has_room(ray.nodes(), needs):
+                    log.warning("No node of the cluster has %s: runs that need it wait for one that does.", said)
+                looked_at.add(said)
                 task = ray.remote(_on_node).options(num_cpus=needs["CPU"], num_gpus=needs["GPU"], max_retries=RETRIES)
                 running[task.remote(Path.cwd(), config, job.folder, letters)] = job
             if not running:

@@ -1,4 +1,4 @@
-"""What is to be seen on a terminal while runs are made: a bar for one, a live table for many."""
+"""What is to be seen on a terminal of runs: a bar for one, a live table for many, and what came out."""
 
 from __future__ import annotations
 
@@ -160,6 +160,32 @@ class TrainingBar:
     def stop(self) -> None:
         if self.progress is not None:
             self.progress.stop()
+
+
+def result_table(result: Any) -> Any:
+    """What came out of a run."""
+    known = result.noise_rate > 0
+    rows = {
+        "test accuracy, mean of the last 10 epochs": f"[bold]{result.last10_accuracy:.2f} %[/]",
+        "test accuracy, best epoch (chosen on the test set)": f"{result.best_accuracy:.2f} %",
+        "validation accuracy, on noisy labels": _percent(result.val_accuracy),
+        "wrong labels among the training labels": f"{result.noise_rate:.2f} %" if known else "unknown or none",
+        "of these memorised (predicted as given)": _percent(result.memorised),
+        "of these recovered (predicted as true)": _percent(result.recovered),
+        "time": f"{result.seconds:.1f} s for {result.epochs} epochs on {result.device}",
+        "folder": str(result.folder),
+    }
+    setting = f"{result.config['data']}, {result.config['loss']}, clip {result.clip}, noise {result.config['noise']}"
+    table = make_table(setting, "", "")
+    table.show_header = False
+    for name, value in rows.items():
+        if value is not None:
+            table.add_row(name, value)
+    return table
+
+
+def _percent(value: float | None) -> str | None:
+    return None if value is None else f"{value:.2f} %"
 
 
 def make_table(title: str, *columns: str) -> Any:

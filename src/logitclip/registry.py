@@ -89,27 +89,37 @@ class Registry:
             if p.kind is p.KEYWORD_ONLY and p.name not in self.injected
         }
 
-    def parse(self, spec: str, **more: Any) -> tuple[str, dict[str, Any]]:
-        """Split a spec into its name and its checked knobs; `more` are knobs given as keywords.
+    def split(self, spec: str) -> tuple[str, dict[str, str]]:
+        """The name of a spec and its knobs as they are written; whether they exist and are in range is not looked at.
 
         One bare value stands for the first knob: ``"timm:resnet18"`` is ``"timm:name=resnet18"``.
         """
         if not isinstance(spec, str):
             raise TypeError(f"A {self.kind} is named by a spec string such as 'name:key=value', got {spec!r}.")
         name, _, text = (part.strip() for part in spec.partition(":"))
-        knobs, values = self.knobs(name), {}
+        values: dict[str, str] = {}
         # A value may hold a comma (a path, say): only a comma before `key=` ends it.
-        for i, item in enumerate(re.split(r",(?=\s*[A-Za-z_]\w*\s*=)", text) if text else []):
+        for item in re.split(r",(?=\s*[A-Za-z_]\w*\s*=)", text) if text else []:
             key, sign, value = item.partition("=")
-            if not sign and i == 0 and knobs:
-                key, value = next(iter(knobs)), item
-            elif not sign:
-                raise ValueError(f"In the {self.kind} {spec!r}, {item!r} is not of the form key=value.")
+            if not sign:  # only the first can be bare: what comes after a comma has a key
+                key, value = next(iter(self.knobs(name)), ""), item
+                if not key:
+                    raise ValueError(f"In the {self.kind} {spec!r}, {item!r} is not of the form key=value.")
             key = key.strip()
-            if key in values or key in more:
+            if key in values:
+                raise ValueError(f"The knob {key!r} is given twice in the {self.kind} {spec!r}.")
+            values[key] = value.strip()
+        return name, values
+
+    def parse(self, spec: str, **more: Any) -> tuple[str, dict[str, Any]]:
+        """Split a spec into its name and its checked knobs; `more` are knobs given as keywords."""
+        name, given = self.split(spec)
+        knobs, values = self.knobs(name), dict[str, Any]()
+        for key, text in given.items():
+            if key in more:
                 raise ValueError(f"The knob {key!r} is given twice in the {self.kind} {spec!r}.")
             self._check_knob(name, key, knobs)
-            values[key] = _convert(value.strip(), knobs[key], f"{self.kind} {name!r}")
+            values[key] = _convert(text, knobs[key], f"{self.kind} {name!r}")
         for key, value in more.items():
             self._check_knob(name, key, knobs)
             simple = value is None or isinstance(value, (str, int, float))  # then the same rules hold as in a spec

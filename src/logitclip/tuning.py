@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from logitclip import executors, runs
-from logitclip.config import RunConfig, knob_items, load_plugins, word_to_tune
+from logitclip.config import RunConfig, load_plugins, registries, word_to_tune
 from logitclip.executors import Failure
 from logitclip.registry import suggest
 from logitclip.run import LAST, Result
@@ -65,8 +65,10 @@ def with_value(config: RunConfig, option: str, value: Any) -> RunConfig:
         raise ValueError(f"There is no option {field!r} to tune. {suggest(field, vars(config))}")
     if not knob:
         return replace(config, **{field: value})
+    if field not in registries():
+        raise ValueError(f"The option {field} has no knob {knob!r}: it is a value of its own.")
     load_plugins(config.plugin)
-    name, knobs = knob_items(field, str(getattr(config, field)))
+    name, knobs = registries()[field].split(str(getattr(config, field)))
     knobs.pop(knob, None)
     knobs[knob] = f"{value:g}" if isinstance(value, float) else str(value)
     return replace(config, **{field: f"{name}:" + ",".join(f"{key}={text}" for key, text in knobs.items())})
@@ -125,10 +127,16 @@ def trial(config: RunConfig, search: Search, value: float) -> RunConfig:
 
 def tried(config: RunConfig, outcome: Outcome, search: Search) -> dict[float, float | None]:
     """The score of each value tried so far, in their order; None if its run failed."""
-    values = search.values or _asked(config, outcome, search)
+    found = _found(config, outcome, search, search.values or _asked(config, outcome, search))
+    return {value: _validation(result) for value, result in found.items()} if search.values else _scores(found)
+
+
+def _found(
+    config: RunConfig, outcome: Outcome, search: Search, values: Iterable[float]
+) -> dict[float, Result | Failure]:
+    """What came out of the trials of these values, as far as they are done."""
     found = {value: outcome(trial(config, search, value)) for value in values}
-    known = {value: result for value, result in found.items() if result is not None}
-    return {value: _validation(result) for value, result in known.items()} if search.values else _scores(known)
+    return {value: result for value, result in found.items() if result is not None}
 
 
 # -- the fast search ---------------------------------------------------------------------------------------------------
@@ -144,11 +152,10 @@ def _asked(config: RunConfig, outcome: Outcome, search: Search) -> list[float]:
     """The values to try, as far as the outcomes so far decide them: the first three, then one after the other."""
     values = list(_start(search.grid))
     while len(values) < FAST_TRIALS:
-        found = {value: outcome(trial(config, search, value)) for value in values}
-        known = {value: result for value, result in found.items() if result is not None}
-        if len(known) < len(values):
+        found = _found(config, outcome, search, values)
+        if len(found) < len(values):
             break
-        values.append(_next(_scores(known)))
+        values.append(_next(_scores(found)))
     return values
 
 
@@ -184,7 +191,7 @@ def _scores(found: Mapping[float, Result | Failure]) -> dict[float, float | None
     the others have not. Both show where validation is almost blind: under asymmetric noise right and wrong predictions
     alike agree with many of the noisy labels.
     """
-    scores = {value: _validation(result) for value, result in found.items()}
+    scores: dict[float, float | None] = dict.fromkeys(found)
     finished, held_out = dict[float, Result](), dict[float, dict[str, np.ndarray]]()
     for value, result in found.items():
         if isinstance(result, Result):
@@ -192,7 +199,6 @@ def _scores(found: Mapping[float, Result | Failure]) -> dict[float, float | None
                 held_out[value], finished[value] = result.validation, result
             except ValueError as error:
                 warnings.warn(f"{error} Until then it counts as failed.", stacklevel=2)
-                scores[value] = None
     voters = [value for value, file in held_out.items() if _has_learnt(file["label"], file["prediction"])]
     for value, result in finished.items():
         score = result.val_accuracy or 0.0
