@@ -105,7 +105,7 @@ def main() -> None:
         if start(whole).wait():
             raise SystemExit("The run that is left alone failed.")
         last = f"checkpoints/{config.epochs:06d}"
-        names = ("metrics.jsonl", f"{last}/weights.safetensors", f"{last}/rows.jsonl")
+        names = ("metrics.jsonl", "examples.npz", "validation.npz", f"{last}/weights.safetensors", f"{last}/rows.jsonl")
         same = {
             name: (folder / name).read_bytes() == (Path(whole.runs) / config.id / name).read_bytes() for name in names
         }
