@@ -1,5 +1,6 @@
-"""What all tests share: none leaves a name behind that it registered; and the command line in this process."""
+"""What all tests share: time limits, registries that stay as they are, and the command line in this process."""
 
+import os
 import signal
 import sys
 
@@ -7,6 +8,21 @@ import pytest
 
 # Started in the background of a shell, tests would ignore Ctrl-C, and so would the processes they start to interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _processes_have_a_time_limit(pytestconfig, tmp_path_factory):
+    """A Python process that a test starts, directly or not, ends with its stack before the test reaches its own limit.
+
+    faulthandler needs no GIL, so this works in a process that hangs while it holds the GIL.
+    """
+    limit = 0.8 * float(pytestconfig.getini("timeout"))
+    folder = tmp_path_factory.mktemp("site")
+    code = f"import faulthandler\nfaulthandler.enable()\nfaulthandler.dump_traceback_later({limit}, exit=True)\n"
+    (folder / "sitecustomize.py").write_text(code)  # which Python imports when it starts
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,28 +1,28 @@
-"""The training loop against plain loops, and two processes against one.
-
-This file is also a script: `python test_engine.py FOLDER` trains in two gloo processes and writes what both saw.
-"""
+"""The training loop against plain loops, two processes against one, and how processes end."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import faulthandler
 import math
-import subprocess
-import sys
+import multiprocessing
+import time
 import warnings
 from dataclasses import replace
-from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing import ProcessRaisedException
 
 from logitclip import engine, models
 from logitclip.clip import CLIPS, norm_penalty
 from logitclip.criterion import LogitClip, Loss, clipped
 from logitclip.data import Dataset, Split, batch_indices, transform
-from logitclip.engine import Diverged, Progress, Settings, fit, learning_rate
+from logitclip.engine import Diverged, Progress, Settings, fit, launch, learning_rate, make_fabric
 from logitclip.methods.standard import standard, stream
 
 CLASSES = 4
@@ -568,8 +568,10 @@ SPEC = "mlp:width=16,depth=2,norm=batch,dropout=0.2"
 PAIR = Settings(epochs=3, batch_size=32, lr=0.05, seed=1, per_example=True)
 
 
-def in_both(fabric: Any, folder: str) -> None:
+def in_both(fabric: Any, folder: Path) -> None:
     """Everything that is trained by two processes; each writes what it saw."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("error", FutureWarning)
     dataset = make_data(301, 513)
     owned: list[list[int]] = []
     steps: list[Any] = []
@@ -617,14 +619,13 @@ def in_both(fabric: Any, folder: str) -> None:
         fit(dataset, make_model, Loss("ce"), settings=replace(PAIR, lr=1e7, epochs=20), fabric=fabric)
     except Diverged as error:
         report["diverged"] = str(error)
-    torch.save(report, f"{folder}/{fabric.global_rank}.pt")
+    torch.save(report, folder / f"{fabric.global_rank}.pt")
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("pair")
-    answer = subprocess.run([sys.executable, __file__, folder], capture_output=True, text=True, timeout=240)
-    assert answer.returncode == 0, answer.stderr
+    launch(make_fabric(accelerator="cpu", devices=2), in_both, folder)
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
@@ -704,11 +705,32 @@ def test_divergence_stops_both_processes(pair):
     assert pair[0]["diverged"] == pair[1]["diverged"]
 
 
-if __name__ == "__main__":
-    from lightning_fabric import Fabric
-    from lightning_fabric.strategies import DDPStrategy
+# -- how processes end -------------------------------------------------------------------------------------------------
 
-    torch.set_num_threads(1)
-    warnings.simplefilter("error", FutureWarning)
-    strategy = DDPStrategy(start_method="fork", timeout=timedelta(seconds=60))  # never hang
-    Fabric(accelerator="cpu", devices=2, strategy=strategy).launch(in_both, sys.argv[1])  # type: ignore[arg-type]
+
+def leave_work_behind(fabric: Any, end: str, folder: Path) -> None:
+    """End while gloo has to free tensors that only it holds, and a DDP wrapper holds the group.
+
+    With `destroy_process_group` as its last statement this function deadlocks: the wrapper frees the group, whose
+    destructor holds the GIL and waits for gloo's thread, which waits for the GIL.
+    """
+    faulthandler.dump_traceback_later(100, exit=True)
+    wrapper = fabric.setup(nn.Linear(2, 2))
+    wrapper(torch.ones(1, 2)).sum().backward()
+    first = fabric.is_global_zero
+    if not first:
+        time.sleep(0.5)
+    torch.distributed.all_gather([torch.zeros(1), torch.zeros(1)], torch.ones(1), async_op=first)
+    if first and end == "raises":
+        raise RuntimeError("raised on purpose")
+    (folder / str(fabric.global_rank)).touch()
+
+
+@pytest.mark.parametrize("end", ["returns", "raises"])
+def test_processes_end_whatever_their_group_is_doing(end: str, tmp_path: Path) -> None:
+    raises = pytest.raises(ProcessRaisedException, match="raised on purpose")
+    with contextlib.nullcontext() if end == "returns" else raises:
+        launch(make_fabric(accelerator="cpu", devices=2), leave_work_behind, end, tmp_path)
+    if end == "returns":
+        assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
+    assert not multiprocessing.active_children()

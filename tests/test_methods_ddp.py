@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from torch.multiprocessing import ProcessRaisedException
 from logitclip import runs
 from logitclip.clip import clip_logits
 from logitclip.config import RunConfig
-from logitclip.engine import leave_group, make_fabric
+from logitclip.engine import launch, make_fabric
 from logitclip.methods import METHODS
 from logitclip.methods.sop import sop_loss
 from logitclip.run import run
@@ -39,8 +40,8 @@ def second_view(x: Tensor, call: int) -> Tensor:
     return x if call % 2 == 0 else x + 0.3 * x.sin()
 
 
-def in_each_process(fabric: Any) -> dict[str, Any]:
-    """One step in each of three epochs by each method; what both processes have then."""
+def in_each_process(fabric: Any, path: Path) -> None:
+    """One step in each of three epochs by each method; the first process writes what both have then."""
     results = {}
     own, start = OWN[fabric.global_rank], network(5, 6, CLASSES, norm=True)
     for name, (method, loss) in JOBS.items():
@@ -63,14 +64,15 @@ def in_each_process(fabric: Any) -> dict[str, Any]:
             "removed": [removed.tolist() for removed in state["removed"]],
             "tables": {key: state[key].tolist() for key in ("u", "v") if key in state},
         }
-    leave_group()
-    return results
+    if fabric.is_global_zero:
+        path.write_text(json.dumps(results))
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, Any]:
-    fabric = make_fabric(accelerator="cpu", devices=2, precision="64")
-    return fabric.launch(in_each_process)
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("pair") / "results.json"
+    launch(make_fabric(accelerator="cpu", devices=2, precision="64"), in_each_process, path)
+    return json.loads(path.read_text())
 
 
 # -- the same with two replicas in a plain loop ------------------------------------------------------------------------

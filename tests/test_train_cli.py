@@ -20,7 +20,6 @@ from logitclip.config import RunConfig
 from logitclip.methods.standard import stream
 from logitclip.run import run
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
 SMALL = RunConfig(
     noise="symmetric:rate=0.5", limit=200, model="mlp:width=16,depth=2", epochs=300, batch_size=64, lr=0.02
 )
@@ -35,8 +34,9 @@ def options(config: RunConfig) -> list[str]:
 
 def started(config: RunConfig, *launcher: str) -> subprocess.Popen[str]:
     command = [sys.executable, *(launcher or ("-m",)), "logitclip.cli", "train", *options(config)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
     return subprocess.Popen(
-        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
 
 

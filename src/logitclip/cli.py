@@ -216,21 +216,21 @@ def train(
         mirror: Get it from this folder, or address, instead.
         json: Print the result as one JSON object on stdout.
     """
-    from logitclip.engine import leave_group
+    from logitclip.engine import without_destructors
     from logitclip.run import run
 
     signal.signal(signal.SIGTERM, _terminate)
     _get_data(config, download, mirror)
     bar = TrainingBar()
     try:
-        result = run(config, on_epoch=bar)
+        with without_destructors():  # a process of torchrun has joined a group
+            result = run(config, on_epoch=bar)
     except (KeyboardInterrupt, SystemExit):
         bar.stop()
         print("logitclip: interrupted. The same command goes on from the last whole epoch.", file=sys.stderr)
         raise
     finally:
         bar.stop()
-    leave_group()  # of torchrun's processes
     if os.environ.get("RANK", "0") != "0":  # one of several processes of torchrun: the first one reports
         return
     if json:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import math
+import multiprocessing
+import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +27,7 @@ for talkative in ("distributed", "rank_zero"):  # here, because spawned processe
     logging.getLogger(f"lightning_fabric.utilities.{talkative}").setLevel(logging.WARNING)
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+SAVING = 60.0  # seconds that interrupted processes have to save their last epoch
 
 
 class Diverged(ValueError):
@@ -218,10 +223,63 @@ def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, 
     return fabric
 
 
-def leave_group() -> None:
-    """Leave the processes one trained with, when all went well: gloo's threads may abort a process that just ends."""
-    if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+def launch(fabric: Any, function: Callable[..., None], *args: Any) -> None:
+    """Call `function(fabric, *args)` in a new process for each device, and wait until all of them have ended.
+
+    The processes write their results to files: nothing is returned. None of them is left when this function ends,
+    whatever ends it; those that still run get SIGTERM, and SIGKILL if that does not end them.
+
+    Args:
+        fabric: from `make_fabric`, with several devices, not launched yet.
+        function: a function of a module, and its arguments: they are pickled.
+
+    Raises:
+        torch.multiprocessing.ProcessRaisedException: a process raised an exception.
+        torch.multiprocessing.ProcessExitedException: a process was killed or interrupted.
+    """
+    others = set(multiprocessing.active_children())
+    try:
+        fabric.launch(_in_process, function, *args)
+    finally:
+        left = set(multiprocessing.active_children()) - others
+        for process in left:
+            process.terminate()
+        deadline = time.monotonic() + SAVING
+        for process in left:
+            process.join(max(0.0, deadline - time.monotonic()))
+            process.kill()
+            process.join()
+
+
+def _in_process(fabric: Any, function: Callable[..., None], *args: Any) -> None:
+    with without_destructors():
+        function(fabric, *args)
+        fabric.barrier()  # none leaves while another still waits for what it sends
+
+
+@contextlib.contextmanager
+def without_destructors() -> Iterator[None]:
+    """End this process with `os._exit`, after its exit handlers, if it has joined a process group by then.
+
+    The exit status is 0 if the block completes, and 1 otherwise.
+
+    The destructor of a gloo group joins gloo's threads, and may hold the GIL meanwhile. A thread that still has to free
+    the tensors of its last collective waits for the GIL: a deadlock. Which object frees the group depends on the order
+    of destruction (a DDP wrapper may outlive `destroy_process_group`), so the only safe destructor is one that never
+    runs. Use this only where the program owns the end of the process, and results are in files.
+    """
+    status = 1
+
+    def end() -> None:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError, AttributeError):  # a broken pipe, closed, or None
+                    stream.flush()
+            os._exit(status)
+
+    atexit.register(end)
+    yield
+    status = 0
 
 
 @contextlib.contextmanager

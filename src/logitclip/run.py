@@ -142,28 +142,24 @@ def _as_launched(config: RunConfig) -> RunConfig:
 
 
 def _spawn(fabric: Any, config: RunConfig, id: str, key: str, on_epoch: OnEpoch | None) -> Result:
-    """The run in processes of its own, one for each device. What stops one of them is raised here as what it was."""
+    """Run in processes of its own, one for each device. An error of one of them is raised here."""
     failures = multiprocessing.get_context("spawn").SimpleQueue()
     try:
-        return Result(**fabric.launch(_spawned, vars(config), id, key, on_epoch, failures))
-    except (KeyboardInterrupt, SystemExit):
-        children = multiprocessing.active_children()
-        for child in children:
-            child.terminate()  # they save; a signal that reached them as well does no harm
-        for child in children:
-            child.join()
-        raise
+        engine.launch(fabric, _spawned, vars(config), id, key, on_epoch, failures)
     except ProcessExitedException as error:
         raise ChildProcessError(f"A training process has died ({error}). The run can be resumed.") from error
     except ProcessRaisedException:
         if failures.empty():
             raise
         raise failures.get() from None  # the first one: the others fail because they miss it
+    folder = Path(config.runs) / id
+    result = read_result(folder)
+    if result is None:
+        raise FileNotFoundError(f"{folder} has no result, though the run has ended: was the folder removed meanwhile?")
+    return result
 
 
-def _spawned(
-    fabric: Any, config: dict[str, Any], id: str, key: str, on_epoch: OnEpoch | None, failures: Any
-) -> dict[str, Any]:
+def _spawned(fabric: Any, config: dict[str, Any], id: str, key: str, on_epoch: OnEpoch | None, failures: Any) -> None:
     def stop(*_: Any) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # the next one must not disturb the saving
@@ -172,12 +168,10 @@ def _spawned(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:
-        result = asdict(_work(fabric, RunConfig(**config), id, key, on_epoch))
+        _work(fabric, RunConfig(**config), id, key, on_epoch)
     except (ValueError, OSError, ImportError, runs.Claimed) as error:
         failures.put(error)
         raise
-    engine.leave_group()
-    return result
 
 
 # -- the run in each process -------------------------------------------------------------------------------------------
