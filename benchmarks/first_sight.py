@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.table import Table
 
 from logitclip.config import RunConfig
-from logitclip.run import Result, run
+from logitclip.run_folder import Result
+from logitclip.training import train
 
 NETWORKS = {
     "mlp": {},
@@ -60,13 +61,13 @@ def main() -> None:
     rows: list[list[object]] = []
     versions: list[str] = []
     for (network, noise), temps in TEMPS.items():
-        for clip in ("none", *(f"official:temp={temp:g}" for temp in temps)):
+        for clip in ("none", *(f"norm:temp={temp:g}" for temp in temps)):
             results = []
             for seed in range(args.seeds):
                 config = RunConfig(
                     noise=noise, clip=clip, seed=seed, noise_seed=seed, runs=args.runs, **NETWORKS[network]
                 )
-                results.append(run(config))
+                results.append(train(config))
                 result = results[-1]
                 numbers = [f"{getattr(result, name):.4f}" for name in COLUMNS[4:]]
                 versions = list(result.versions)

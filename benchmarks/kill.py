@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from logitclip import runs
+from logitclip import run_folder
 from logitclip.config import RunConfig
 
 SLOW_DISK = """
@@ -47,16 +47,16 @@ def start(config: RunConfig) -> subprocess.Popen[bytes]:
 
 
 def rows_in(folder: Path) -> int:
-    return len(runs.read_rows(folder / "metrics.jsonl"))
+    return len(run_folder.read_rows(folder / "metrics.jsonl"))
 
 
 def where(folder: Path) -> str:
     """What the killed process was writing."""
-    checkpoints = list((folder / "checkpoints").glob(f"{runs.SCRATCH}*"))
+    checkpoints = list((folder / "checkpoints").glob(f"{run_folder.SCRATCH}*"))
     if checkpoints:
         files = ", ".join(sorted(p.name for p in checkpoints[0].iterdir()))
         return f"checkpoint ({files or 'nothing yet'})"
-    others = [p.name.split("-", 2)[2] for p in folder.glob(f"{runs.SCRATCH}*")]
+    others = [p.name.split("-", 2)[2] for p in folder.glob(f"{run_folder.SCRATCH}*")]
     return others[0] if others else "training"
 
 
@@ -74,7 +74,7 @@ def main() -> None:
         plugin.write_text(SLOW_DISK)
         config = RunConfig(
             noise="symmetric:rate=0.5",
-            clip="official:temp=1.5",
+            clip="norm:temp=1.5",
             model="mlp:width=64,depth=2,dropout=0.2,norm=batch",
             limit=400,
             epochs=20 * args.kills,

@@ -9,7 +9,7 @@ digits, mean of the last 10 epochs; memorised is the share of wrong labels that 
 Where a row has several settings to choose from, the choice is made as in the paper: trained with seed 0 on four fifths
 of the noisy examples, best on the *noisy* labels of the last fifth; then all seeds train on everything.
 
-- The clip is official:temp=T with T one of 0.5, 1, 1.5, 2.5; in SOP and DivideMix, where probabilities enter the
+- The clip is norm:temp=T with T one of 0.5, 1, 1.5, 2.5; in SOP and DivideMix, where probabilities enter the
   targets, one of 0.25, 0.5, 1, 1.5: a large T, which is a small scale, would keep them near uniform.
 - SOP and SOP+ take lr_u = lr_v = 10, as on CIFAR-10. Digits are not augmented, so the two views of SOP+ are the same
   and its consistency term is 0: what it adds here is the balance term.
@@ -36,10 +36,10 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from logitclip import training
 from logitclip.config import RunConfig
 from logitclip.engine import Diverged
-from logitclip.run import Result, read_result, run
-from logitclip.runs import write
+from logitclip.run_folder import Result, read_result, write
 
 RESULTS = Path(__file__).parents[1] / "results"
 SEEDS = (0, 1, 2)
@@ -79,7 +79,7 @@ def table_rows() -> list[Row]:
         for name, fields in METHODS.items():
             temps = SMALL_TEMPS if name in ("SOP", "SOP+", "DivideMix") else TEMPS
             rows.append(Row(name, False, noise, [fields]))
-            rows.append(Row(name, True, noise, [{**fields, "clip": f"official:temp={t:g}"} for t in temps]))
+            rows.append(Row(name, True, noise, [{**fields, "clip": f"norm:temp={t:g}"} for t in temps]))
         rows += [Row(name, False, noise, candidates) for name, candidates in COMPARISONS.items()]
     return rows
 
@@ -114,7 +114,7 @@ def diverged(config: RunConfig) -> bool:
 
 def train(config: RunConfig) -> None:
     try:
-        run(config)
+        training.train(config)
     except Diverged as error:
         write(Path(config.runs) / config.id / "diverged", str(error).encode())
 

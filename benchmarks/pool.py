@@ -23,16 +23,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from logitclip import executors
 from logitclip.config import RunConfig
-from logitclip.run import Result
+from logitclip.run_folder import Result, outcome
+from logitclip.studies import executors
 
 
 def measure(executor: str, jobs: int, seeds: list[int], folder: str) -> tuple[float, float, float]:
     """Seconds in all, seconds of training, and the workers' time from the first start to the last end."""
-    configs = [
-        RunConfig(noise="symmetric:rate=0.5", clip="official:temp=1.5", seed=seed, runs=folder) for seed in seeds
-    ]
+    configs = [RunConfig(noise="symmetric:rate=0.5", clip="norm:temp=1.5", seed=seed, runs=folder) for seed in seeds]
     times: list[float] = []
 
     def on_event(kind: str, *_: Any) -> None:
@@ -42,7 +40,7 @@ def measure(executor: str, jobs: int, seeds: list[int], folder: str) -> tuple[fl
     begin = time.monotonic()
     executors.execute(configs, executor=executor, jobs=jobs, on_event=on_event)
     whole = time.monotonic() - begin
-    results = [executors.outcome(config) for config in configs]
+    results = [outcome(config) for config in configs]
     training = sum(result.seconds for result in results if isinstance(result, Result))
     return whole, training, jobs * (times[-1] - times[0])
 

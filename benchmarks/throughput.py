@@ -117,9 +117,9 @@ def cases(root: Path, count: int, compiled: bool) -> dict[str, Callable[[int], f
         "channels_last": loop(image_by_image, torch.channels_last),
         "whole batches and channels_last": loop(whole_batches, torch.channels_last),
         "logitclip, ce": ours(Loss("ce")),
-        "logitclip, ce with LogitClip": ours(LogitClip.official("ce", temp=1.5)),
+        "logitclip, ce with LogitClip": ours(LogitClip("ce", temp=1.5)),
     }
-    return listed | ({"logitclip, compiled": ours(LogitClip.official("ce", temp=1.5), True)} if compiled else {})
+    return listed | ({"logitclip, compiled": ours(LogitClip("ce", temp=1.5), True)} if compiled else {})
 
 
 def data_only(root: Path, count: int) -> dict[str, float]:
@@ -153,7 +153,7 @@ def criterion_seconds(repeats: int = 2000) -> dict[str, float]:
     logits = 3 * torch.randn(BATCH, CLASSES, generator=torch.Generator().manual_seed(0))
     y = torch.arange(BATCH) % CLASSES
     times: dict[str, list[float]] = {"ce": [], "ce with LogitClip": []}
-    criteria = {"ce": Loss("ce"), "ce with LogitClip": LogitClip.official("ce", temp=1.5)}
+    criteria = {"ce": Loss("ce"), "ce with LogitClip": LogitClip("ce", temp=1.5)}
     for _ in range(repeats):
         for name, criterion in criteria.items():
             z = logits.clone().requires_grad_()

@@ -20,20 +20,18 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from logitclip import executors, recipes, sweeping, tuning
-from logitclip.run import Result
-from logitclip.runs import write
+from logitclip.run_folder import Result, outcome, write
+from logitclip.studies import sweeping, tuning
+from logitclip.studies.recipe import Cell, load_recipe
 
 HERE = Path(__file__).parent
-NAMES = {"none": "none", "official:temp=1": "temp=1", "official:temp=grid": "grid", "official:temp=auto": "auto"}
+NAMES = {"none": "none", "norm:temp=1": "temp=1", "norm:temp=grid": "grid", "norm:temp=auto": "auto"}
 
 
-def cost(cell: recipes.Cell) -> float:
+def cost(cell: Cell) -> float:
     """Epochs times the share of the examples trained on, over all trials of a tuned cell."""
     search = tuning.search_for(cell.config)
-    trials = [
-        tuning.trial(cell.config, search, value) for value in tuning.tried(cell.config, executors.outcome, search)
-    ]
+    trials = [tuning.trial(cell.config, search, value) for value in tuning.tried(cell.config, outcome, search)]
     return sum((1 - trial.val) * (trial.resolved().epochs or 0) for trial in trials)
 
 
@@ -83,7 +81,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, help="runs at a time")
     parser.add_argument("--out", type=Path, default=HERE.parent / "results" / "tuning.csv")
     options = parser.parse_args()
-    recipe = recipes.load(str(HERE / "tuning.toml"), options.scale, runs=options.runs)
+    recipe = load_recipe(str(HERE / "tuning.toml"), options.scale, runs=options.runs)
     console = Console()
     done = 0
 

@@ -20,7 +20,7 @@ CLIPS = (
     "none",
     "norm:tau=1",
     "norm:tau=1,delta=0.5,p=inf",
-    "official:temp=0.5",
+    "norm:temp=0.5",
     "value:limit=0.5",
     "logit_norm:temperature=0.5",
 )

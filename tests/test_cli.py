@@ -133,7 +133,7 @@ def test_noise_previews_and_saves(command, tmp_path):
         (["noise", "symmetric:rat=0.5"], ["Did you mean 'rate'?"]),
         (["noise", "symmetric:rate=0.5", "--data", "digitz"], ["Did you mean 'digits'?"]),
         (["paper", "Eq. 44"], ["Eq. 44", "Did you mean"]),
-        (["train", "--clip", "offical:temp=1"], ["Did you mean 'official'?"]),
+        (["train", "--clip", "norn:temp=1"], ["Did you mean 'norm'?"]),
         (["train", "--data", "cifar10", "--root", "/nowhere"], ["cifar"]),
     ],
 )

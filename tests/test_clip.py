@@ -287,15 +287,19 @@ def test_clips_by_name() -> None:
         "none": z,
         "norm:tau=2": clip_logits(z, 2.0),
         "norm:tau=2,delta=0.5,p=inf": clip_logits(z, 2.0, 0.5, p=math.inf),
-        "official:temp=2.5": clip_logits(z, 2.5, 0.4),
+        "norm:temp=2.5": clip_logits(z, 2.5, 0.4),
         "value:limit=1.5": clip_by_value(z, 1.5),
         "logit_norm:temperature=0.5": logit_norm(z, 0.5),
     }.items():
         assert torch.equal(CLIPS.build(spec)(z), expected), spec
-    with pytest.raises(ValueError, match=r"needs 'tau': write 'norm:tau=\.\.\.'"):
-        CLIPS.build("norm")
+    with pytest.raises(ValueError, match=r"needs a threshold: give tau=1 \(Eq. 3\) or temp=1.5"):
+        CLIPS.build("norm")(z)
+    with pytest.raises(
+        ValueError, match=r"Give tau \(with an optional delta\) or temp, got tau=1.0, delta=None, temp=2.0"
+    ):
+        CLIPS.build("norm:tau=1,temp=2")(z)
     with pytest.raises(ValueError, match=r"temp must be positive and finite, got -1\.0"):
-        CLIPS.build("official:temp=-1")(z)
+        CLIPS.build("norm:temp=-1")(z)
 
 
 def test_penalties_by_name() -> None:

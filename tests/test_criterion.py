@@ -331,14 +331,33 @@ def test_nested_clips() -> None:
     torch.testing.assert_close(outer(random(4, 5), labels((4,))), LogitClip("ce", tau=1.0)(random(4, 5), labels((4,))))
 
 
-def test_official_is_threshold_temp_and_scale_1_over_temp() -> None:
-    criterion = LogitClip.official("gce:q=0.5", temp=2.5)
+def test_a_clip_can_follow_a_schedule() -> None:
+    logits, target = random(6, 5) * 10, labels((6,))
+    following, given, by_temp = LogitClip("ce", tau=1.0), LogitClip("ce", tau=1.0, delta=0.5), LogitClip("ce", temp=2.0)
+    following.tau = given.tau = 5.0
+    by_temp.temp = 4.0
+    assert (following.delta, given.delta) == (5.0, 0.5)
+    assert (by_temp.tau, by_temp.delta, following.temp) == (4.0, 0.25, None)
+    for criterion, tau, delta in ((following, 5.0, 5.0), (given, 5.0, 0.5), (by_temp, 4.0, 0.25)):
+        torch.testing.assert_close(criterion.link(logits), clip_logits(logits, tau, delta))
+        torch.testing.assert_close(criterion(logits, target), LogitClip("ce", tau, delta)(logits, target))
+    with pytest.raises(ValueError, match="made with temp: set temp"):
+        by_temp.tau = 1.0
+    with pytest.raises(ValueError, match="made with tau: set tau"):
+        following.temp = 1.0
+    with pytest.raises(ValueError, match="tau must be positive"):
+        following.tau = -1.0
+    assert following.tau == 5.0
+
+
+def test_temp_is_threshold_temp_and_scale_1_over_temp() -> None:
+    criterion = LogitClip("gce:q=0.5", temp=2.5)
     assert (criterion.tau, criterion.delta, criterion.p) == (2.5, 0.4, 2.0)
     logits, target = random(6, 5), labels((6,))
     torch.testing.assert_close(criterion(logits, target), Loss("gce", q=0.5)(clip_logits(logits, 2.5, 0.4), target))
     for temp in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match=f"temp must be positive and finite, got {temp}"):
-            LogitClip.official("ce", temp=temp)
+            LogitClip("ce", temp=temp)
 
 
 @pytest.mark.parametrize(
@@ -361,7 +380,7 @@ LINKS = {
     "none": lambda z: z,
     "norm:tau=1": lambda z: clip_logits(z, 1.0),
     "norm:tau=2,delta=0.5,p=inf": lambda z: clip_logits(z, 2.0, 0.5, p=math.inf),
-    "official:temp=1.5": lambda z: clip_logits(z, 1.5, 1 / 1.5),
+    "norm:temp=1.5": lambda z: clip_logits(z, 1.5, 1 / 1.5),
     "value:limit=1": lambda z: clip_by_value(z, 1.0),
     "logit_norm:temperature=0.5": lambda z: logit_norm(z, 0.5),
 }
@@ -389,7 +408,7 @@ def test_clipped(spec: str, inner: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "spec", ["norm:tau=0", "norm:tau=1,p=0.5", "official:temp=0", "value:limit=-1", "logit_norm:temperature=0"]
+    "spec", ["norm:tau=0", "norm:tau=1,p=0.5", "norm:temp=0", "value:limit=-1", "logit_norm:temperature=0"]
 )
 def test_clipped_checks_at_construction(spec: str) -> None:
     with pytest.raises(ValueError, match="must be"):
@@ -429,7 +448,7 @@ def test_diagnose_warns_at_the_lower_bound(name: str) -> None:
 def test_diagnose_warns_at_the_bottom_of_table_8(temp: float, lowest: float) -> None:
     """Threshold above scale: the rows sit on the sphere of radius 1/temp, far above what norms below temp allow."""
     target = torch.arange(100)
-    criterion = LogitClip.official("ce", temp=temp)
+    criterion = LogitClip("ce", temp=temp)
     with pytest.warns(UserWarning, match="raise delta"):
         report = criterion.diagnose(50 * (torch.eye(100) - 0.01), target)
     assert report.lowest_loss == pytest.approx(lowest, abs=1e-4)

@@ -126,7 +126,7 @@ def test_training_is_the_plain_loop(change):
         "none",
         "norm:tau=1",
         "norm:tau=1,delta=0.5,p=1",
-        "official:temp=1.5",
+        "norm:temp=1.5",
         "value:limit=1",
         "logit_norm:temperature=0.5",
     ],

@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 
-from logitclip import executors, runs
+from logitclip import run_folder
 from logitclip.config import RunConfig
-from logitclip.executors import Failure, execute, outcome
-from logitclip.run import Result, run
+from logitclip.run_folder import Failure, Result, outcome
+from logitclip.studies import executors
+from logitclip.studies.executors import execute
+from logitclip.training import train
 
 SMALL = RunConfig(
     noise="symmetric:rate=0.5", limit=64, model="mlp:width=8,depth=1", epochs=2, batch_size=32, checkpoint_seconds=0
@@ -81,7 +83,7 @@ def test_a_failure_is_recorded_and_the_others_go_on(tmp_path):
     assert log.kinds(bad)[-1] == "failed"
     assert [detail for kind, _, detail in log if kind == "failed"] == [failure]
     rows = [detail for kind, of, detail in log if kind == "epoch" and of == one]
-    assert rows == run(one).rows
+    assert rows == train(one).rows
 
 
 def test_what_diverged_is_not_repeated_and_what_failed_otherwise_is(tmp_path, monkeypatch):
@@ -99,7 +101,7 @@ def test_what_diverged_is_not_repeated_and_what_failed_otherwise_is(tmp_path, mo
     again = outcome(bad)
     assert isinstance(again, Failure)
     assert again.attempts == 2
-    good = run(configs(tmp_path, 1)[0])
+    good = train(configs(tmp_path, 1)[0])
     monkeypatch.setattr(executors, "run", lambda config, on_epoch: good)  # whatever it was has passed
     execute([bad], executor="inline")
     assert not (tmp_path / bad.id / "failure.json").exists()
@@ -109,7 +111,7 @@ def test_a_result_wins_over_an_old_failure(tmp_path):
     (config,) = configs(tmp_path, 1)
     execute([config], executor="inline")
     old = Failure(config.id, "it failed once", "", 1, True)
-    runs.write_json(tmp_path / config.id / "failure.json", vars(old))
+    run_folder.write_json(tmp_path / config.id / "failure.json", vars(old))
     assert isinstance(outcome(config), Result)
     (tmp_path / config.id / "result.json").unlink()
     assert outcome(config) == old
@@ -119,9 +121,9 @@ def test_a_result_wins_over_an_old_failure(tmp_path):
 
 def test_a_disk_that_takes_no_record_harms_nobody(tmp_path, monkeypatch, caplog):
     def full(path: Path, content: Any) -> None:
-        raise runs.CannotWrite("Cannot write: the disk is full.")
+        raise run_folder.CannotWrite("Cannot write: the disk is full.")
 
-    monkeypatch.setattr(runs, "write_json", full)
+    monkeypatch.setattr(run_folder, "write_json", full)
     log = Log()
     execute([failing(tmp_path), *configs(tmp_path, 1)], executor="inline", on_event=log)
     assert log.count("failed") == 2
@@ -130,7 +132,7 @@ def test_a_disk_that_takes_no_record_harms_nobody(tmp_path, monkeypatch, caplog)
 
 def test_one_id_is_one_run_and_what_is_there_is_skipped(tmp_path):
     one, two = configs(tmp_path, 2)
-    result, log = run(one), Log()
+    result, log = train(one), Log()
     execute([one, two, replace(two, loss="ce:", threads=1), two], executor="inline", on_event=log)
     assert [(kind, of, detail) for kind, of, detail in log if of == one] == [("skipped", one, result)]
     assert (log.count("start"), log.count("done")) == (1, 1)
@@ -138,7 +140,7 @@ def test_one_id_is_one_run_and_what_is_there_is_skipped(tmp_path):
 
 def test_what_follows_from_an_outcome_runs_next(tmp_path):
     first, second, third, last = configs(tmp_path, 4)
-    run(third)
+    train(third)
     follows = {first: [second], second: [third], third: [first]}  # the third is there already; the first is known
     log, asked = Log(), []
 
@@ -192,7 +194,7 @@ def test_a_claimed_run_is_waited_for_while_the_others_go_on(tmp_path, monkeypatc
         if kind == "done":
             released.set()  # as if the other process had been killed
 
-    with runs.claim(tmp_path / taken.id):
+    with run_folder.claim(tmp_path / taken.id):
         worker = threading.Thread(
             target=execute, args=([taken, free],), kwargs={"executor": "inline", "on_event": on_event}
         )
@@ -209,12 +211,12 @@ def test_what_comes_out_elsewhere_is_taken_as_it_is(tmp_path, monkeypatch, conte
     monkeypatch.setattr(executors, "POLL", 0.05)
     (config,) = configs(tmp_path, 1)
     if content == "result.json":
-        found = run(config)
+        found = train(config)
         (found.folder / content).rename(found.folder / "kept")
     else:
         old = Failure(config.id, "it failed once", "", 1, False)
-        runs.write_json(tmp_path / config.id / "failure.json", vars(old))
-        runs.write_json(tmp_path / config.id / "kept", {**vars(old), "attempts": 2})
+        run_folder.write_json(tmp_path / config.id / "failure.json", vars(old))
+        run_folder.write_json(tmp_path / config.id / "kept", {**vars(old), "attempts": 2})
     log = Log()
 
     def on_event(kind: str, config: RunConfig, detail: Any) -> None:
@@ -222,7 +224,7 @@ def test_what_comes_out_elsewhere_is_taken_as_it_is(tmp_path, monkeypatch, conte
         if kind == "elsewhere":
             (tmp_path / config.id / "kept").rename(tmp_path / config.id / content)
 
-    with runs.claim(tmp_path / config.id):
+    with run_folder.claim(tmp_path / config.id):
         execute([config], executor="inline", on_event=on_event)
     assert log.kinds(config) == ["queued", "elsewhere", "done" if content == "result.json" else "failed"]
 
@@ -267,7 +269,7 @@ def test_a_worker_that_dies_is_replaced_and_its_run_tried_once_more(tmp_path):
     for config in (once, other):
         assert isinstance(outcome(config), Result)
         assert log.count("start") == 3  # a run that is tried again goes on: it does not start again
-    assert [row["epoch"] for row in run(once).rows] == list(range(200))
+    assert [row["epoch"] for row in train(once).rows] == list(range(200))
     failure = outcome(always)
     assert isinstance(failure, Failure)
     assert (failure.attempts, failure.final) == (2, False)
@@ -287,7 +289,7 @@ def test_an_interrupt_ends_the_workers_and_they_save(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         execute([config], jobs=1, on_event=on_event)
-    checkpoint = runs.load_checkpoint(tmp_path / config.id, config.id)
+    checkpoint = run_folder.load_checkpoint(tmp_path / config.id, config.id)
     assert checkpoint is not None
     assert 5 < len(checkpoint[2]) < 5000
     assert outcome(config) is None
@@ -299,14 +301,14 @@ def test_workers_end_with_their_parent_and_save(tmp_path):
     (config,) = configs(tmp_path, 1, epochs=50_000, checkpoint_seconds=1000)
     code = f"""
 from logitclip.config import RunConfig
-from logitclip.executors import execute
+from logitclip.studies.executors import execute
 if __name__ == "__main__":
     execute([RunConfig(**{vars(config)!r})], jobs=1)
 """
     (tmp_path / "script.py").write_text(code)
     parent = subprocess.Popen([sys.executable, tmp_path / "script.py"], stderr=subprocess.PIPE, text=True)
     rows, deadline = tmp_path / config.id / "metrics.jsonl", time.monotonic() + 120
-    while len(runs.read_rows(rows)) < 5:
+    while len(run_folder.read_rows(rows)) < 5:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     parent.kill()
@@ -314,7 +316,7 @@ if __name__ == "__main__":
     while (tmp_path / config.id / "claim").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    checkpoint = runs.load_checkpoint(tmp_path / config.id, config.id)
+    checkpoint = run_folder.load_checkpoint(tmp_path / config.id, config.id)
     assert checkpoint is not None
     assert 5 <= len(checkpoint[2]) < 50_000
     assert outcome(config) is None  # to be ended with its parent is no failure

@@ -11,9 +11,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from logitclip import cli, figures, recipes, sweeping
+from logitclip import cli
 from logitclip.data import Split
-from logitclip.run import Result
+from logitclip.run_folder import Result
+from logitclip.studies import figures, sweeping
+from logitclip.studies.recipe import load_recipe
 
 RECIPE = """
 title = "Temps"
@@ -23,7 +25,7 @@ epochs = 3
 limit = 128
 [grid]
 data = ["digits"]
-clip = ["none", "official:temp=0.02", "official:temp=0.5"]
+clip = ["none", "norm:temp=0.02", "norm:temp=0.5"]
 noise = ["symmetric:rate=0.5", "asymmetric:rate=0.4"]
 model = ["mlp", "mlp:width=32"]
 seed = [0, 1]
@@ -51,7 +53,7 @@ def folder(tmp_path_factory):
 
 
 def load(folder, name="temps"):
-    return recipes.load(str(folder / f"{name}.toml"), runs=str(folder / "runs"))
+    return load_recipe(str(folder / f"{name}.toml"), runs=str(folder / "runs"))
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +74,7 @@ def svg(chart, path):
 
 
 def test_bounds_are_those_of_the_proposition():
-    chart = figures.draw(recipes.load("figure1"), [])
+    chart = figures.draw(load_recipe("figure1"), [])
     values = data(chart)
     assert len({value["K"] for value in values}) == 4
     for value in values[::37]:
@@ -90,7 +92,7 @@ def test_lines_have_a_panel_a_colour_and_a_band(folder, rows, tmp_path):
     assert {value["panel"] for value in values} == {"mlp", "mlp width=32"}
     assert {value["x"] for value in values if not value.get("level")} == {0.02, 0.5}
     assert sum(value.get("level", False) for value in values) == 4
-    where = {"clip": "official:temp=0.02", "noise": "symmetric:rate=0.5", "model": "mlp"}
+    where = {"clip": "norm:temp=0.02", "noise": "symmetric:rate=0.5", "model": "mlp"}
     numbers = [row.outcome.last10_accuracy for row in rows if row.cell.coordinates.items() >= where.items()]
     (point,) = [v for v in values if v["x"] == 0.02 and v["series"] == "symmetric 50 %" and v["panel"] == "mlp"]
     assert point["mean"] == pytest.approx(statistics.mean(numbers))
@@ -161,7 +163,7 @@ def test_long_runs_are_thinned_and_keep_their_last_epoch():
 )
 def test_the_suffix_says_the_format(tmp_path, suffix, start):
     path = tmp_path / "new" / f"figure.{suffix}"
-    figures.save(figures.draw(recipes.load("figure1"), []), path)
+    figures.save(figures.draw(load_recipe("figure1"), []), path)
     content = path.read_bytes()
     assert content.lstrip().startswith(start)
     if suffix == "html":
@@ -176,21 +178,21 @@ def test_other_formats_are_refused(tmp_path, name):
 
 def test_nothing_to_draw_is_a_sentence(folder, tmp_path):
     for name in ("temps", "curves"):
-        recipe = recipes.load(str(folder / f"{name}.toml"), runs=str(tmp_path))
+        recipe = load_recipe(str(folder / f"{name}.toml"), runs=str(tmp_path))
         with pytest.raises(ValueError, match=rf"logitclip sweep .*{name}.toml --scale full --runs \S+ first"):
             figures.draw(recipe, sweeping.collect(recipe))
 
 
 @pytest.mark.parametrize("module", ["altair", "vl_convert"])
 def test_without_the_extra_there_is_a_sentence(monkeypatch, tmp_path, module):
-    recipe = recipes.load("figure1")
+    recipe = load_recipe("figure1")
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=r"pip install 'logitclip\[report\]'"):
         figures.save(figures.draw(recipe, []), tmp_path / "figure.svg")
 
 
 def test_numbers_along_an_axis():
-    assert [figures._number(v) for v in ("official:temp=1.5", 3, "norm:tau=1e-3", "value:limit=0.25")] == [
+    assert [figures._number(v) for v in ("norm:temp=1.5", 3, "norm:tau=1e-3", "value:limit=0.25")] == [
         1.5,
         3.0,
         1e-3,

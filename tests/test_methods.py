@@ -13,7 +13,7 @@ import torch
 from jobs import CLIPS
 from torch import Tensor, nn
 
-from logitclip import cli, runs
+from logitclip import cli, run_folder, training
 from logitclip.clip import PENALTIES
 from logitclip.config import RunConfig
 from logitclip.criterion import clipped
@@ -23,7 +23,7 @@ from logitclip.losses import LOSSES
 from logitclip.methods import METHODS
 from logitclip.methods.standard import standard
 from logitclip.models import build
-from logitclip.run import Result, run
+from logitclip.run_folder import Result
 
 MODEL = "mlp:width=64,depth=2,norm=batch"
 SHORT = RunConfig(limit=400, epochs=5, batch_size=32, lr=0.1, model=MODEL, noise_seed=3, seed=4)
@@ -56,25 +56,25 @@ def stopping(after: int, error: BaseException) -> Callable[[RunConfig, Any], Non
 
 def written(result: Result) -> tuple[bytes, dict[str, Tensor]]:
     """The rows of a run as they stand on the disk, and its last weights."""
-    checkpoint = runs.load_checkpoint(result.folder, result.id)
+    checkpoint = run_folder.load_checkpoint(result.folder, result.id)
     assert checkpoint is not None
     return (result.folder / "metrics.jsonl").read_bytes(), checkpoint[0]
 
 
-@pytest.mark.parametrize("clip", ["none", "official:temp=0.8"])
+@pytest.mark.parametrize("clip", ["none", "norm:temp=0.8"])
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize("name", TRAININGS)
 def test_trains_on_digits_and_resumes_to_the_bit(name: str, noise: str, clip: str, tmp_path: Path) -> None:
     config = replace(SHORT, noise=noise, clip=clip, **TRAININGS[name])
-    whole = run(replace(config, runs=str(tmp_path / "whole")))
+    whole = training.train(replace(config, runs=str(tmp_path / "whole")))
     assert len(whole.rows) == 5
     assert whole.best_accuracy > 30, "of ten classes"
     broken = replace(config, runs=str(tmp_path / "broken"))
     with pytest.raises(Stop):  # as a kill: only what is on the disk is left, all but the last epoch
-        run(replace(broken, checkpoint_seconds=0), on_epoch=stopping(1, Stop()))
+        training.train(replace(broken, checkpoint_seconds=0), on_epoch=stopping(1, Stop()))
     with pytest.raises(KeyboardInterrupt):
-        run(broken, on_epoch=stopping(3, KeyboardInterrupt()))
-    resumed = run(broken)
+        training.train(broken, on_epoch=stopping(3, KeyboardInterrupt()))
+    resumed = training.train(broken)
     (rows, weights), (rows_again, weights_again) = written(whole), written(resumed)
     assert rows == rows_again
     assert weights.keys() == weights_again.keys()
@@ -83,7 +83,10 @@ def test_trains_on_digits_and_resumes_to_the_bit(name: str, noise: str, clip: st
 
 def test_methods_differ(tmp_path: Path) -> None:
     """No name in the table above is another one in disguise."""
-    rows = {name: run(replace(SHORT, noise=NOISES[0], runs=str(tmp_path), **t)).rows for name, t in TRAININGS.items()}
+    rows = {
+        name: training.train(replace(SHORT, noise=NOISES[0], runs=str(tmp_path), **t)).rows
+        for name, t in TRAININGS.items()
+    }
     losses = [[row["loss"] for row in of_one] for of_one in rows.values()]
     assert all(a != b for i, a in enumerate(losses) for b in losses[:i])
 
@@ -266,7 +269,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tu
 
     def train_watched(**fields: Any) -> tuple[Result, Watched]:
         monkeypatch.setattr(METHODS, "build", lambda spec: method)
-        result = run(replace(SHORT, noise=NOISES[0], runs=str(tmp_path), **fields))
+        result = training.train(replace(SHORT, noise=NOISES[0], runs=str(tmp_path), **fields))
         return result, workers[-1]
 
     return train_watched

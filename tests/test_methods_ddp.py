@@ -15,13 +15,13 @@ from jobs import CLASSES, labels, make_job, network, numbers
 from torch import Tensor, nn
 from torch.multiprocessing import ProcessRaisedException
 
-from logitclip import runs
+from logitclip import run_folder
 from logitclip.clip import clip_logits
 from logitclip.config import RunConfig
 from logitclip.engine import launch, make_fabric
 from logitclip.methods import METHODS
 from logitclip.methods.sop import sop_loss
-from logitclip.run import run
+from logitclip.training import train
 
 N = 22
 X, Y = 2 * numbers(N, 5, seed=50), labels(N, seed=51)
@@ -198,7 +198,7 @@ class Stopping:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clip", ["none", "official:temp=0.8"])
+@pytest.mark.parametrize("clip", ["none", "norm:temp=0.8"])
 @pytest.mark.parametrize("name", JOBS)
 def test_two_processes_train_on_digits_and_resume_to_the_bit(name: str, clip: str, tmp_path: Path) -> None:
     method, loss = JOBS[name]
@@ -216,15 +216,15 @@ def test_two_processes_train_on_digits_and_resume_to_the_bit(name: str, clip: st
         checkpoint_seconds=0,
         runs=str(tmp_path / "whole"),
     )
-    whole = run(config)
+    whole = train(config)
     assert whole.best_accuracy > 30
     broken = replace(config, runs=str(tmp_path / "broken"))
     with pytest.raises(ProcessRaisedException, match="stopped on purpose"):
-        run(broken, on_epoch=Stopping(1))
-    resumed = run(broken)
+        train(broken, on_epoch=Stopping(1))
+    resumed = train(broken)
     weights = []
     for result in (whole, resumed):
-        checkpoint = runs.load_checkpoint(result.folder, result.id)
+        checkpoint = run_folder.load_checkpoint(result.folder, result.id)
         assert checkpoint is not None
         weights.append(checkpoint[0])
     assert (whole.folder / "metrics.jsonl").read_bytes() == (resumed.folder / "metrics.jsonl").read_bytes()

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from logitclip import noise
-from logitclip.noise import NOISES, NoisyLabels
+from logitclip.noise import NOISES, NoisyLabels, rules
+from logitclip.progress import noise_preview
 
 N, K = 1_000_000, 10
 CIFAR10_ARROWS = {9: 1, 2: 0, 4: 7, 3: 5, 5: 3}
@@ -169,8 +170,8 @@ def test_transition_follows_its_matrix():
 def test_the_borders_of_the_inverse_distribution():
     p = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0])
     u = torch.tensor([0.0, 0.25, 0.5, 1 - 2**-53], dtype=torch.float64)
-    assert noise._inverse_cdf(p, u).tolist() == [1, 1, 3, 3]
-    assert noise._inverse_cdf(p.expand(4, 5), u).tolist() == [1, 1, 3, 3]
+    assert rules._inverse_cdf(p, u).tolist() == [1, 1, 3, 3]
+    assert rules._inverse_cdf(p.expand(4, 5), u).tolist() == [1, 1, 3, 3]
 
 
 @pytest.mark.parametrize("scaling", ["raw", "standard"])
@@ -791,7 +792,7 @@ def test_preview_shows_rates_and_matrix_in_eighty_columns():
     names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
     clean = torch.arange(10_000) % K
     record = noise.apply("asymmetric:rate=0.4,draw=per_class", clean, num_classes=K, mapping=CIFAR10_ARROWS)
-    lines = printed(noise.preview(record, names)).splitlines()
+    lines = printed(noise_preview(record, names)).splitlines()
     assert lines[0] == "asymmetric:rate=0.4,draw=per_class, seed 0"
     assert lines[1].startswith("20.00 % of 10,000 labels are wrong")
     rows = {line.split()[0]: line.split()[1:] for line in lines if line and line.split()[0] in names}
@@ -806,7 +807,7 @@ def test_preview_names_the_largest_confusions_of_many_classes():
     matrix[17, [17, 3]] = 0.25, 0.75
     matrix[4, [4, 90]] = 0.5, 0.5
     record = noise.apply("transition", clean, num_classes=100, matrix=matrix)
-    lines = printed(noise.preview(record, [f"class{c}" for c in range(100)])).splitlines()
+    lines = printed(noise_preview(record, [f"class{c}" for c in range(100)])).splitlines()
     confusions = [line.split()[:2] for line in lines if line.startswith("class")]
     assert confusions == [["class17", "class3"], ["class4", "class90"]]
     assert "wrong per class: least 0.0 %" in lines[2]
@@ -816,10 +817,10 @@ def test_preview_names_the_largest_confusions_of_many_classes():
 def test_preview_of_replaced_images_and_of_soft_labels():
     data = dataset(100)
     assert "40.00 % of 100 images are replaced" in printed(
-        noise.preview(noise.apply("open_set:rate=0.4", data, source=torch.zeros(99, 3, 4, 4, dtype=torch.uint8)))
+        noise_preview(noise.apply("open_set:rate=0.4", data, source=torch.zeros(99, 3, 4, 4, dtype=torch.uint8)))
     )
     assert "90.00 % of 100 labels are wrong" in printed(
-        noise.preview(noise.apply("votes", data, counts=np.ones((100, K))))
+        noise_preview(noise.apply("votes", data, counts=np.ones((100, K))))
     )
 
 

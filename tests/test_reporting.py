@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from logitclip import cli, executors, recipes, reporting, sweeping
-from logitclip.executors import Failure
-from logitclip.run import Result
+from logitclip import cli
+from logitclip.run_folder import Failure, Result
+from logitclip.studies import executors, reporting, sweeping
+from logitclip.studies.recipe import Recipe, load_recipe
 
 RECIPE = """
 title = "Digits <small> & 100 % of them"
@@ -28,7 +29,7 @@ epochs = 3
 limit = 128
 [grid]
 loss = ["ce", "gce:q=0.6"]
-clip = ["none", "official:temp=0.02"]
+clip = ["none", "norm:temp=0.02"]
 noise = ["symmetric:rate=0.5", "asymmetric:rate=0.4"]
 seed = [0, 1]
 [[override]]
@@ -50,8 +51,8 @@ def folder(tmp_path_factory):
     return folder
 
 
-def load(folder: Path, scale: str = "full") -> recipes.Recipe:
-    return recipes.load(str(folder / "mine.toml"), scale, runs=str(folder / "runs"))
+def load(folder: Path, scale: str = "full") -> Recipe:
+    return load_recipe(str(folder / "mine.toml"), scale, runs=str(folder / "runs"))
 
 
 @pytest.fixture(scope="session")
@@ -110,7 +111,7 @@ def test_bold_is_the_better_of_a_pair_and_no_tie(table):
     for statistic, better in (("last10_accuracy", max), ("memorised", min)):
         for loss in ("ce", "gce:q=0.6"):
             for noise in ("symmetric:rate=0.5", "asymmetric:rate=0.4"):
-                pair = [entry(table, statistic, loss=loss, noise=noise, clip=c) for c in ("none", "official:temp=0.02")]
+                pair = [entry(table, statistic, loss=loss, noise=noise, clip=c) for c in ("none", "norm:temp=0.02")]
                 tie = pair[0].mean == pair[1].mean
                 assert [e.mean for e in pair if e.best] == ([] if tie else [better(e.mean for e in pair)])
                 told_apart += not tie
@@ -141,7 +142,7 @@ def test_missing_runs_are_a_dash_and_a_sentence(folder, rows):
 
 
 def test_a_recipe_that_was_never_run_is_a_table_of_dashes(tmp_path, folder):
-    recipe = recipes.load(str(folder / "mine.toml"), runs=str(tmp_path))
+    recipe = load_recipe(str(folder / "mine.toml"), runs=str(tmp_path))
     rows = sweeping.collect(recipe)
     table = reporting.tabulate(recipe, rows)
     assert {e.ours for e in table.entries.values()} == {reporting.DASH}
@@ -153,7 +154,7 @@ def test_a_recipe_that_was_never_run_is_a_table_of_dashes(tmp_path, folder):
 def test_mixed_versions_and_devices_are_warned_of(folder, tmp_path, table):
     assert table.warnings == ()
     shutil.copytree(folder / "runs", tmp_path / "runs")
-    recipe = recipes.load(str(folder / "mine.toml"), runs=str(tmp_path / "runs"))
+    recipe = load_recipe(str(folder / "mine.toml"), runs=str(tmp_path / "runs"))
     file = tmp_path / "runs" / entry(table, **CELL).ids[0] / "result.json"
     result = json.loads(file.read_text())
     result["versions"]["torch"], result["device"] = "1.0.0", "abacus"
@@ -173,7 +174,7 @@ def test_mixed_versions_and_devices_are_warned_of(folder, tmp_path, table):
 @pytest.fixture(scope="session")
 def beside_the_paper(tmp_path_factory):
     """Two cells of Table 1 as it is for a laptop, made smaller: cross entropy under two noises."""
-    recipe = recipes.load("table1", "cpu", runs=str(tmp_path_factory.mktemp("table1")))
+    recipe = load_recipe("table1", "cpu", runs=str(tmp_path_factory.mktemp("table1")))
     wanted = [{"loss": "ce", "clip": "none", "noise": f"symmetric:rate={rate}", "seed": 0} for rate in (0.2, 0.5)]
     cells = [replace(c, config=replace(c.config, epochs=2, limit=128)) for c in recipe.cells if c.coordinates in wanted]
     recipe = replace(recipe, cells=tuple(cells))
@@ -236,7 +237,7 @@ def test_terminal(table):
 def test_in_a_narrow_terminal_the_names_of_rows_stay_whole_and_a_pipe_folds_nothing(tmp_path, monkeypatch, capsys):
     from rich.console import Console
 
-    recipe = recipes.load("table1", runs=str(tmp_path))
+    recipe = load_recipe("table1", runs=str(tmp_path))
     recipe = replace(recipe, cells=recipe.cells[:50:5])
     table = reporting.tabulate(recipe, sweeping.collect(recipe))
     console = Console(width=64, record=True, file=io.StringIO())

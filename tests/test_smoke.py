@@ -9,13 +9,14 @@ from html import escape
 
 import pytest
 
-from logitclip import figures, recipes, reporting, sweeping
-from logitclip.run import Result
+from logitclip.run_folder import Result
+from logitclip.studies import figures, reporting, sweeping
+from logitclip.studies.recipe import load_recipe, recipe_names
 
 
-@pytest.mark.parametrize("name", recipes.names())
+@pytest.mark.parametrize("name", recipe_names())
 def test_every_recipe_runs_to_its_report_and_its_figure(name, tmp_path) -> None:
-    recipe = recipes.load(name, "smoke", runs=str(tmp_path))
+    recipe = load_recipe(name, "smoke", runs=str(tmp_path))
     rows = sweeping.sweep(recipe, executor="inline")
     assert len(rows) == len(recipe.cells)
     assert all(isinstance(row.outcome, Result) for row in rows)

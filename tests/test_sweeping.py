@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from processes import finished, wait_until
 
-from logitclip import executors, progress, runs, sweeping, tuning
+from logitclip import progress, run_folder
 from logitclip.config import RunConfig
-from logitclip.executors import Failure
-from logitclip.recipes import Cell, Recipe, load
-from logitclip.run import Result
+from logitclip.run_folder import Failure, Result
+from logitclip.studies import executors, sweeping, tuning
+from logitclip.studies.recipe import Cell, Recipe, load_recipe
 
 SMALL = RunConfig(limit=64, model="mlp:width=8,depth=1", epochs=1, batch_size=32)
 GRID = "norm:weight=grid"  # the shortest there is: four values
@@ -107,7 +107,7 @@ def test_the_cells_of_a_value_run_as_soon_as_it_is_chosen(tmp_path):
 
 def test_each_seed_may_tune_for_itself_and_step_by_step(tmp_path):
     log = Log()
-    study = recipe(tmp_path, tune_seed=None, clip=["official:temp=auto"], seed=[0, 1])
+    study = recipe(tmp_path, tune_seed=None, clip=["norm:temp=auto"], seed=[0, 1])
     rows = swept(study, log)
     assert len(log.of("start")) == 2 * (tuning.FAST_TRIALS + 1)
     assert [row.config and row.config.clip for row in rows] == [tuning.choose(c.config).clip for c in study.cells]
@@ -199,14 +199,15 @@ cells = ["last10_accuracy"]
 COUNTING = """
 import sys
 from pathlib import Path
-from logitclip import recipes, sweeping
+from logitclip.studies import sweeping
+from logitclip.studies.recipe import load_recipe
 
 def on_event(kind, config, detail):
     if kind in ("start", "done", "failed"):
         print(kind, config.id, flush=True)
 
 if __name__ == "__main__":
-    recipe = recipes.load(sys.argv[1], runs=sys.argv[2])
+    recipe = load_recipe(sys.argv[1], runs=sys.argv[2])
     sweeping.sweep(recipe, executor=sys.argv[3], on_event=on_event)
 """
 
@@ -246,8 +247,8 @@ def test_two_sweeps_on_one_folder(tmp_path):
     assert "failed" not in {kind for log in events for kind, _ in log}
     assert not list(folder.glob("*/claim"))
     assert not list(folder.glob("*/failure.json"))
-    alone = swept(load(str(own), runs=str(tmp_path / "alone")))
-    assert accuracies(alone) == accuracies(sweeping.collect(load(str(own), runs=str(folder))))
+    alone = swept(load_recipe(str(own), runs=str(tmp_path / "alone")))
+    assert accuracies(alone) == accuracies(sweeping.collect(load_recipe(str(own), runs=str(folder))))
     assert len(accuracies(alone)) == 8
 
 
@@ -276,7 +277,7 @@ def test_a_sweep_that_is_interrupted_and_killed_repeats_nothing(tmp_path, first)
     assert out.startswith(f"{16 - len(before)} runs done, ")
     assert f"Next: logitclip report {own} --scale full --runs {folder}" in out
     for run in after:
-        assert [row["epoch"] for row in runs.read_rows(folder / run / "metrics.jsonl")] == list(range(30))
+        assert [row["epoch"] for row in run_folder.read_rows(folder / run / "metrics.jsonl")] == list(range(30))
 
 
 # -- the command line --------------------------------------------------------------------------------------------------
@@ -287,7 +288,7 @@ def test_a_tuned_sweep_on_two_ray_nodes_of_which_one_is_lost(tmp_path):
     ray = pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
-    axes = {"noise": ["symmetric:rate=0.5", "pair:rate=0.2"], "clip": ["none", "official:temp=auto"], "seed": [0, 1]}
+    axes = {"noise": ["symmetric:rate=0.5", "pair:rate=0.2"], "clip": ["none", "norm:temp=auto"], "seed": [0, 1]}
     there, here = (
         recipe(tmp_path / name, {"epochs": 100, "checkpoint_seconds": 1}, **axes)  # type: ignore[arg-type]
         for name in ("ray", "here")

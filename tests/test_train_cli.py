@@ -15,10 +15,10 @@ import pytest
 import torch
 from processes import finished, wait_until
 
-from logitclip import data, models, progress, runs
+from logitclip import data, models, progress, run_folder
 from logitclip.config import RunConfig
 from logitclip.methods.standard import stream
-from logitclip.run import run
+from logitclip.training import train
 
 SMALL = RunConfig(
     noise="symmetric:rate=0.5", limit=200, model="mlp:width=16,depth=2", epochs=300, batch_size=64, lr=0.02
@@ -41,7 +41,7 @@ def started(config: RunConfig, *launcher: str) -> subprocess.Popen[str]:
 
 
 def rows(config: RunConfig) -> list[dict[str, Any]]:
-    return runs.read_rows(Path(config.runs) / config.id / "metrics.jsonl")
+    return run_folder.read_rows(Path(config.runs) / config.id / "metrics.jsonl")
 
 
 def when_rows_are(count: int, config: RunConfig, process: subprocess.Popen[str]) -> None:
@@ -76,7 +76,7 @@ def test_signals_and_a_second_process(tmp_path, typed):
         assert "Traceback" not in stderr
         if code > 0:  # the end of the last whole epoch was saved, though no checkpoint was due
             assert "logitclip: interrupted. The same command goes on" in stderr
-            found = runs.load_checkpoint(Path(config.runs) / config.id, config.id)
+            found = run_folder.load_checkpoint(Path(config.runs) / config.id, config.id)
             assert found is not None
             assert len(found[2]) - len(rows(config)) in (0, 1)  # it may come between the two
         last = len(rows(config))
@@ -85,7 +85,7 @@ def test_signals_and_a_second_process(tmp_path, typed):
     assert code == 0
     result = json.loads(out)
     assert result == json.loads((Path(config.runs) / config.id / "result.json").read_text())
-    whole = run(replace(config, runs=str(tmp_path / "whole")))
+    whole = train(replace(config, runs=str(tmp_path / "whole")))
     assert result["last10_accuracy"] == whole.last10_accuracy
     one, other = (Path(folder) / config.id / "metrics.jsonl" for folder in (config.runs, tmp_path / "whole"))
     assert one.read_bytes() == other.read_bytes()
@@ -110,7 +110,7 @@ def interrupted_pair(folder: Path) -> list[dict[str, Any]]:
 
 def test_of_several_processes_the_first_is_interrupted_and_all_stop_and_save(tmp_path):
     before = interrupted_pair(tmp_path)
-    found = runs.load_checkpoint(tmp_path / PAIR.id, PAIR.id)
+    found = run_folder.load_checkpoint(tmp_path / PAIR.id, PAIR.id)
     assert found is not None
     assert found[2][: len(before)] == before
     assert len(found[2]) - len(before) in (0, 1)
@@ -129,7 +129,7 @@ def test_several_processes_are_resumed(tmp_path):
     after = rows(replace(PAIR, runs=str(tmp_path / "parts")))
     assert after[: len(before)] == before
     # The accuracy that both found together is that of the saved weights.
-    found = runs.load_checkpoint(tmp_path / "parts" / PAIR.id, PAIR.id)
+    found = run_folder.load_checkpoint(tmp_path / "parts" / PAIR.id, PAIR.id)
     assert found is not None
     network = models.build(str(PAIR.model), 10, (1, 8, 8))
     network.load_state_dict(found[0])
@@ -170,10 +170,10 @@ def test_what_stops_one_of_two_processes_is_one_sentence(tmp_path):
 
 
 def test_the_table_and_the_bar(tmp_path, typed):
-    config = replace(SMALL, runs=str(tmp_path), epochs=3, clip="official:temp=1.5")
+    config = replace(SMALL, runs=str(tmp_path), epochs=3, clip="norm:temp=1.5")
     code, out, err = typed(*options(config))
     assert code == 0
-    for text in ("test accuracy, mean of the last 10", "memorised", "recovered", "50.00 %", "clip official:temp=1.5"):
+    for text in ("test accuracy, mean of the last 10", "memorised", "recovered", "50.00 %", "clip norm:temp=1.5"):
         assert text in " ".join(out.split())
     assert "3/3" in err
     assert typed(*options(config))[1] == out  # read back
@@ -209,7 +209,7 @@ def test_the_bar_shows_epoch_loss_accuracy_memorised_and_time_left():
         (["--model", "mlpp"], "Unknown model 'mlpp'. Did you mean 'mlp'?"),
         (["--method", "standrad"], "Unknown method 'standrad'. Did you mean 'standard'?"),
         (["--clip", "norm:tau=-1"], "tau must be positive and finite, got -1.0."),
-        (["--clip", "official:temp=auto"], "temp of the clip 'official:temp=auto' is to be tuned"),
+        (["--clip", "norm:temp=auto"], "temp of the clip 'norm:temp=auto' is to be tuned"),
         (["--noise", "symmetric:rate=2"], "rate must"),
         (["--epochs", "0"], "epochs must be at least 1, got 0."),
         (["--model", "wrn:depth=41"], "depth of a wrn must be 6 n + 4"),
@@ -246,7 +246,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, typed):
         assert "No space left on device. What was saved before is whole." in err
         assert "Traceback" not in err
         folder = disk / config.id
-        assert not list(folder.rglob(f"{runs.SCRATCH}*"))
+        assert not list(folder.rglob(f"{run_folder.SCRATCH}*"))
         assert not (folder / "claim").exists()
         assert (folder / "metrics.jsonl").read_bytes()[-2:] in (b"", b"}\n")
     finally:

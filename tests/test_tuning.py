@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from logitclip import executors, tuning
 from logitclip.config import RunConfig, word_to_tune
-from logitclip.executors import Failure
-from logitclip.run import Result, run
-from logitclip.tuning import GRIDS, Search
+from logitclip.run_folder import Failure, Result, outcome
+from logitclip.studies import executors, tuning
+from logitclip.studies.tuning import GRIDS, Search
+from logitclip.training import train
 
-AUTO = RunConfig(noise="symmetric:rate=0.5", clip="official:temp=auto")
-GRID = replace(AUTO, clip="official:temp=grid")
+AUTO = RunConfig(noise="symmetric:rate=0.5", clip="norm:temp=auto")
+GRID = replace(AUTO, clip="norm:temp=grid")
 ONE = np.zeros(1, dtype=np.int64)
 PAPER = (0.1, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5)
 
@@ -46,7 +46,7 @@ class Curve:
     def __init__(self, peak: float, broken: tuple[float, ...] = ()) -> None:
         self.peak, self.broken, self.done = peak, broken, list[RunConfig]()
 
-    def run(self, configs: list[RunConfig]) -> None:
+    def train(self, configs: list[RunConfig]) -> None:
         assert not [config for config in configs if config in self.done]  # nothing is asked for twice
         self.done += configs
 
@@ -64,14 +64,14 @@ def tune(config: RunConfig, outcome: Curve) -> float:
         outcome.run(asked)
     chosen = tuning.choose(config, outcome)
     assert replace(chosen, clip=config.clip) == config  # nothing else is changed
-    return float(chosen.clip.removeprefix("official:temp="))
+    return float(chosen.clip.removeprefix("norm:temp="))
 
 
 @pytest.mark.parametrize("value", PAPER)
 def test_the_grid_is_the_papers_and_finds_the_best_of_it(value: float) -> None:
     outcome = Curve(peak=value)
     assert tune(GRID, outcome) == value
-    assert [config.clip for config in outcome.done] == [f"official:temp={v:g}" for v in PAPER]
+    assert [config.clip for config in outcome.done] == [f"norm:temp={v:g}" for v in PAPER]
     assert {config.val for config in outcome.done} == {0.1}
 
 
@@ -143,8 +143,8 @@ def test_what_is_to_be_tuned_is_no_run() -> None:
     assert word_to_tune(AUTO) == ("clip", "temp", "auto")
     assert tuning.tuned(GRID)
     assert not tuning.tuned(RunConfig())
-    with pytest.raises(ValueError, match="temp of the clip 'official:temp=auto' is to be tuned"):
-        run(AUTO)
+    with pytest.raises(ValueError, match="temp of the clip 'norm:temp=auto' is to be tuned"):
+        train(AUTO)
     with pytest.raises(ValueError, match=r"One number can be tuned at a time, got clip\.temp and penalty\.weight"):
         tuning.tuned(replace(AUTO, penalty="norm:weight=grid"))
     with pytest.raises(ValueError, match="nothing to tune"):
@@ -155,10 +155,10 @@ def test_what_is_to_be_tuned_is_no_run() -> None:
 
 def test_any_option_can_be_set() -> None:
     assert tuning.with_value(RunConfig(loss="sce:alpha=0.1,beta=1"), "loss.beta", 0.5).loss == "sce:alpha=0.1,beta=0.5"
-    assert tuning.with_value(RunConfig(clip="official: temp = grid"), "clip.temp", 0.5).clip == "official:temp=0.5"
+    assert tuning.with_value(RunConfig(clip="official: temp = grid"), "clip.temp", 0.5).clip == "norm:temp=0.5"
     assert tuning.with_value(RunConfig(model="timm:resnet18"), "model.rate", 0.5).model == "timm:name=resnet18,rate=0.5"
-    assert tuning.with_value(RunConfig(clip="official:1.5"), "clip.temp", 0.5).clip == "official:temp=0.5"
-    assert tuning.with_value(RunConfig(clip="official:auto"), "clip.temp", 0.5).clip == "official:temp=0.5"
+    assert tuning.with_value(RunConfig(clip="official:1.5"), "clip.temp", 0.5).clip == "norm:temp=0.5"
+    assert tuning.with_value(RunConfig(clip="official:auto"), "clip.temp", 0.5).clip == "norm:temp=0.5"
     assert tuning.with_value(RunConfig(), "batch_size", 32).batch_size == 32
     with pytest.raises(ValueError, match="The option lr has no knob 'size'"):
         tuning.with_value(RunConfig(), "lr.size", 0.1)
@@ -171,14 +171,14 @@ def test_own_values_on_real_runs(tmp_path) -> None:
     search = Search("lr", values=(1e-6, 0.1))
     executors.execute(tuning.trials(config, search=search), executor="inline")
     assert tuning.trials(config, search=search) == []
-    scores = tuning.tried(config, executors.outcome, search)
+    scores = tuning.tried(config, outcome, search)
     assert list(scores) == [1e-6, 0.1]
     assert tuning.choose(config, search=search).lr == max(scores, key=lambda value: scores[value] or 0)
 
 
 @pytest.mark.parametrize("storage", [None, "study.db", "study.log"])
 def test_a_study_is_resumed_and_repeats_nothing(storage, tmp_path) -> None:
-    config = RunConfig(noise="symmetric:rate=0.5", clip="official:temp=1", epochs=1, limit=100, runs=str(tmp_path))
+    config = RunConfig(noise="symmetric:rate=0.5", clip="norm:temp=1", epochs=1, limit=100, runs=str(tmp_path))
     where = None if storage is None else str(tmp_path / storage)
     first = [t.params for t in tuning.study(config, "clip.temp", 0.1, 10, 3, storage=where).trials]
     more = tuning.study(config, "clip.temp", 0.1, 10, 4, storage=where)
@@ -193,7 +193,7 @@ def test_a_study_is_resumed_and_repeats_nothing(storage, tmp_path) -> None:
 
 
 def test_a_trial_that_was_killed_is_done_first(tmp_path) -> None:
-    config = RunConfig(noise="symmetric:rate=0.5", clip="official:temp=1", epochs=1, limit=100, runs=str(tmp_path))
+    config = RunConfig(noise="symmetric:rate=0.5", clip="norm:temp=1", epochs=1, limit=100, runs=str(tmp_path))
     where = str(tmp_path / "study.db")
     study = tuning.study(config, "clip.temp", 0.1, 10, 1, storage=where)
     lost = study.ask()
@@ -206,7 +206,7 @@ def test_a_trial_that_was_killed_is_done_first(tmp_path) -> None:
 def test_a_trial_that_another_process_has_given_up_is_no_error(tmp_path) -> None:
     import optuna
 
-    config = RunConfig(noise="symmetric:rate=0.5", clip="official:temp=1", epochs=1, limit=100, runs=str(tmp_path))
+    config = RunConfig(noise="symmetric:rate=0.5", clip="norm:temp=1", epochs=1, limit=100, runs=str(tmp_path))
     where = str(tmp_path / "study.db")
 
     def give_up(kind: str, *_: Any) -> None:
@@ -221,16 +221,16 @@ def test_a_trial_that_another_process_has_given_up_is_no_error(tmp_path) -> None
 @pytest.mark.parametrize(("low", "high", "count"), [(0.0, 1.0, 3), (2.0, 1.0, 3), (0.1, 1.0, 0), (0.1, math.inf, 3)])
 def test_bad_bounds_of_a_study(low: float, high: float, count: int) -> None:
     with pytest.raises(ValueError, match="got"):
-        tuning.study(RunConfig(clip="official:temp=1"), "clip.temp", low, high, count)
+        tuning.study(RunConfig(clip="norm:temp=1"), "clip.temp", low, high, count)
 
 
 def test_what_is_memorised_counts_against_a_value(tmp_path) -> None:
     """Real runs under asymmetric noise: the score of the fast search, written out."""
-    config = RunConfig(noise="asymmetric:rate=0.4", clip="official:temp=auto", limit=600, epochs=30, runs=str(tmp_path))
+    config = RunConfig(noise="asymmetric:rate=0.4", clip="norm:temp=auto", limit=600, epochs=30, runs=str(tmp_path))
     search = Search("clip.temp", grid=(0.25, 2.5))
     executors.execute(tuning.trials(config, search=search), executor="inline")
-    scores = tuning.tried(config, executors.outcome, search)
-    results = {value: executors.outcome(tuning.trial(config, search, value)) for value in scores}
+    scores = tuning.tried(config, outcome, search)
+    results = {value: outcome(tuning.trial(config, search, value)) for value in scores}
     predictions = {value: np.load(result.folder / "validation.npz")["prediction"] for value, result in results.items()}
     assert len(scores) == 3
     for value, score in scores.items():
@@ -279,14 +279,14 @@ def test_the_numbering_of_the_classes_does_not_matter() -> None:
 
 
 def test_a_trial_whose_predictions_are_lost_is_named(tmp_path) -> None:
-    config = RunConfig(clip="official:temp=auto", limit=100, epochs=1, runs=str(tmp_path))
+    config = RunConfig(clip="norm:temp=auto", limit=100, epochs=1, runs=str(tmp_path))
     executors.execute(tuning.trials(config), executor="inline")
     lost = next(tmp_path.glob("*/validation.npz"))
     whole, search = lost.read_bytes(), tuning.search_for(config)
     for content in (b"", b"PK", whole[: len(whole) // 2], whole.replace(b"prediction", b"predicted?"), None):
         lost.unlink() if content is None else lost.write_bytes(content)
         with pytest.warns(UserWarning, match=f"{lost} is missing or damaged: remove {lost.parent}"):
-            scores = tuning.tried(config, executors.outcome, search)
+            scores = tuning.tried(config, outcome, search)
         assert list(scores.values()).count(None) == 1
 
 
@@ -298,7 +298,7 @@ def test_a_knob_without_a_value_can_be_studied(tmp_path) -> None:
 @pytest.mark.parametrize("storage", ["/dev/null/study.db", "/dev/null/study.log", "nothing://study"])
 def test_a_storage_that_is_none_is_said_in_a_sentence(storage: str) -> None:
     with pytest.raises(ValueError, match=r"^The study cannot be kept in .*\.$"):
-        tuning.study(RunConfig(clip="official:temp=1"), "clip.temp", 0.1, 1, 1, storage=storage)
+        tuning.study(RunConfig(clip="norm:temp=1"), "clip.temp", 0.1, 1, 1, storage=storage)
 
 
 # -- the command line --------------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ def typed(command, tmp_path: Path) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "count"),
     [
-        (["--clip", "official:temp=auto"], 5),
+        (["--clip", "norm:temp=auto"], 5),
         (["--option", "penalty.weight", "--penalty", "norm:weight=1", "--fast"], 5),
         (["--option", "clip.temp", "--values", "0.5,1.5"], 2),
         (["--option", "nesterov", "--values", "true,false"], 2),

@@ -37,14 +37,16 @@ if TYPE_CHECKING:  # where each lives
     from logitclip.config import RunConfig
     from logitclip.criterion import LogitClip, Loss
     from logitclip.fused import linear_clip_cross_entropy
-    from logitclip.run import Result, train
+    from logitclip.run_folder import Result
+    from logitclip.training import train
 
 _WHERE = {
     "clip": ("clip_logits", "clip_by_value", "logit_norm", "norm_penalty"),
     "config": ("RunConfig",),
     "criterion": ("LogitClip", "Loss"),
     "fused": ("linear_clip_cross_entropy",),
-    "run": ("Result", "train"),
+    "run_folder": ("Result",),
+    "training": ("train",),
 }
 
 

@@ -25,7 +25,7 @@ from tyro.conf import Positional, arg
 import logitclip
 from logitclip.config import RunConfig
 from logitclip.progress import SweepBoard, TrainingBar, duration, make_table, result_table
-from logitclip.runs import Claimed
+from logitclip.run_folder import Claimed, Result, outcome
 
 Kind = Literal["losses", "clips", "penalties", "noises", "data", "augments", "models", "methods", "recipes"]
 _REGISTRIES: dict[str, tuple[str, str]] = {
@@ -69,9 +69,9 @@ def list_names(kind: Positional[Kind], /, *, json: bool = False) -> None:
 def _list_recipes(json: bool) -> None:
     from rich.markup import escape
 
-    from logitclip import recipes
+    from logitclip.studies.recipe import load_recipe, recipe_names, recipe_scales
 
-    loaded = {name: [recipes.load(name, scale) for scale in recipes.scales(name)] for name in recipes.names()}
+    loaded = {name: [load_recipe(name, scale) for scale in recipe_scales(name)] for name in recipe_names()}
     if json:
         described = {
             name: {
@@ -190,6 +190,7 @@ def noise(
     """
     from logitclip import data as datasets
     from logitclip import noise as noises
+    from logitclip.progress import noise_preview
 
     noises.NOISES.parse(spec)  # a mistake in it is found before the data is looked for
     RunConfig(noise_seed=noise_seed)  # as is one in the seed
@@ -201,7 +202,7 @@ def noise(
     if json:
         _print_json(record.describe())
     else:
-        _print(noises.preview(record, dataset.class_names))
+        _print(noise_preview(record, dataset.class_names))
 
 
 def train(
@@ -209,7 +210,7 @@ def train(
 ) -> None:
     """Train one model; with no options, cross entropy on the digits. Everything else is an option.
 
-    Example: logitclip train --noise symmetric:rate=0.5 --clip official:temp=1.5
+    Example: logitclip train --noise symmetric:rate=0.5 --clip norm:temp=1.5
 
     Args:
         download: Get the data from its official address if it is not there.
@@ -217,14 +218,14 @@ def train(
         json: Print the result as one JSON object on stdout.
     """
     from logitclip.engine import without_destructors
-    from logitclip.run import run
+    from logitclip.training import train
 
     signal.signal(signal.SIGTERM, _terminate)
     _get_data(config, download, mirror)
     bar = TrainingBar()
     try:
         with without_destructors():  # a process of torchrun has joined a group
-            result = run(config, on_epoch=bar)
+            result = train(config, on_epoch=bar)
     except (KeyboardInterrupt, SystemExit):
         bar.stop()
         print("logitclip: interrupted. The same command goes on from the last whole epoch.", file=sys.stderr)
@@ -274,10 +275,11 @@ def report(
         runs: The folder with the folders of runs.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
     """
-    from logitclip import recipes, reporting, sweeping
-    from logitclip.runs import write
+    from logitclip.run_folder import write
+    from logitclip.studies import reporting, sweeping
+    from logitclip.studies.recipe import load_recipe
 
-    loaded = recipes.load(recipe, scale, runs=str(runs), root=None if root is None else str(root))
+    loaded = load_recipe(recipe, scale, runs=str(runs), root=None if root is None else str(root))
     rows = sweeping.collect(loaded)
     table = reporting.tabulate(loaded, rows)
     writers = [(markdown, reporting.markdown), (latex, reporting.latex), (csv, reporting.csv)]
@@ -315,10 +317,11 @@ def figures(
         runs: The folder with the folders of runs.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
     """
-    from logitclip import figures, recipes, sweeping
+    from logitclip.studies import figures, sweeping
+    from logitclip.studies.recipe import load_recipe
 
     figures.check_suffix(out)
-    loaded = recipes.load(recipe, scale, runs=str(runs), root=None if root is None else str(root))
+    loaded = load_recipe(recipe, scale, runs=str(runs), root=None if root is None else str(root))
     figures.save(figures.draw(loaded, sweeping.collect(loaded)), out)
     print(f"logitclip: wrote {out}", file=sys.stderr)
 
@@ -342,7 +345,7 @@ def tune(
 ) -> None:
     """Find a good value of an option on held-out noisy labels, then train with it on everything.
 
-    Example: logitclip tune --noise symmetric:rate=0.5 --clip official:temp=auto
+    Example: logitclip tune --noise symmetric:rate=0.5 --clip norm:temp=auto
 
     There are three ways: a fast search (temp=auto, or --option clip.temp --fast), all values of a grid (temp=grid for
     the paper's, or --values), and a study by Optuna (--between). All runs are kept: the command can be stopped and
@@ -363,7 +366,7 @@ def tune(
         mirror: Get it from this folder, or address, instead.
         json: Print the trials and the result as one JSON object on stdout.
     """
-    from logitclip import executors, sweeping, tuning
+    from logitclip.studies import executors, sweeping, tuning
 
     signal.signal(signal.SIGTERM, _terminate)
     ways = [values is not None, fast, between is not None]
@@ -378,7 +381,7 @@ def tune(
         )
     _get_data(config, download, mirror)
     if option == "clip.temp" and config.clip == "none":
-        config = replace(config, clip="official")
+        config = replace(config, clip="norm")
     if option is None:
         search = tuning.search_for(config)
     elif fast:
@@ -399,7 +402,7 @@ def tune(
         best = tuning.best(scores)
         chosen = replace(tuning.with_value(config, search.option, best), val=0.0)
         executors.execute([chosen], **where)
-    result: Any = executors.outcome(chosen)
+    result: Any = outcome(chosen)
     if hasattr(result, "error"):
         raise ValueError(f"The run with the value that was chosen, {best}, has failed: {result.error}")
     if json:
@@ -444,14 +447,15 @@ def sweep(
         download: Get the data, and human labels if the recipe has them, from the official address if it is not there.
         mirror: Get it from this folder, or address, instead.
     """
-    from logitclip import data, recipes, sweeping
-    from logitclip.run import Result
+    from logitclip import data
+    from logitclip.studies import sweeping
+    from logitclip.studies.recipe import load_recipe
 
     part, _, parts = shard.partition("/")
     if not (part.isdecimal() and parts.isdecimal()):
         raise ValueError(f"shard must be like 1/4, the first of four parts; got {shard!r}.")
     signal.signal(signal.SIGTERM, _terminate)
-    loaded = recipes.load(recipe, scale, runs=str(runs), root=None if root is None else str(root))
+    loaded = load_recipe(recipe, scale, runs=str(runs), root=None if root is None else str(root))
     for spec, place in loaded.data():
         data.load(spec, place, download=download or mirror is not None, mirror=mirror)  # one sentence if it is missing
     board = SweepBoard(f"{loaded.name} ({loaded.scale})", [cell.config for cell in loaded.cells])

@@ -31,6 +31,26 @@ def check_clip(tau: float, delta: float | None, p: float) -> float:
     return delta
 
 
+def threshold_and_scale(
+    tau: float | None = None, delta: float | None = None, temp: float | None = None, p: float = 2.0
+) -> tuple[float, float]:
+    """The threshold and the scale of Eq. 4, from tau with an optional delta, or from temp.
+
+    The released code and the paper's tabulated "1/tau" are `temp`: threshold temp, scale 1/temp.
+
+    >>> threshold_and_scale(tau=1.0), threshold_and_scale(temp=2.0)
+    ((1.0, 1.0), (2.0, 0.5))
+    """
+    if temp is not None:
+        if tau is not None or delta is not None:
+            raise ValueError(f"Give tau (with an optional delta) or temp, got tau={tau}, delta={delta}, temp={temp}.")
+        check_positive("temp", temp)
+        tau, delta = temp, 1 / temp
+    if tau is None:
+        raise ValueError("The clip by norm needs a threshold: give tau=1 (Eq. 3) or temp=1.5.")
+    return float(tau), float(check_clip(tau, delta, p))
+
+
 def clip_logits(logits: Tensor, tau: float, delta: float | None = None, *, p: float = 2.0, dim: int = -1) -> Tensor:
     """Clip the p-norm of each logit vector: `delta z/|z|_p` if `|z|_p >= tau`, else `z`.
 
@@ -211,16 +231,12 @@ def none(logits: Tensor) -> Tensor:
 
 
 @CLIPS.register
-def norm(logits: Tensor, *, tau: float, delta: float | None = None, p: float = 2.0) -> Tensor:
-    """Clip the norm: threshold tau, scale delta (Eq. 4)."""
-    return clip_logits(logits, tau, delta, p=p)
-
-
-@CLIPS.register
-def official(logits: Tensor, *, temp: float) -> Tensor:
-    """Clip the norm with threshold temp and scale 1/temp: the released code, and the paper's tabulated "1/tau"."""
-    check_positive("temp", temp)
-    return clip_logits(logits, temp, 1 / temp)
+def norm(
+    logits: Tensor, *, tau: float | None = None, delta: float | None = None, temp: float | None = None, p: float = 2.0
+) -> Tensor:
+    """Clip the norm (Eq. 4): threshold tau and scale delta, or threshold temp and scale 1/temp."""
+    threshold, scale = threshold_and_scale(tau, delta, temp, p)
+    return clip_logits(logits, threshold, scale, p=p)
 
 
 @CLIPS.register

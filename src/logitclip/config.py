@@ -16,7 +16,7 @@ from typing import Any, Literal
 from logitclip.registry import Registry
 
 # Raised when the maths changes, so that old results are not taken for new ones.
-PROTOCOL = 1
+PROTOCOL = 2
 
 # Fields that do not change a number of the result.
 _UNCOUNTED = ("root", "runs", "workers", "checkpoint_seconds", "tensorboard")
@@ -48,7 +48,7 @@ class RunConfig:
     loss: str = "ce"
     """The loss, as in gce:q=0.7."""
     clip: str = "none"
-    """What is done to the logits before the loss, as in official:temp=1.5 or norm:tau=1."""
+    """What is done to the logits before the loss, as in norm:temp=1.5 or norm:tau=1."""
     penalty: str = "none"
     """A penalty on the logits, as in norm:weight=0.1."""
     method: str = "standard"
@@ -223,7 +223,7 @@ def registries() -> dict[str, Registry]:
 def word_to_tune(config: RunConfig) -> tuple[str, str, str] | None:
     """Which number of a config is the word `grid` or `auto`, to be found by tuning: (field, knob, word), or None.
 
-    >>> word_to_tune(RunConfig(clip="official:temp=auto"))
+    >>> word_to_tune(RunConfig(clip="norm:temp=auto"))
     ('clip', 'temp', 'auto')
     """
     found = [

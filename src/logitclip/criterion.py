@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from logitclip import theory
-from logitclip.clip import CLIPS, check_clip, check_logits, check_positive, clip_logits, full_precision, vector_norm
+from logitclip.clip import CLIPS, check_logits, clip_logits, full_precision, threshold_and_scale, vector_norm
 from logitclip.losses import LOSSES, check_classes, check_target, evaluate
 from logitclip.registry import suggest
 
@@ -205,37 +205,76 @@ class LogitClip(Linked):
             with the clipped logits.
         tau: the threshold on the norm of the logits.
         delta: the norm of clipped logits; None means tau (Eq. 3).
+        temp: instead of tau and delta, threshold temp and scale 1/temp: the released code, and the paper's tabulated
+            "1/tau".
         p: which norm, from 1 to `math.inf`.
 
-    Use it for training only: predictions are the same with and without the clip.
+    Use it for training only: predictions are the same with and without the clip. Set `tau`, `delta` or `temp` to follow
+    a schedule; a delta that was not given follows tau.
 
     >>> criterion = LogitClip("ce", tau=1.0)
     >>> criterion(torch.tensor([[30.0, 40.0]]), torch.tensor([0]))
     tensor(0.7981)
+    >>> LogitClip("ce", temp=2.0)
+    LogitClip(
+      tau=2.0, delta=0.5, p=2.0
+      (criterion): Loss('ce', reduction='mean')
+    )
     """
 
     def __init__(
-        self, criterion: str | Callable[..., Tensor], tau: float, delta: float | None = None, p: float = 2.0
+        self,
+        criterion: str | Callable[..., Tensor],
+        tau: float | None = None,
+        delta: float | None = None,
+        p: float = 2.0,
+        *,
+        temp: float | None = None,
     ) -> None:
-        self.tau, self.delta, self.p = float(tau), float(check_clip(tau, delta, p)), float(p)
-        super().__init__(criterion, partial(clip_logits, tau=self.tau, delta=self.delta, p=self.p))
+        super().__init__(criterion, clip_logits)
+        self.p = float(p)
+        self._set_clip(tau, delta, temp)
 
-    @classmethod
-    def official(cls, criterion: str | Callable[..., Tensor], temp: float) -> LogitClip:
-        """Threshold temp and scale 1/temp: what the released code does, and what the paper tabulates as "1/tau".
+    def _set_clip(self, tau: float | None, delta: float | None, temp: float | None) -> None:
+        self._tau, self._delta = threshold_and_scale(tau, delta, temp, self.p)
+        self._follows = "temp" if temp is not None else "tau" if delta is None else None
 
-        >>> LogitClip.official("ce", temp=2.0)
-        LogitClip(
-          tau=2.0, delta=0.5, p=2.0
-          (criterion): Loss('ce', reduction='mean')
-        )
-        """
-        check_positive("temp", temp)
-        return cls(criterion, tau=temp, delta=1 / temp)
+    @property
+    def tau(self) -> float:
+        """The threshold on the norm."""
+        return self._tau
+
+    @tau.setter
+    def tau(self, value: float) -> None:
+        if self._follows == "temp":
+            raise ValueError("This clip was made with temp: set temp, or make it with tau.")
+        self._set_clip(value, None if self._follows == "tau" else self._delta, None)
+
+    @property
+    def delta(self) -> float:
+        """The norm of a clipped vector."""
+        return self._delta
+
+    @delta.setter
+    def delta(self, value: float) -> None:
+        if self._follows == "temp":
+            raise ValueError("This clip was made with temp: set temp, or make it with tau and delta.")
+        self._set_clip(self._tau, value, None)
+
+    @property
+    def temp(self) -> float | None:
+        """The threshold and the reciprocal of the scale; None for a clip that was made with tau."""
+        return self._tau if self._follows == "temp" else None
+
+    @temp.setter
+    def temp(self, value: float) -> None:
+        if self._follows != "temp":
+            raise ValueError("This clip was made with tau: set tau and delta, or make it with temp.")
+        self._set_clip(None, None, value)
 
     def link(self, logits: Tensor) -> Tensor:
         """Eq. 4; classes in dimension 1 (0 for a single vector)."""
-        return self._link(logits, dim=1 if logits.ndim > 1 else 0)
+        return clip_logits(logits, self.tau, self.delta, p=self.p, dim=1 if logits.ndim > 1 else 0)
 
     def forward(self, logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         criterion = self.criterion
@@ -302,7 +341,7 @@ class Diagnosis:
 
 
 def clipped(criterion: str | Callable[..., Tensor], spec: str) -> nn.Module:
-    """A criterion behind any clip by name: "none", "norm:tau=1", "official:temp=1.5", "value:limit=1", ...
+    """A criterion behind any clip by name: "none", "norm:tau=1", "norm:temp=1.5", "value:limit=1", ...
 
     >>> clipped("ce", "value:limit=1")(torch.tensor([[30.0, 40.0]]), torch.tensor([0]))
     tensor(0.6931)
@@ -312,8 +351,6 @@ def clipped(criterion: str | Callable[..., Tensor], spec: str) -> nn.Module:
         return Loss(criterion) if isinstance(criterion, str) else Linked(criterion, CLIPS["none"])
     if name == "norm":
         return LogitClip(criterion, **knobs)
-    if name == "official":
-        return LogitClip.official(criterion, **knobs)
     link = partial(CLIPS[name], **knobs)
     link(torch.zeros(1, 2))  # a knob out of its range is an error now, not in training
     return Linked(criterion, link)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from logitclip.config import RunConfig, word_to_tune
+
+if TYPE_CHECKING:
+    from logitclip.noise import NoisyLabels
 
 
 class SweepBoard:
@@ -207,3 +212,58 @@ def duration(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def noise_preview(record: NoisyLabels, class_names: Sequence[str] | None = None) -> Any:
+    """What the noise did, for a terminal: rate, rates per class and the transition matrix, coloured by its values.
+
+    Beyond 12 classes the matrix gives way to the range of the rates and the largest confusions. For `rich`'s print.
+    """
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    names = [str(c) for c in (range(record.num_classes) if class_names is None else class_names)]
+    percent, rates = 100 * record.transition, 100 * record.class_rates
+    wrong = "images are replaced" if record.replaced is not None else "labels are wrong"
+    head = Text.assemble(
+        (record.rule, "bold"),
+        f", seed {record.seed}\n",
+        (f"{100 * record.rate:.2f} %", "bold"),
+        f" of {len(record.labels):,} {wrong}; content {record.content_hash[:12]}\n",
+    )
+    table = Table(box=None, padding=0, header_style="dim")
+    if record.num_classes <= 12:
+        head.append("\ntrue class (row), label (column), in % of the row", "dim")
+        table.add_column("", no_wrap=True, max_width=12)
+        for title in ("examples", " wrong ", *(f"{name[:4]} " for name in names)):
+            table.add_column(title, justify="right", no_wrap=True)
+        for j, (name, size) in enumerate(zip(names, record.class_sizes.tolist(), strict=True)):
+            cells = [_cell(value, right=j == k) for k, value in enumerate(percent[j].tolist())]
+            table.add_row(name, f"{size:,}", f"{rates[j]:.1f} ", *cells)
+        return Group(head, table)
+
+    order = rates.argsort().tolist()
+    marks = {"least": order[0], "median": order[len(order) // 2], "most": order[-1]}
+    head.append("wrong per class: " + ", ".join(f"{word} {rates[c]:.1f} % ({names[c]})" for word, c in marks.items()))
+    head.append("\n\nlargest confusions, in % of the true class", "dim")
+    for title in ("true class", "label"):
+        table.add_column(title, no_wrap=True, min_width=16)
+    table.add_column("share ", justify="right")
+    wrong_only = percent - percent.diag().diag()
+    for cell in wrong_only.flatten().topk(15).indices.tolist():
+        j, k = divmod(cell, record.num_classes)
+        if wrong_only[j, k] > 0:
+            table.add_row(names[j], names[k], _cell(float(percent[j, k]), right=False))
+    return Group(head, table)
+
+
+def _cell(percent: float, *, right: bool) -> Any:
+    """A number on a background that brightens with it, green for right labels and red for wrong ones."""
+    from rich.text import Text
+
+    if percent == 0:
+        return Text(" .  ", "dim")
+    glow = round(40 + 16 * math.sqrt(percent))
+    number = f"{percent:4.1f} " if percent < 99.95 else " 100 "
+    return Text(number, f"white on rgb(0,{glow},0)" if right else f"white on rgb({glow},0,0)")

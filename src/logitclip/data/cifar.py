@@ -13,7 +13,7 @@ from torch import Tensor
 
 from logitclip.data.dataset import DATASETS, Dataset, Split
 from logitclip.data.download import Remote, fetch, md5, unpack, verify
-from logitclip.data.labels import as_labels, human_labels, read_labels, read_pickle
+from logitclip.data.pickles import as_labels, human_labels, read_labels, read_pickle
 
 PIXELS = 3 * 32 * 32
 

@@ -13,7 +13,7 @@ import torch
 
 from logitclip.data.dataset import DATASETS, Dataset, Split
 from logitclip.data.download import Remote, fetch
-from logitclip.data.labels import as_labels
+from logitclip.data.pickles import as_labels
 
 ADDRESS = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 REMOTES = {

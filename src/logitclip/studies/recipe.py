@@ -11,7 +11,7 @@ A recipe is a TOML file. Every key is optional except where it says otherwise::
     loss = "ce"
 
     [grid]                       # the cells are the product of these axes, each a field of RunConfig or a name of yours
-    clip = ["none", "official:temp=grid"]
+    clip = ["none", "norm:temp=grid"]
     noise = ["symmetric:rate=0.5", "real"]
     seed = [0, 1, 2]
 
@@ -19,8 +19,8 @@ A recipe is a TOML file. Every key is optional except where it says otherwise::
     noise = "real:set=worst"
 
     [[override]]                 # the only conditional: changes what runs, never the coordinates
-    when = { noise = "real", clip = ["official:temp=grid"] }     # a list: any of these
-    set = { clip = "official:temp=2.5" }                         # or `skip = true`: there is no such cell
+    when = { noise = "real", clip = ["norm:temp=grid"] }     # a list: any of these
+    set = { clip = "norm:temp=2.5" }                         # or `skip = true`: there is no such cell
 
     [table]                      # all axes but seed; cells are numbers of a Result, or "temp", the one that was tuned
     rows = ["clip"]
@@ -69,7 +69,7 @@ from typing import Any
 from logitclip.config import RunConfig, load_plugins, word_to_tune
 from logitclip.registry import Registry, suggest
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1] / "recipes"
 STATISTICS = ("last10_accuracy", "best_accuracy", "memorised", "recovered", "noise_rate", "seconds", "temp")
 FIGURES = {  # kind -> its keys; those that name axes are x, colour and panel
     "bounds": ("classes", "tau"),
@@ -115,7 +115,7 @@ class Recipe:
     def data(self) -> list[tuple[str, str | None]]:
         """The datasets of its runs and their folders, with the human labels where the noise is made of them."""
         from logitclip.data import DATASETS
-        from logitclip.tuning import with_value
+        from logitclip.studies.tuning import with_value
 
         needed: dict[tuple[str, str | None], str] = {}
         for config in (cell.config for cell in self.cells):
@@ -142,17 +142,17 @@ class Published:
     std: float | None
 
 
-def names() -> list[str]:
+def recipe_names() -> list[str]:
     """The recipes that come with the package.
 
-    >>> "table1" in names()
+    >>> "table1" in recipe_names()
     True
     """
     by_number = [(re.sub(r"\d+", lambda n: n[0].zfill(3), file.stem), file.stem) for file in FOLDER.glob("*.toml")]
     return [name for _, name in sorted(by_number)]
 
 
-def scales(recipe: str) -> list[str]:
+def recipe_scales(recipe: str) -> list[str]:
     """The scales of a recipe, smallest first; `full` always exists."""
     return _scales(_read(recipe)[1])
 
@@ -177,14 +177,14 @@ def published(name: str) -> tuple[Published, ...]:
     )
 
 
-def load(recipe: str, scale: str = "full", *, runs: str = "runs", root: str | None = None) -> Recipe:
+def load_recipe(recipe: str, scale: str = "full", *, runs: str = "runs", root: str | None = None) -> Recipe:
     """The recipe of that name, or in that .toml file, at one scale.
 
     Args:
         runs: the folder for the folders of runs.
         root: the folder of the data, if it is not the recipe's or the usual one.
 
-    >>> len(load("quickstart").cells)
+    >>> len(load_recipe("quickstart").cells)
     36
     """
     name, content = _read(recipe)
@@ -201,8 +201,8 @@ def load(recipe: str, scale: str = "full", *, runs: str = "runs", root: str | No
 
 def _read(recipe: str) -> tuple[str, _Values]:
     file = Path(recipe).expanduser() if recipe.endswith(".toml") else FOLDER / f"{recipe}.toml"
-    if not recipe.endswith(".toml") and recipe not in names():
-        raise ValueError(f"Unknown recipe {recipe!r}. {suggest(recipe, names())} Or give the path of a .toml file.")
+    if not recipe.endswith(".toml") and recipe not in (known := recipe_names()):
+        raise ValueError(f"Unknown recipe {recipe!r}. {suggest(recipe, known)} Or give the path of a .toml file.")
     if not file.is_file():
         raise ValueError(f"There is no recipe file {recipe}.")
     try:
@@ -342,7 +342,7 @@ def _overridden(cells: list[_Draft], override: Any, where: str, grid: _Grid, pos
 
 
 def _config(values: _Values) -> RunConfig:
-    from logitclip.tuning import search_for
+    from logitclip.studies.tuning import search_for
 
     config = RunConfig(**values)
     for name in _registries():

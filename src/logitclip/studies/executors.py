@@ -26,11 +26,12 @@ from typing import Any
 
 import torch
 
-from logitclip import runs
+from logitclip import run_folder
 from logitclip.config import RunConfig
 from logitclip.engine import Diverged
 from logitclip.registry import suggest
-from logitclip.run import Result, read_result, run
+from logitclip.run_folder import Failure, Result, read_outcome
+from logitclip.training import train
 
 log = logging.getLogger(__name__)
 
@@ -40,35 +41,8 @@ RETRIES = 3  # of a run on a node of Ray that was lost, or whose process died th
 SAVING = 30.0  # seconds that interrupted runs on Ray have to save their last epoch
 
 
-@dataclass(frozen=True)
-class Failure:
-    """A run that failed, as `failure.json` in its folder records it."""
-
-    id: str
-    error: str  # one sentence
-    traceback: str
-    attempts: int  # in all, by all sweeps
-    final: bool  # it would fail again (it diverged), so it is not repeated
-
-
 OnEvent = Callable[[str, RunConfig, Any], None]
 Then = Callable[[RunConfig, Result | Failure], Iterable[RunConfig]]
-
-
-def outcome(config: RunConfig) -> Result | Failure | None:
-    """What came out of a run, read from its folder; a result wins over an old failure, and None is neither."""
-    return read(Path(config.runs) / config.id)
-
-
-def read(folder: Path) -> Result | Failure | None:
-    """The outcome in the folder of a run, for those who know its id."""
-    result = read_result(folder)
-    if result is not None:
-        return result
-    try:
-        return Failure(**runs.read_json(folder / "failure.json"))
-    except TypeError:  # there is none, or it is of another version
-        return None
 
 
 def execute(
@@ -117,7 +91,7 @@ def _check_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise runs.CannotWrite(f"Runs cannot be kept in {folder}: {error.strerror or error}.") from error
+        raise run_folder.CannotWrite(f"Runs cannot be kept in {folder}: {error.strerror or error}.") from error
 
 
 # -- what is left to do ------------------------------------------------------------------------------------------------
@@ -162,7 +136,7 @@ class _Queue:
             if folder in self.seen:
                 continue
             self.seen.add(folder)
-            found = read(folder)
+            found = read_outcome(folder)
             if isinstance(found, Result) or (found is not None and found.final):
                 self.on_event("skipped", config, found)
                 waiting.extend(self.then(config, found))
@@ -175,7 +149,7 @@ class _Queue:
         """The next run that has no outcome yet; another process may have made one meanwhile."""
         while self.todo or self.pause == 0:
             job = (self.todo or self.elsewhere).popleft()
-            found = read(job.folder)
+            found = read_outcome(job.folder)
             if found is None or found == job.before:
                 return job
             self.finish(job, found)
@@ -203,19 +177,19 @@ class _Queue:
     def died(self, job: _Job, error: str, tries: int) -> None:
         """Try a run again whose process died, but not for ever."""
         job.deaths += 1
-        if job.deaths < tries or isinstance(read(job.folder), Result):  # it may have died just after the end
+        if job.deaths < tries or isinstance(read_outcome(job.folder), Result):  # it may have died just after the end
             self.todo.appendleft(job)
         else:
             self.finish(job, _record(job.folder, error, attempts=job.deaths))
 
 
 def _record(folder: Path, error: str, trace: str = "", *, attempts: int = 1, final: bool = False) -> Failure:
-    before = read(folder)
+    before = read_outcome(folder)
     earlier = before.attempts if isinstance(before, Failure) else 0
     failure = Failure(folder.name, error, trace, earlier + attempts, final)
     try:
-        runs.write_json(folder / "failure.json", asdict(failure))
-    except runs.CannotWrite as problem:  # then it is known to this sweep alone
+        run_folder.write_json(folder / "failure.json", asdict(failure))
+    except run_folder.CannotWrite as problem:  # then it is known to this sweep alone
         log.warning("%s", problem)
     return failure
 
@@ -223,8 +197,8 @@ def _record(folder: Path, error: str, trace: str = "", *, attempts: int = 1, fin
 def _attempt(config: RunConfig, folder: Path, on_epoch: Any) -> Result | Failure | None:
     """Run it; whatever goes wrong is recorded. None: another process works on it."""
     try:
-        result = run(config, on_epoch=on_epoch)
-    except runs.Claimed:
+        result = train(config, on_epoch=on_epoch)
+    except run_folder.Claimed:
         return None
     except Exception as error:
         sentence = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
@@ -433,7 +407,7 @@ def _ray(queue: _Queue, jobs: int | None, address: str | None) -> None:
                     sentence = str(error).strip().rpartition("\n")[2]
                     queue.died(job, f"Ray gave the run up: {type(error).__name__}: {sentence}", tries=1)
                 else:
-                    if found is not None and read(job.folder) is None:
+                    if found is not None and read_outcome(job.folder) is None:
                         log.warning("%s does not show what a node has written there: is it shared?", job.folder)
                     queue.finish(job, found)
     finally:

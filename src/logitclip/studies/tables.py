@@ -1,30 +1,19 @@
-"""A recipe's runs as one table beside the paper's numbers: for the terminal, Markdown, LaTeX, CSV, JSON and HTML.
-
-`tabulate` makes the table; every writer takes it, and says nothing that is not in it.
-"""
+"""A recipe's runs as one table: means over the seeds, beside the paper's numbers, and the words to label them with."""
 
 from __future__ import annotations
 
-import csv as csv_module
-import io
 import itertools
 import re
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from logitclip import recipes
 from logitclip.clip import CLIPS
-from logitclip.config import RunConfig
-from logitclip.executors import Failure
-from logitclip.progress import duration
-from logitclip.recipes import Cell, Recipe
-from logitclip.run import Result
-from logitclip.sweeping import Row
+from logitclip.run_folder import Failure, Result
+from logitclip.studies.recipe import Cell, Recipe, load_recipe, published
+from logitclip.studies.sweeping import Row
 
 AVERAGED = ("seed", "noise_seed")  # the axes that a mean is taken over; all others make a cell
 DASH = "–"
@@ -210,7 +199,7 @@ def tabulate(recipe: Recipe, rows: Sequence[Row]) -> Table:
     row_axes = tuple(axis for axis in row_axes if axis not in col_axes)
     places = [(_place(row, row_axes), _place(row, col_axes)) for row in rows]
     row_places, col_places = (tuple(dict.fromkeys(place)) for place in zip(*places, strict=True))
-    paper = recipes.published(recipe.name) if recipe.paper else []
+    paper = published(recipe.name) if recipe.paper else []
     entries = {}
     for at in itertools.product(row_places, col_places):
         mine = [row for row, place in zip(rows, places, strict=True) if place == at]
@@ -218,17 +207,17 @@ def tabulate(recipe: Recipe, rows: Sequence[Row]) -> Table:
         for statistic in recipe.statistics:
             pairs = [(_value(row, statistic), row.outcome.id) for row in mine if isinstance(row.outcome, Result)]
             pairs = [(value, id) for value, id in pairs if value is not None]
-            published = _published(paper, coordinates, statistic) if mine else None
+            theirs = _published(paper, coordinates, statistic) if mine else None
             entries[*at, statistic] = Entry(
                 coordinates,
                 statistic,
                 tuple(value for value, _ in pairs),
                 tuple(id for _, id in pairs),
-                *((published.value, published.std) if published else (None, None)),
+                *((theirs.value, theirs.std) if theirs else (None, None)),
             )
     _mark_best(entries)
     table = Table(recipe, row_axes, col_axes, row_places, col_places, recipe.statistics, entries, bare_axes(axes))
-    return replace(table, notes=_notes(table, rows), warnings=_warnings(rows), made_with=_provenance(results_of(rows)))
+    return replace(table, notes=_notes(table, rows), warnings=_warnings(rows), made_with=provenance(results_of(rows)))
 
 
 def _place(row: Row, axes: Iterable[str]) -> Place:
@@ -269,7 +258,7 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
     recipe = table.recipe
     notes = []
     if table.compared:
-        here, there = _datasets(recipe.cells), _datasets(recipes.load(recipe.name, "full").cells)
+        here, there = datasets_of(recipe.cells), datasets_of(load_recipe(recipe.name, "full").cells)
         if recipe.scale == "full":
             notes.append("Full scale: the paper's settings; where it is silent, those in the recipe's comment.")
         else:
@@ -289,7 +278,7 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _datasets(cells: Iterable[Cell]) -> str:
+def datasets_of(cells: Iterable[Cell]) -> str:
     return " and ".join(dict.fromkeys(cell.config.data.partition(":")[0] for cell in cells))
 
 
@@ -326,7 +315,7 @@ def results_of(rows: Iterable[Row]) -> list[Result]:
 def label(axis: str, value: Any, bare: Collection[str] = ()) -> str:
     """How a coordinate reads; the axes in `bare` are called by their names alone.
 
-    >>> label("noise", "symmetric:rate=0.5"), label("clip", "official:temp=1.5"), label("clip", "none")
+    >>> label("noise", "symmetric:rate=0.5"), label("clip", "norm:temp=1.5"), label("clip", "none")
     ('symmetric 50 %', 'temp=1.5', 'no clip')
     >>> label("loss", "gce:q=0.7"), label("loss", "gce:q=0.7", bare={"loss"})
     ('gce q=0.7', 'gce')
@@ -338,7 +327,7 @@ def label(axis: str, value: Any, bare: Collection[str] = ()) -> str:
     name, _, knobs = value.partition(":")
     if not knobs or axis in bare:
         return name
-    if name == "official":  # the one clip that has a temp
+    if name == "norm" and axis == "clip":
         return knobs
     knobs = re.sub(r"\brate=([\d.e-]+)", lambda match: f"{100 * float(match[1]):g} %", knobs)
     return f"{name} {knobs.replace(',', ', ')}"
@@ -365,212 +354,7 @@ def statistic_name(statistic: str) -> str:
     return statistic.replace("last10_", "").replace("_", " ")
 
 
-# -- writers -----------------------------------------------------------------------------------------------------------
-
-
-def terminal(table: Table) -> Any:
-    """The table for a terminal, as something that rich prints."""
-    from rich import box
-    from rich.console import Group
-    from rich.markup import escape
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
-    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, axis in enumerate(table.row_axes):
-        longest = max(len(table.labels(row)[i]) for row in table.rows)
-        shown.add_column(axis, overflow="fold", min_width=min(longest, 16))  # where it is narrow, numbers fold first
-    for head in table.heads():
-        shown.add_column(escape(head.replace(", ", "\n")), justify="right", overflow="fold")
-    before = None
-    for row in table.rows:
-        labels = table.labels(row, before)
-        if before is not None and len(row) > 1 and labels[0]:
-            shown.add_section()
-        cells = []
-        for entry in table.line(row):
-            cell = Text(table.ours(entry), style="bold" if entry.best else "")
-            if table.compared:
-                cell.append(f"\n{entry.beside}", "dim not bold")
-            cells.append(cell)
-        shown.add_row(*map(escape, labels), *cells)
-        before = row
-    below = [Text(table.caption, style="dim"), *map(Text, table.notes)]
-    head = Text(title(table.recipe), style="bold")  # not the table's own title, which would be as narrow as the table
-    return Group(head, shown, *below, *(Text(f"Warning: {warning}", style="yellow") for warning in table.warnings))
-
-
-def markdown(table: Table) -> str:
-    """The table as GitHub's Markdown; the paper's number and the difference stand in parentheses."""
-
-    def cell(entry: Entry) -> str:
-        ours = f"**{table.ours(entry)}**" if entry.best else table.ours(entry)
-        return ours if entry.published is None else f"{ours} ({entry.theirs}; {entry.gap})"
-
-    def line(texts: Iterable[str]) -> str:
-        return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
-
-    lines = [f"### {title(table.recipe)}", ""]
-    lines.append(line([*table.row_axes, *table.heads()]))
-    lines.append(line([*["---"] * len(table.row_axes), *["---:"] * len(table.columns)]))
-    lines += [line([*table.labels(row), *map(cell, table.line(row))]) for row in table.rows]
-    caption = table.caption.replace("Second line:", "In parentheses:")
-    lines += ["", caption, *(f"\n{note}" for note in table.notes), *(f"\n**Warning:** {w}" for w in table.warnings)]
-    lines.append(
-        "\nMade with " + ", ".join(f"{name} {' and '.join(found)}" for name, found in table.made_with.items()) + "."
-    )
-    return "\n".join(lines) + "\n"
-
-
-def latex(table: Table) -> str:
-    """The table as LaTeX with booktabs; the paper's numbers in a small second line of each row."""
-
-    def cell(entry: Entry) -> str:
-        return f"\\textbf{{{_tex(table.ours(entry))}}}" if entry.best else _tex(table.ours(entry))
-
-    def paper(entry: Entry) -> str:
-        return "" if entry.published is None else f"{{\\scriptsize {_tex(entry.beside)}}}"
-
-    caption = " ".join([f"{title(table.recipe)}.", table.caption, *table.notes, *table.warnings])
-    lines = ["\\begin{table}", "\\centering", f"\\caption{{{_tex(caption)}}}"]
-    lines += [f"\\begin{{tabular}}{{{'l' * len(table.row_axes)}{'r' * len(table.columns)}}}", "\\toprule"]
-    lines += [" & ".join(map(_tex, [*table.row_axes, *table.heads()])) + " \\\\", "\\midrule"]
-    before = None
-    for row in table.rows:
-        labels = table.labels(row, before)
-        if before is not None and len(row) > 1 and labels[0]:
-            lines.append("\\addlinespace")
-        lines.append(" & ".join([*map(_tex, labels), *map(cell, table.line(row))]) + " \\\\")
-        if any(entry.published is not None for entry in table.line(row)):
-            lines.append(" & ".join([""] * len(labels) + [paper(entry) for entry in table.line(row)]).strip() + " \\\\")
-        before = row
-    lines += ["\\bottomrule", "\\end{tabular}", "\\end{table}"]
-    return "\n".join(lines) + "\n"
-
-
-_TEX = {
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "[": "{[}",  # after the end of a line it would begin an option
-    "\\": "\\textbackslash{}",
-    "~": "\\textasciitilde{}",
-    "^": "\\textasciicircum{}",
-    "±": "$\\pm$",
-    "\N{MINUS SIGN}": "$-$",
-    DASH: "--",
-}
-
-
-def _tex(text: str) -> str:
-    return "".join(_TEX.get(character, character) for character in text)
-
-
-def records(table: Table) -> list[dict[str, Any]]:
-    """The entries as flat records, the long form of the table."""
-    return [
-        {
-            **entry.coordinates,
-            "statistic": entry.statistic,
-            "mean": entry.mean,
-            "std": entry.std,
-            "n": entry.n,
-            "published": entry.published,
-            "published_std": entry.published_std,
-            "difference": entry.difference,
-            "ids": list(entry.ids),
-        }
-        for entry in table.entries.values()
-    ]
-
-
-def csv(table: Table) -> str:
-    """The table in long form, a line for each cell and statistic."""
-    text = io.StringIO()
-    rows = [{**record, "ids": " ".join(record["ids"])} for record in records(table)]
-    names = list(rows[0]) if rows else []
-    writer = csv_module.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def as_json(table: Table) -> dict[str, Any]:
-    """The table as JSON's types: the records, and what is said below the table."""
-    recipe = table.recipe
-    return {
-        "recipe": recipe.name,
-        "title": recipe.title,
-        "paper": recipe.paper,
-        "scale": recipe.scale,
-        "cells": records(table),
-        "notes": list(table.notes),
-        "warnings": list(table.warnings),
-        "made_with": dict(table.made_with),
-    }
-
-
-def title(recipe: Recipe) -> str:
-    """The recipe's title, the item of the paper, and the scale."""
-    item = f"{recipe.paper}: " if recipe.paper and not recipe.title.startswith(recipe.paper) else ""
-    scale = f" (scale {recipe.scale})" if recipe.paper or recipe.scale != "full" else ""
-    return f"{item}{recipe.title}{scale}"
-
-
-# -- the page ----------------------------------------------------------------------------------------------------------
-
-
-def html(table: Table, rows: Sequence[Row]) -> str:
-    """One page with the table, curves, noise and settings that opens offline: everything it needs is inside."""
-    from logitclip import figures
-
-    try:
-        from jinja2 import Environment
-    except ImportError as error:
-        raise ImportError("The HTML page needs Jinja: pip install 'logitclip[report]'.") from error
-    figures.vl_convert()  # it is missing, if it is, before anything is computed
-    curves = figures.curves(table.recipe, rows)
-    matrices, unknown = figures.noise_charts(rows)
-    results = results_of(rows)
-    template = Path(__file__).parent / "templates" / "report.html"
-    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(template.read_text("utf-8"))
-    return page.render(
-        table=table,
-        title=title(table.recipe),
-        facts=_facts(rows),
-        curves=figures.curve_charts(curves),
-        groups=list(zip(curves.groups, figures.colours(curves), strict=True)),
-        links=list(zip(curves.links, figures.DASHES, strict=False)),
-        matrices=matrices,
-        unknown=unknown,
-        settings=_settings(results),
-        provenance=table.made_with,
-        script=figures.runtime(),
-    )
-
-
-def _facts(rows: Sequence[Row]) -> dict[str, str]:
-    """What one wants to know first."""
-    results = results_of(rows)
-    facts = {"data": _datasets(row.cell for row in rows), "runs": f"{len(results)} of {len(rows)}"}
-    if results:
-        newest = max((result.folder / "result.json").stat().st_mtime for result in results)
-        facts["training time"] = duration(sum(result.seconds for result in results))
-        facts["newest run"] = f"{datetime.fromtimestamp(newest):%Y-%m-%d %H:%M}"
-    return facts
-
-
-def _settings(results: Sequence[Result]) -> dict[str, list[str]]:
-    """What the runs were set to, as resolved, where it differs from RunConfig's defaults; one value or several."""
-    defaults = {option.name: option.default for option in fields(RunConfig)}
-    hidden = ("root", "runs", "workers", "checkpoint_seconds", "tensorboard")
-    settings = {}
-    for name in defaults.keys() - set(hidden):
-        values = list(dict.fromkeys(str(result.config.get(name)) for result in results))
-        if values and (name == "data" or values not in ([str(defaults[name])], ["[]"])):
-            settings[name] = values
-    return {name: settings[name] for name in defaults if name in settings}
-
-
-def _provenance(results: Sequence[Result]) -> dict[str, list[str]]:
+def provenance(results: Sequence[Result]) -> dict[str, list[str]]:
     """What the runs were made with."""
     names = dict.fromkeys(name for result in results for name in result.versions)
     seen = {name: [result.versions.get(name) for result in results] for name in names}

@@ -1,4 +1,4 @@
-"""`run(config)`: from names to a trained model in a folder. Exported as `logitclip.train`."""
+"""`train(config)`: build everything that a config names, train, and keep the run in its folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
-from logitclip import data, engine, models, noise, runs
+from logitclip import data, engine, models, noise, run_folder
 from logitclip.clip import PENALTIES
 from logitclip.config import RunConfig, load_plugins, parse_milestones
 from logitclip.criterion import clipped
@@ -31,54 +31,12 @@ from logitclip.data.augment import transform
 from logitclip.data.loading import hold_out
 from logitclip.methods import METHODS
 from logitclip.methods.standard import stream
-
-LAST = 10  # epochs that the reported accuracy is the mean of
-
-
-@dataclass(frozen=True)
-class Result:
-    """What came out of a run; accuracies and shares are percentages."""
-
-    id: str
-    config: dict[str, Any]
-    last10_accuracy: float  # on the test set, mean of the last 10 epochs
-    best_accuracy: float  # of the best epoch, chosen on the test set
-    val_accuracy: float | None  # on held-out noisy labels, mean of the last 10 epochs
-    memorised: float | None  # of the wrong labels, the share predicted as given, after the last epoch
-    recovered: float | None  # of the wrong labels, the share predicted as true
-    noise_rate: float
-    clip: str
-    epochs: int
-    seconds: float
-    versions: dict[str, str]
-    device: str
-    commit: str | None
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The rows of `metrics.jsonl`, one for each epoch."""
-        return runs.read_rows(self.folder / "metrics.jsonl")
-
-    @property
-    def validation(self) -> dict[str, np.ndarray]:
-        """The `index`, `label` and `prediction` (after the last epoch) of each held-out example of a run with `val`."""
-        path = self.folder / "validation.npz"
-        try:
-            with np.load(path) as file:
-                return {name: file[name] for name in ("index", "label", "prediction")}
-        except Exception as error:  # what a damaged archive makes zipfile, zlib and numpy raise has no common type
-            raise ValueError(f"{path} is missing or damaged: remove {self.folder}, and it is made again.") from error
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the run."""
-        return Path(self.config["runs"]) / self.id
-
+from logitclip.run_folder import LAST, Result, read_result
 
 OnEpoch = Callable[[RunConfig, dict[str, Any] | None], None]
 
 
-def run(config: RunConfig, *, on_epoch: OnEpoch | None = None) -> Result:
+def train(config: RunConfig, *, on_epoch: OnEpoch | None = None) -> Result:
     """Train as `config` says, in the folder `runs/<id>`, and return the result; a finished run is only read back.
 
     An interrupted run is resumed from its last checkpoint, and ends with the same numbers.
@@ -100,25 +58,13 @@ def run(config: RunConfig, *, on_epoch: OnEpoch | None = None) -> Result:
         accelerator=config.accelerator, devices=config.devices, nodes=config.nodes, precision=config.precision
     )
     if fabric.world_size > 1 and not torch.distributed.is_torchelastic_launched():
-        with runs.claim(folder) as key:
+        with run_folder.claim(folder) as key:
             return read_result(folder) or _spawn(fabric, config, id, key, on_epoch)
     fabric.launch()
-    with runs.claim(folder) if fabric.is_global_zero else contextlib.nullcontext("") as key:
+    with run_folder.claim(folder) if fabric.is_global_zero else contextlib.nullcontext("") as key:
         # Another process may have finished it just before the claim; processes of torchrun must all do the same.
         finished = read_result(folder) if fabric.world_size == 1 else None
         return finished or _work(fabric, config, id, key, on_epoch)
-
-
-train = run  # its public name: logitclip.train
-
-
-def read_result(folder: Path) -> Result | None:
-    """The result of a finished run, or None."""
-    content = runs.read_json(folder / "result.json")
-    if not isinstance(content, dict) or content.keys() != {field.name for field in dataclasses.fields(Result)}:
-        return None  # not there, or of another version: it is made again, from the last checkpoint
-    content["config"] = {**content["config"], "runs": str(folder.parent)}  # folders may be moved
-    return Result(**content)
 
 
 def _as_launched(config: RunConfig) -> RunConfig:
@@ -169,7 +115,7 @@ def _spawned(fabric: Any, config: dict[str, Any], id: str, key: str, on_epoch: O
         signal.signal(number, stop)
     try:
         _work(fabric, RunConfig(**config), id, key, on_epoch)
-    except (ValueError, OSError, ImportError, runs.Claimed) as error:
+    except (ValueError, OSError, ImportError, run_folder.Claimed) as error:
         failures.put(error)
         raise
 
@@ -203,7 +149,7 @@ def _work(fabric: Any, config: RunConfig, id: str, key: str, on_epoch: OnEpoch |
                 resume=record.resume,
                 after_epoch=record.after_epoch,
             )
-        except (runs.CannotWrite, runs.Claimed):  # there is nothing that one could or should still write
+        except (run_folder.CannotWrite, run_folder.Claimed):  # there is nothing that one could or should still write
             raise
         except BaseException:
             record.rescue()
@@ -233,8 +179,8 @@ def _work(fabric: Any, config: RunConfig, id: str, key: str, on_epoch: OnEpoch |
             _write_examples(record.folder / "validation.npz", dataset.train, held.val, prediction=prediction)
         if config.per_example:
             _write_examples(record.folder / "examples.npz", dataset.train, **record.examples)
-        runs.write_rows(record.folder / "metrics.jsonl", record.rows)
-        runs.write_json(record.folder / "result.json", asdict(result))
+        run_folder.write_rows(record.folder / "metrics.jsonl", record.rows)
+        run_folder.write_json(record.folder / "result.json", asdict(result))
     return result
 
 
@@ -247,10 +193,10 @@ class _Record:
         self.rows: list[dict[str, Any]] = []
         self.examples: dict[str, Tensor] = {}
         self.resume: tuple[dict[str, Tensor], dict[str, Any], int] | None = None
-        self.unsaved: runs.Checkpoint | None = None
+        self.unsaved: run_folder.Checkpoint | None = None
         self.board: Any = None
         seconds = 0.0
-        checkpoint = runs.load_checkpoint(self.folder, id)
+        checkpoint = run_folder.load_checkpoint(self.folder, id)
         if checkpoint is not None:
             weights, state, self.rows = checkpoint
             seconds, self.examples = state["seconds"], state["examples"]
@@ -261,9 +207,9 @@ class _Record:
         self.started = self.saved - seconds
         if not self.writes:
             return
-        runs.tidy(self.folder)
-        runs.write_json(self.folder / "config.json", asdict(config))
-        runs.write_rows(self.folder / "metrics.jsonl", self.rows)
+        run_folder.tidy(self.folder)
+        run_folder.write_json(self.folder / "config.json", asdict(config))
+        run_folder.write_rows(self.folder / "metrics.jsonl", self.rows)
         if config.tensorboard:
             self.board = _tensorboard(self.folder, len(self.rows))
         if on_epoch is not None:
@@ -280,14 +226,14 @@ class _Record:
         state = {**progress.state(), "seconds": self.seconds}  # in all processes: it may be gathered from them
         if not self.writes:
             return
-        runs.check_claim(self.folder, self.key)
+        run_folder.check_claim(self.folder, self.key)
         weights, rows = progress.weights(), list(self.rows)
         self.unsaved = weights, state, rows
         if time.monotonic() - self.saved >= self.config.checkpoint_seconds or len(self.rows) == self.config.epochs:
             self.save()
         else:  # training goes on with these tensors, and may be interrupted before the end of the epoch
             self.unsaved = _copied(weights), _copied(state), rows
-        runs.append_row(self.folder / "metrics.jsonl", progress.row)
+        run_folder.append_row(self.folder / "metrics.jsonl", progress.row)
         if self.board is not None:
             for name, value in progress.row.items():
                 if isinstance(value, int | float) and name != "epoch":
@@ -298,7 +244,7 @@ class _Record:
     def save(self) -> None:
         """Save the end of the last whole epoch, if that has not been done."""
         if self.unsaved is not None:
-            runs.save_checkpoint(self.folder, *self.unsaved, self.id)
+            run_folder.save_checkpoint(self.folder, *self.unsaved, self.id)
         self.saved, self.unsaved = time.monotonic(), None
 
     def rescue(self) -> None:
@@ -404,7 +350,7 @@ def _write_examples(path: Path, train: data.Split, index: Tensor | None = None, 
         arrays["index"] = index
     content = io.BytesIO()
     np.savez_compressed(content, **{name: array.numpy() for name, array in arrays.items()})  # type: ignore[arg-type]
-    runs.write(path, content.getvalue())
+    run_folder.write(path, content.getvalue())
 
 
 def _tensorboard(folder: Path, epoch: int) -> Any:

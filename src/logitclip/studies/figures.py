@@ -18,11 +18,11 @@ from typing import Any
 from logitclip import theory
 from logitclip.config import RunConfig
 from logitclip.data import Split
-from logitclip.recipes import Recipe
-from logitclip.reporting import AVERAGED, axes_of, bare_axes, kind_of, label, results_of, series, tabulate
-from logitclip.run import Result, prepare
-from logitclip.runs import write
-from logitclip.sweeping import Row
+from logitclip.run_folder import Result, write
+from logitclip.studies.recipe import Recipe
+from logitclip.studies.sweeping import Row
+from logitclip.studies.tables import AVERAGED, axes_of, bare_axes, kind_of, label, results_of, series, tabulate
+from logitclip.training import prepare
 
 SUFFIXES = (".svg", ".pdf", ".png", ".html")
 COLOURS = (
@@ -221,7 +221,7 @@ def _order(values: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
 
 
 def _number(value: Any) -> float:
-    """The number in a coordinate: 1.5 of official:temp=1.5."""
+    """The number in a coordinate: 1.5 of norm:temp=1.5."""
     found = re.findall(r"(?<![\w.])[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?", str(value))
     if not found:
         raise ValueError(f"There is no number in {value!r} to draw along an axis.")
@@ -229,7 +229,7 @@ def _number(value: Any) -> float:
 
 
 def _knob(recipe: Recipe, axis: str) -> str:
-    """What the numbers along an axis are called: temp for official:temp=1.5."""
+    """What the numbers along an axis are called: temp for norm:temp=1.5."""
     names = {match for cell in recipe.cells for match in re.findall(r"(\w+)=", str(cell.coordinates[axis]))}
     return names.pop() if len(names) == 1 else axis
 

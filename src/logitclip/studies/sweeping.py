@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from logitclip import executors, tuning
 from logitclip.config import RunConfig, word_to_tune
-from logitclip.executors import Failure, OnEvent
-from logitclip.recipes import Cell, Recipe
-from logitclip.run import Result
-from logitclip.tuning import Outcome
+from logitclip.run_folder import Failure, Result, outcome, read_outcome
+from logitclip.studies import executors, tuning
+from logitclip.studies.executors import OnEvent
+from logitclip.studies.recipe import Cell, Recipe
+from logitclip.studies.tuning import Outcome
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Row:
 
 def collect(recipe: Recipe) -> list[Row]:
     """Every cell with its outcome, read from the folders; nothing is run."""
-    return _rows(recipe, range(len(recipe.cells)), functools.cache(executors.outcome))
+    return _rows(recipe, range(len(recipe.cells)), functools.cache(outcome))
 
 
 def sweep(
@@ -118,7 +118,7 @@ class _Memory:
     def outcome(self, config: RunConfig) -> Result | Failure | None:
         folder = self.folder(config)
         if folder not in self.seen:
-            found = executors.read(folder)
+            found = read_outcome(folder)
             if found is None or (isinstance(found, Failure) and not found.final):
                 return None  # an earlier failure may have passed: it is tried again
             self.seen[folder] = found

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from logitclip import runs
+from logitclip import run_folder
 
 ROWS = [{"epoch": 0, "loss": 1.5, "val_accuracy": None}, {"epoch": 1, "loss": 0.1 + 0.2, "val_accuracy": None}]
 
@@ -46,15 +46,15 @@ def everything_in(folder: Path) -> dict[str, bytes]:
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
     path = tmp_path / "result.json"
-    runs.write_json(path, {"a": 1})
+    run_folder.write_json(path, {"a": 1})
     before = everything_in(tmp_path)
     with (
         files_of_at_most(100),
-        pytest.raises(runs.CannotWrite, match=r"^Cannot write .*result\.json: File too large\."),
+        pytest.raises(run_folder.CannotWrite, match=r"^Cannot write .*result\.json: File too large\."),
     ):
-        runs.write_json(path, {"a": "x" * 1000})
+        run_folder.write_json(path, {"a": "x" * 1000})
     assert everything_in(tmp_path) == before
-    assert runs.read_json(path) == {"a": 1}
+    assert run_folder.read_json(path) == {"a": 1}
 
 
 def test_a_full_disk_is_named_in_one_sentence(tmp_path, monkeypatch):
@@ -62,8 +62,8 @@ def test_a_full_disk_is_named_in_one_sentence(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(runs.CannotWrite) as caught:
-        runs.write(tmp_path / "a", b"content")
+    with pytest.raises(run_folder.CannotWrite) as caught:
+        run_folder.write(tmp_path / "a", b"content")
     assert (
         str(caught.value) == f"Cannot write {tmp_path / 'a'}: No space left on device. What was saved before is whole."
     )
@@ -73,43 +73,43 @@ def test_a_full_disk_is_named_in_one_sentence(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(runs.CannotWrite, match=r"Cannot write .*file/run: Not a directory\."),
-        runs.claim(tmp_path / "file" / "run"),
+        pytest.raises(run_folder.CannotWrite, match=r"Cannot write .*file/run: Not a directory\."),
+        run_folder.claim(tmp_path / "file" / "run"),
     ):
         pass
 
 
 def test_a_row_is_appended_whole_or_not_at_all(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    runs.write_rows(path, ROWS[:1])
+    run_folder.write_rows(path, ROWS[:1])
     before = path.read_bytes()
-    with files_of_at_most(len(before) + 10), pytest.raises(runs.CannotWrite, match="metrics"):
-        runs.append_row(path, ROWS[1])
+    with files_of_at_most(len(before) + 10), pytest.raises(run_folder.CannotWrite, match="metrics"):
+        run_folder.append_row(path, ROWS[1])
     assert path.read_bytes() == before  # not even the ten bytes that did fit
-    runs.append_row(path, ROWS[1])
-    assert runs.read_rows(path) == ROWS
+    run_folder.append_row(path, ROWS[1])
+    assert run_folder.read_rows(path) == ROWS
 
 
 def test_a_row_cut_by_a_crash_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    runs.write_rows(path, ROWS)
+    run_folder.write_rows(path, ROWS)
     with path.open("a") as stream:
         stream.write('{"epoch": 2, "lo')
-    assert runs.read_rows(path) == ROWS
-    assert runs.read_rows(tmp_path / "none") == []
+    assert run_folder.read_rows(path) == ROWS
+    assert run_folder.read_rows(tmp_path / "none") == []
 
 
 def test_what_is_not_a_number_is_never_written(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
-        runs.write_json(tmp_path / "result.json", {"loss": float("nan")})
+        run_folder.write_json(tmp_path / "result.json", {"loss": float("nan")})
     assert everything_in(tmp_path) == {}
 
 
 def test_broken_json_is_missing_json(tmp_path, caplog):
     (tmp_path / "result.json").write_text('{"a": ')
-    assert runs.read_json(tmp_path / "result.json") is None
+    assert run_folder.read_json(tmp_path / "result.json") is None
     assert "result.json is not valid JSON" in caplog.text
-    assert runs.read_json(tmp_path / "none.json") is None
+    assert run_folder.read_json(tmp_path / "none.json") is None
 
 
 # -- claims ------------------------------------------------------------------------------------------------------------
@@ -117,12 +117,12 @@ def test_broken_json_is_missing_json(tmp_path, caplog):
 CLAIM = """
 import sys, time
 from pathlib import Path
-from logitclip import runs
+from logitclip import run_folder
 try:
-    with runs.claim(Path(sys.argv[1])):
+    with run_folder.claim(Path(sys.argv[1])):
         print("got it", flush=True)
         time.sleep(float(sys.argv[2]))
-except runs.Claimed as error:
+except run_folder.Claimed as error:
     print(error, flush=True)
 """
 
@@ -149,15 +149,15 @@ def make_older(file: Path, seconds: float) -> None:
 
 
 def test_one_works_and_the_other_is_told_by_whom(tmp_path):
-    with runs.claim(tmp_path):
+    with run_folder.claim(tmp_path):
         with (
-            pytest.raises(runs.Claimed, match=rf"worked on by process {os.getpid()} on ") as caught,
-            runs.claim(tmp_path),
+            pytest.raises(run_folder.Claimed, match=rf"worked on by process {os.getpid()} on ") as caught,
+            run_folder.claim(tmp_path),
         ):
             pass
         assert str(tmp_path / "claim") in str(caught.value)
     assert not (tmp_path / "claim").exists()
-    with runs.claim(tmp_path):
+    with run_folder.claim(tmp_path):
         pass
 
 
@@ -165,13 +165,13 @@ def test_the_claim_of_a_killed_process_is_taken_over_at_once(tmp_path):
     process = claiming(tmp_path, 60)
     try:
         assert first_line(process) == "got it"
-        with pytest.raises(runs.Claimed, match=f"process {process.pid} "), runs.claim(tmp_path):
+        with pytest.raises(run_folder.Claimed, match=f"process {process.pid} "), run_folder.claim(tmp_path):
             pass
     finally:
         process.kill()
         process.wait()
     start = time.monotonic()
-    with runs.claim(tmp_path):
+    with run_folder.claim(tmp_path):
         assert time.monotonic() - start < 1
 
 
@@ -182,13 +182,13 @@ def test_a_dead_process_that_its_parent_has_not_asked_about_holds_no_claim(tmp_p
     process.kill()
     while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
         time.sleep(0.01)
-    with runs.claim(tmp_path):
+    with run_folder.claim(tmp_path):
         pass
     process.wait()
 
 
 def test_of_many_that_take_over_a_void_claim_one_gets_it(tmp_path):
-    leave_claim(tmp_path, machine=runs._machine(), pid=2**22 + 1)  # there is no such process
+    leave_claim(tmp_path, machine=run_folder._machine(), pid=2**22 + 1)  # there is no such process
     processes = [claiming(tmp_path, 3) for _ in range(6)]
     answers = [first_line(process) for process in processes]
     for process in processes:
@@ -199,52 +199,52 @@ def test_of_many_that_take_over_a_void_claim_one_gets_it(tmp_path):
 
 
 def test_a_reused_process_number_is_not_the_owner(tmp_path):
-    leave_claim(tmp_path, machine=runs._machine(), pid=os.getpid(), started="0")
-    with runs.claim(tmp_path):
+    leave_claim(tmp_path, machine=run_folder._machine(), pid=os.getpid(), started="0")
+    with run_folder.claim(tmp_path):
         pass
 
 
 def test_another_machine_is_believed_until_it_is_silent(tmp_path):
     file = leave_claim(tmp_path, pid=2**22 + 1)
-    with pytest.raises(runs.Claimed, match="on elsewhere"), runs.claim(tmp_path):
+    with pytest.raises(run_folder.Claimed, match="on elsewhere"), run_folder.claim(tmp_path):
         pass
-    make_older(file, runs.SILENCE - 20)
-    with pytest.raises(runs.Claimed, match="on elsewhere"), runs.claim(tmp_path):
+    make_older(file, run_folder.SILENCE - 20)
+    with pytest.raises(run_folder.Claimed, match="on elsewhere"), run_folder.claim(tmp_path):
         pass
-    make_older(file, runs.SILENCE + 20)
-    with runs.claim(tmp_path):
+    make_older(file, run_folder.SILENCE + 20)
+    with run_folder.claim(tmp_path):
         pass
 
 
 def test_a_claim_cut_while_it_was_written_is_soon_void(tmp_path):
     file = tmp_path / "claim"
     file.touch()
-    with pytest.raises(runs.Claimed, match="another process"), runs.claim(tmp_path):
+    with pytest.raises(run_folder.Claimed, match="another process"), run_folder.claim(tmp_path):
         pass
-    make_older(file, runs.HEARTBEAT + 5)
-    with runs.claim(tmp_path):
+    make_older(file, run_folder.HEARTBEAT + 5)
+    with run_folder.claim(tmp_path):
         pass
 
 
 def test_a_claim_shows_signs_of_life(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "HEARTBEAT", 0.05)
-    with runs.claim(tmp_path):
+    monkeypatch.setattr(run_folder, "HEARTBEAT", 0.05)
+    with run_folder.claim(tmp_path):
         os.utime(tmp_path / "claim", (0, 0))
         time.sleep(0.5)
         assert time.time() - (tmp_path / "claim").stat().st_mtime < 5
 
 
 def test_who_was_given_up_stops_and_leaves_the_new_claim_alone(tmp_path):
-    with runs.claim(tmp_path) as key:
-        runs.check_claim(tmp_path, key)
+    with run_folder.claim(tmp_path) as key:
+        run_folder.check_claim(tmp_path, key)
         file = leave_claim(tmp_path, key="other")  # as another machine would after this one slept
-        with pytest.raises(runs.Claimed, match="no longer claimed by this process but by process 1 on elsewhere"):
-            runs.check_claim(tmp_path, key)
+        with pytest.raises(run_folder.Claimed, match="no longer claimed by this process but by process 1 on elsewhere"):
+            run_folder.check_claim(tmp_path, key)
     assert json.loads(file.read_text())["key"] == "other"
 
 
 def test_a_claim_on_a_full_disk_leaves_no_half_file(tmp_path):
-    with files_of_at_most(20), pytest.raises(runs.CannotWrite, match="Cannot write"), runs.claim(tmp_path):
+    with files_of_at_most(20), pytest.raises(run_folder.CannotWrite, match="Cannot write"), run_folder.claim(tmp_path):
         pass
     assert not (tmp_path / "claim").exists()
 
@@ -259,13 +259,13 @@ def rows(count: int) -> list[dict[str, float]]:
 def save(folder: Path, epochs: int, run: str = "run") -> Path:
     weights = {"w": torch.full((3, 2, 4, 4), float(epochs)).to(memory_format=torch.channels_last)}
     state = {"method": {"momentum": [torch.full((3,), float(epochs))]}, "seconds": 1.5, "name": "x", "none": None}
-    runs.save_checkpoint(folder, weights, state, rows(epochs), run)
+    run_folder.save_checkpoint(folder, weights, state, rows(epochs), run)
     return folder / "checkpoints" / f"{epochs:06d}"
 
 
 def load_epoch(folder: Path, run: str = "run") -> int | None:
     """How many epochs the checkpoint has that is loaded, all its parts agreeing on it."""
-    found = runs.load_checkpoint(folder, run)
+    found = run_folder.load_checkpoint(folder, run)
     if found is None:
         return None
     weights, state, table = found
@@ -281,14 +281,14 @@ def names(folder: Path) -> list[str]:
 
 
 def test_checkpoints_come_back_and_two_are_kept(tmp_path):
-    assert runs.load_checkpoint(tmp_path, "run") is None
+    assert run_folder.load_checkpoint(tmp_path, "run") is None
     for epochs in (1, 2, 5):
         save(tmp_path, epochs)
         assert load_epoch(tmp_path) == epochs
     assert names(tmp_path) == ["000002", "000005"]
 
 
-@pytest.mark.parametrize("name", [*runs.FILES, "manifest.json"])
+@pytest.mark.parametrize("name", [*run_folder.FILES, "manifest.json"])
 @pytest.mark.parametrize("damage", ["flip", "cut", "missing", "empty"])
 def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, caplog, name, damage):
     save(tmp_path, 1)
@@ -354,7 +354,10 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_other_file(tmp_path):
     save(tmp_path, 1)
     before = everything_in(tmp_path)
     for size in (0, 100, 700):
-        with files_of_at_most(size), pytest.raises(runs.CannotWrite, match=r"Cannot write .*000002: File too large\."):
+        with (
+            files_of_at_most(size),
+            pytest.raises(run_folder.CannotWrite, match=r"Cannot write .*000002: File too large\."),
+        ):
             save(tmp_path, 2)
         assert everything_in(tmp_path) == before
     assert names(tmp_path) == ["000001"]
@@ -367,19 +370,19 @@ def test_a_real_full_disk(tmp_path):
         pytest.skip("mounting needs root")
     try:
         folder = disk / "run"
-        runs.write_rows(folder / "metrics.jsonl", ROWS)
+        run_folder.write_rows(folder / "metrics.jsonl", ROWS)
         save(folder, 1)
         before = everything_in(folder)
         with (disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
             while True:
                 filler.write(bytes(4096))
-        full = pytest.raises(runs.CannotWrite, match="No space left on device")
+        full = pytest.raises(run_folder.CannotWrite, match="No space left on device")
         with full:
             save(folder, 2)
         with full:
-            runs.write(folder / "result.json", bytes(5000))
+            run_folder.write(folder / "result.json", bytes(5000))
         with full:
-            runs.append_row(folder / "metrics.jsonl", {"epoch": 2, "text": "x" * 5000})
+            run_folder.append_row(folder / "metrics.jsonl", {"epoch": 2, "text": "x" * 5000})
         assert everything_in(folder) == before
         assert names(folder) == ["000001"]
         assert load_epoch(folder) == 1
@@ -418,11 +421,11 @@ def test_what_a_kill_inside_a_write_leaves_is_tidied(tmp_path):
         save(tmp_path, 2)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    (left_over,) = (name for name in names(tmp_path) if name.startswith(runs.SCRATCH))
+    (left_over,) = (name for name in names(tmp_path) if name.startswith(run_folder.SCRATCH))
     assert len(list((tmp_path / "checkpoints" / left_over).iterdir())) == 2
     assert load_epoch(tmp_path) == 1
-    (tmp_path / f"{runs.SCRATCH}0-result.json").write_text("{")
-    runs.tidy(tmp_path)
+    (tmp_path / f"{run_folder.SCRATCH}0-result.json").write_text("{")
+    run_folder.tidy(tmp_path)
     assert names(tmp_path) == ["000001"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints"]
 
@@ -430,8 +433,8 @@ def test_what_a_kill_inside_a_write_leaves_is_tidied(tmp_path):
 def test_weights_shared_between_layers_are_saved(tmp_path):
     layer = torch.nn.Linear(3, 3)
     model = torch.nn.Sequential(layer, layer)
-    runs.save_checkpoint(tmp_path, model.state_dict(), {}, rows(1), "run")
-    found = runs.load_checkpoint(tmp_path, "run")
+    run_folder.save_checkpoint(tmp_path, model.state_dict(), {}, rows(1), "run")
+    found = run_folder.load_checkpoint(tmp_path, "run")
     assert found is not None
     for name, weight in model.state_dict().items():
         assert torch.equal(found[0][name], weight)

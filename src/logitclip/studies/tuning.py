@@ -1,6 +1,6 @@
 """Finding a good value of an option: the paper's grid, and a search that costs a quarter of it.
 
-One number of a config may be the word `grid` or `auto`: ``official:temp=grid``, ``norm:weight=grid``. `trials` says
+One number of a config may be the word `grid` or `auto`: ``norm:temp=grid``, ``norm:weight=grid``. `trials` says
 which runs the choice still needs, and `choose` puts the number in place. Both look only at the config and at what came
 out of the runs, so tuning can be stopped, resumed and shared like the runs themselves.
 """
@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from logitclip import executors, runs
+from logitclip import run_folder
 from logitclip.config import RunConfig, load_plugins, registries, word_to_tune
-from logitclip.executors import Failure
 from logitclip.registry import suggest
-from logitclip.run import LAST, Result
+from logitclip.run_folder import LAST, Failure, Result, outcome
+from logitclip.studies import executors
 
 Outcome = Callable[[RunConfig], Result | Failure | None]
 
@@ -28,7 +28,7 @@ Outcome = Callable[[RunConfig], Result | Failure | None]
 # weight; it is silent on LogitNorm's temperature, which gets the same eleven.
 _ELEVEN = (0.1, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0)
 GRIDS: Mapping[str, tuple[float, ...]] = {
-    "clip.official.temp": _ELEVEN,
+    "clip.norm.temp": _ELEVEN,
     "clip.value.limit": _ELEVEN,
     "clip.logit_norm.temperature": _ELEVEN,
     "penalty.norm.weight": (0.01, 0.05, 0.1, 0.5),
@@ -55,8 +55,8 @@ def tuned(config: RunConfig) -> bool:
 def with_value(config: RunConfig, option: str, value: Any) -> RunConfig:
     """The config with an option set: a field, or a knob of the spec in a field.
 
-    >>> with_value(RunConfig(clip="official:temp=auto"), "clip.temp", 1.5).clip
-    'official:temp=1.5'
+    >>> with_value(RunConfig(clip="norm:temp=auto"), "clip.temp", 1.5).clip
+    'norm:temp=1.5'
     >>> with_value(RunConfig(), "lr", 0.05).lr
     0.05
     """
@@ -78,7 +78,7 @@ def search_for(config: RunConfig) -> Search:
     """The search that the word `grid` or `auto` in a config stands for."""
     wanted = word_to_tune(config)
     if wanted is None:
-        raise ValueError("There is nothing to tune: no number of the config is a word, as in official:temp=auto.")
+        raise ValueError("There is nothing to tune: no number of the config is a word, as in norm:temp=auto.")
     field, knob, word = wanted
     search = fast_search(config, f"{field}.{knob}")
     return replace(search, values=search.grid) if word == "grid" else search
@@ -96,14 +96,14 @@ def fast_search(config: RunConfig, option: str) -> Search:
     return Search(option, grid=GRIDS[key])
 
 
-def trials(config: RunConfig, outcome: Outcome = executors.outcome, search: Search | None = None) -> list[RunConfig]:
+def trials(config: RunConfig, outcome: Outcome = outcome, search: Search | None = None) -> list[RunConfig]:
     """The runs that the choice needs next and that have no outcome yet; none when the choice can be made."""
     search = search or search_for(config)
     asked = [trial(config, search, value) for value in search.values or _asked(config, outcome, search)]
     return [config for config in asked if outcome(config) is None]
 
 
-def choose(config: RunConfig, outcome: Outcome = executors.outcome, search: Search | None = None) -> RunConfig:
+def choose(config: RunConfig, outcome: Outcome = outcome, search: Search | None = None) -> RunConfig:
     """The config with the best value in place, by what came out of the trials; it trains on everything."""
     search = search or search_for(config)
     return replace(with_value(config, search.option, best(tried(config, outcome, search))), val=0.0)
@@ -293,7 +293,7 @@ def study(
             asked.suggest_float(option, low, high, log=log)
         run = config_of(asked.params)
         executors.execute([run], executor="inline", on_event=on_event)
-        score = _validation(executors.outcome(run))
+        score = _validation(outcome(run))
         # One that failed or diverged has no score; it counts as pruned, so that a study of failures ends as well.
         # Another process that has just started may have taken it for one that was killed, and does it again.
         found.tell(asked, score, states.PRUNED if score is None else states.COMPLETE, skip_if_finished=True)
@@ -334,7 +334,7 @@ def _storage(storage: str | None) -> Any:
 
 def _abandoned(config: RunConfig) -> bool:
     try:
-        with runs.claim(Path(config.runs) / config.id):
+        with run_folder.claim(Path(config.runs) / config.id):
             return True
-    except runs.Claimed:
+    except run_folder.Claimed:
         return False

@@ -20,8 +20,13 @@ import socket
 import threading
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+
+from logitclip.config import RunConfig
 
 log = logging.getLogger(__name__)
 
@@ -333,3 +338,84 @@ def tidy(folder: Path) -> None:
 def _checkpoints(folder: Path) -> list[Path]:
     """Newest first."""
     return sorted((p for p in (folder / "checkpoints").glob("[0-9]*") if p.is_dir()), reverse=True)
+
+
+# -- results and failures ----------------------------------------------------------------------------------------------
+
+LAST = 10  # epochs that the reported accuracy is the mean of
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came out of a run; accuracies and shares are percentages."""
+
+    id: str
+    config: dict[str, Any]
+    last10_accuracy: float  # on the test set, mean of the last 10 epochs
+    best_accuracy: float  # of the best epoch, chosen on the test set
+    val_accuracy: float | None  # on held-out noisy labels, mean of the last 10 epochs
+    memorised: float | None  # of the wrong labels, the share predicted as given, after the last epoch
+    recovered: float | None  # of the wrong labels, the share predicted as true
+    noise_rate: float
+    clip: str
+    epochs: int
+    seconds: float
+    versions: dict[str, str]
+    device: str
+    commit: str | None
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `metrics.jsonl`, one for each epoch."""
+        return read_rows(self.folder / "metrics.jsonl")
+
+    @property
+    def validation(self) -> dict[str, np.ndarray]:
+        """The `index`, `label` and `prediction` (after the last epoch) of each held-out example of a run with `val`."""
+        path = self.folder / "validation.npz"
+        try:
+            with np.load(path) as file:
+                return {name: file[name] for name in ("index", "label", "prediction")}
+        except Exception as error:  # what a damaged archive makes zipfile, zlib and numpy raise has no common type
+            raise ValueError(f"{path} is missing or damaged: remove {self.folder}, and it is made again.") from error
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return Path(self.config["runs"]) / self.id
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that failed, as `failure.json` in its folder records it."""
+
+    id: str
+    error: str  # one sentence
+    traceback: str
+    attempts: int  # in all, by all sweeps
+    final: bool  # it would fail again (it diverged), so it is not repeated
+
+
+def outcome(config: RunConfig) -> Result | Failure | None:
+    """What came out of a run, read from its folder; a result wins over an old failure, and None is neither."""
+    return read_outcome(Path(config.runs) / config.id)
+
+
+def read_outcome(folder: Path) -> Result | Failure | None:
+    """The outcome in the folder of a run, for those who know its id."""
+    result = read_result(folder)
+    if result is not None:
+        return result
+    try:
+        return Failure(**read_json(folder / "failure.json"))
+    except TypeError:  # there is none, or it is of another version
+        return None
+
+
+def read_result(folder: Path) -> Result | None:
+    """The result of a finished run, or None."""
+    content = read_json(folder / "result.json")
+    if not isinstance(content, dict) or content.keys() != {field.name for field in fields(Result)}:
+        return None  # not there, or of another version: it is made again, from the last checkpoint
+    content["config"] = {**content["config"], "runs": str(folder.parent)}  # folders may be moved
+    return Result(**content)

@@ -1,37 +1,23 @@
-"""Label noise: every rule is a pure function of labels and a generator, and every use of one leaves a record.
+"""The noise rules: pure functions of labels and a generator.
 
-A rule takes class labels as a tensor, an array or a list and returns new ones of the same kind (arrays for lists); it
-changes neither its input nor the global random state. `apply` runs a rule by its spec, under a seed of its own, and
-returns a `NoisyLabels` record that knows what was done, can be saved, and is read back by the rule `file`.
-
-    noisy = symmetric(labels, 10, rate=0.5, generator=torch.Generator().manual_seed(0))
-    record = apply("asymmetric:rate=0.4", dataset, seed=0)
+A rule takes class labels as a tensor, an array or a list and returns new ones of the same kind (arrays for lists). It
+changes neither its input nor the global random state.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
-import inspect
-import json
 import math
-import operator
-import os
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from logitclip.registry import Registry
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 NOISES = Registry("noise", injected=("generator", "images", "mapping", "label_sets"))
 
@@ -48,7 +34,7 @@ def _rule(function: Callable[..., Tensor]) -> Callable[..., Any]:
     def noise(labels: Any, num_classes: int, **options: Any) -> Any:
         if "generator" in options:
             _check_generator(options["generator"])
-        noisy = function(_class_labels(labels, num_classes), num_classes, **options)
+        noisy = function(class_labels(labels, num_classes), num_classes, **options)
         return noisy.to(labels.device) if isinstance(labels, Tensor) else noisy.numpy()
 
     return NOISES.register(noise)
@@ -210,7 +196,7 @@ def open_set(labels: Tensor, num_classes: int, *, rate: float, source: Any, gene
     """
     if isinstance(source, str):
         raise ValueError(f"open_set needs the images of {source!r}, not only the name: pass load=... to noise.apply.")
-    positions, available = _choose(labels, num_classes, rate, "exact", generator), len(_inputs(source))
+    positions, available = _choose(labels, num_classes, rate, "exact", generator), len(inputs_of(source))
     if available < len(positions):
         raise ValueError(f"open_set replaces {len(positions)} images but its source has only {available}.")
     return torch.stack([positions, torch.randperm(available, generator=generator)[: len(positions)]], dim=1)
@@ -244,7 +230,7 @@ def real(labels: Tensor, num_classes: int, *, set: str, label_sets: Mapping[str,
     if name not in found:
         friendly = [alias for alias, official in SETS.items() if official in found]
         raise ValueError(f"The dataset has no label set {set!r}. It has: {', '.join([*found, *friendly])}.")
-    chosen = _class_labels(found[name], num_classes, what=f"the label set {name!r}")
+    chosen = class_labels(found[name], num_classes, what=f"the label set {name!r}")
     if len(chosen) != len(labels):
         raise ValueError(f"The label set {name!r} has {len(chosen)} labels for {len(labels)} examples.")
     return chosen
@@ -277,6 +263,8 @@ def votes(labels: Tensor, num_classes: int, *, counts: Any) -> Tensor:
 @_rule
 def file(labels: Tensor, num_classes: int, *, path: str) -> Tensor:
     """Labels from a record that `NoisyLabels.save` wrote, after checking that it belongs to these clean labels."""
+    from logitclip.noise.records import NoisyLabels  # a record is made by a rule, and read back by this one
+
     record = NoisyLabels.load(path)
     record.check(labels, num_classes)
     if record.replaced is not None:
@@ -326,7 +314,7 @@ def _arrows(num_classes: int, variant: str, mapping: Mapping[int, int] | None, g
     if not mapping:
         raise ValueError("mapping is empty, so asymmetric noise would change nothing; None means the next class.")
     for source, to in mapping.items():
-        if not all(_is_integer(c) and 0 <= c < num_classes for c in (source, to)):
+        if not all(is_integer(c) and 0 <= c < num_classes for c in (source, to)):
             raise ValueError(f"mapping joins classes in 0..{num_classes - 1}, got the arrow {source!r} -> {to!r}.")
         target[source] = to
     return target
@@ -348,7 +336,7 @@ def instance_probabilities(
     Drawn in this order: the chance q of every example, then W [D, K] ~ N(0, 1) of class after class. `instance` goes on
     from there, so under the same seed these are its very probabilities.
     """
-    labels = _class_labels(labels, num_classes)
+    labels = class_labels(labels, num_classes)
     _check_rate(rate)
     _check_choice("variant", variant, Instance)
     _check_generator(generator)
@@ -455,9 +443,9 @@ def _by_class(labels: Tensor, num_classes: int) -> Iterator[tuple[int, Tensor]]:
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-def _class_labels(labels: Any, num_classes: int, *, what: str = "labels") -> Tensor:
+def class_labels(labels: Any, num_classes: int, *, what: str = "labels") -> Tensor:
     """A copy of `labels` as int64 [N] on the CPU, each in 0..K-1, or an error that says what is wrong."""
-    if not _is_integer(num_classes) or num_classes < 2:
+    if not is_integer(num_classes) or num_classes < 2:
         raise ValueError(f"num_classes must be an integer of at least 2, got {num_classes!r}.")
     array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if array.ndim != 1 or not len(array):
@@ -470,11 +458,11 @@ def _class_labels(labels: Any, num_classes: int, *, what: str = "labels") -> Ten
     return torch.from_numpy(array.astype(np.int64))
 
 
-def _noisy_labels(labels: Tensor, num_classes: int, n: int) -> Tensor:
+def noisy_labels(labels: Tensor, num_classes: int, n: int) -> Tensor:
     """What a rule returned, or a file held, checked: [n] int64 or [n, K] float32."""
     if len(labels) != n or (labels.ndim > 1 and labels.shape != (n, num_classes)):
         raise ValueError(f"noisy labels must be [{n}] or, if soft, [{n}, {num_classes}]; got {list(labels.shape)}.")
-    return labels.float() if labels.ndim > 1 else _class_labels(labels, num_classes, what="noisy labels")
+    return labels.float() if labels.ndim > 1 else class_labels(labels, num_classes, what="noisy labels")
 
 
 def _check_rate(rate: Any) -> None:
@@ -492,12 +480,16 @@ def _check_generator(generator: Any) -> None:
         raise ValueError(f"generator must be a torch.Generator on the CPU, got {generator!r}.")
 
 
-def _is_integer(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
 def _is_number(value: Any) -> bool:
-    return _is_integer(value) or isinstance(value, (float, np.floating))
+    return is_integer(value) or isinstance(value, (float, np.floating))
+
+
+def inputs_of(source: Any) -> Any:
+    return source.train.x if hasattr(source, "train") else source
 
 
 def _array(value: Any, what: str) -> Tensor:
@@ -521,314 +513,3 @@ def _read(path: Path) -> np.ndarray:
         if len(loaded.files) != 1:
             raise ValueError(f"it holds {len(loaded.files)} arrays, one is expected.")
         return loaded[loaded.files[0]]
-
-
-# -- records -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class NoisyLabels:
-    """Labels, the truth, and what made the one of the other."""
-
-    labels: Tensor  # [N] int64, or [N, K] float32 when they are soft
-    clean_labels: Tensor  # [N] int64
-    num_classes: int
-    rule: str  # canonical spec
-    options: Mapping[str, Any]  # every knob of the rule, defaults too, and the arrows of asymmetric noise if given
-    seed: int
-    replaced: Tensor | None = None  # open_set: [M, 2] int64, position and index of the source image
-    images: Tensor | None = None  # open_set: the inputs after the exchange; not saved
-
-    @functools.cached_property
-    def wrong(self) -> Tensor:
-        """[N] float64: 1 where the label is wrong or the image replaced, 0 elsewhere; the wrong weight, if soft."""
-        if self.labels.ndim == 2:
-            return 1 - self.labels.double().gather(1, self.clean_labels[:, None]).squeeze(1)
-        wrong = (self.labels != self.clean_labels).double()
-        return wrong if self.replaced is None else wrong.index_fill(0, self.replaced[:, 0], 1)
-
-    @property
-    def rate(self) -> float:
-        """The share of wrong labels, as it came out."""
-        return float(self.wrong.mean())
-
-    @property
-    def class_sizes(self) -> Tensor:
-        """[K] int64: examples of each true class."""
-        return self.clean_labels.bincount(minlength=self.num_classes)
-
-    @property
-    def class_rates(self) -> Tensor:
-        """[K] float64: the share of each true class that is wrong; 0 for a class without examples."""
-        wrong = self.clean_labels.bincount(self.wrong, minlength=self.num_classes)
-        return wrong / self.class_sizes.clamp_min(1)
-
-    @functools.cached_property
-    def transition(self) -> Tensor:
-        """[K, K] float64: the share of each true class (row) that has each label; 0 for a class without examples."""
-        k = self.num_classes
-        if self.labels.ndim == 2:
-            counts = torch.zeros(k, k, dtype=torch.float64).index_add(0, self.clean_labels, self.labels.double())
-        else:
-            counts = (self.clean_labels * k + self.labels).bincount(minlength=k * k).view(k, k)
-        return counts / self.class_sizes.clamp_min(1).double()[:, None]
-
-    @functools.cached_property
-    def content_hash(self) -> str:
-        """SHA-256 of the labels, the truth, the exchange if there is one, and the rule, its options and its seed."""
-        made = json.dumps([self.rule, dict(self.options), self.seed, self.num_classes], sort_keys=True)
-        return _sha256(made, *self._arrays().values())
-
-    def _arrays(self) -> dict[str, Tensor]:
-        arrays = {"labels": self.labels, "clean_labels": self.clean_labels, "replaced": self.replaced}
-        return {name: array for name, array in arrays.items() if array is not None}
-
-    def describe(self) -> dict[str, Any]:
-        """The record in numbers and words; what `save` writes as JSON. Beyond 100 classes without the matrix."""
-        return {
-            "rule": self.rule,
-            "options": dict(self.options),
-            "seed": self.seed,
-            "num_classes": self.num_classes,
-            "examples": len(self.labels),
-            "rate": self.rate,
-            "class_rates": self.class_rates.tolist(),
-            "transition": self.transition.tolist() if self.num_classes <= 100 else None,
-            "clean_hash": _sha256(self.clean_labels),
-            "content_hash": self.content_hash,
-        }
-
-    def check(self, clean_labels: Any, num_classes: int) -> None:
-        """Raise an error if the record was made for other data."""
-        clean = _class_labels(clean_labels, num_classes)
-        if num_classes != self.num_classes:
-            raise ValueError(f"The noise record has {self.num_classes} classes, the data {num_classes}.")
-        if len(clean) != len(self.labels):
-            raise ValueError(f"The noise record has {len(self.labels)} labels, the data {len(clean)}.")
-        if not torch.equal(clean, self.clean_labels):
-            raise ValueError("The noise record was made for other true labels, or for the same in another order.")
-
-    def save(self, path: str | Path) -> Path:
-        """Write `path`.npz (the arrays) and `path`.json (the rest), each in one step. Returns the path of the first."""
-        npz, text = _record_files(path)
-        npz.parent.mkdir(parents=True, exist_ok=True)
-        arrays: dict[str, Any] = {name: array.numpy() for name, array in self._arrays().items()}
-        with _replacing(npz) as stream:
-            np.savez_compressed(stream, **arrays)
-        with _replacing(text) as stream:  # last: it holds the hash that vouches for both
-            lines = (f'"{key}": {json.dumps(value)}' for key, value in self.describe().items())
-            stream.write("{{\n{}\n}}\n".format(",\n".join(lines)).encode())
-        return npz
-
-    @classmethod
-    def load(cls, path: str | Path) -> NoisyLabels:
-        """Read what `save` wrote, and refuse it unless its content has the hash it claims."""
-        npz, text = _record_files(path)
-        try:
-            about = json.loads(text.read_text())
-            with np.load(npz, allow_pickle=False) as stored:
-                arrays = {name: torch.from_numpy(stored[name]) for name in stored.files}
-            made = {name: about[name] for name in ("rule", "options", "seed", "num_classes")}
-            record = cls(**arrays, **made)
-            intact = record.content_hash == about["content_hash"]
-            _class_labels(record.clean_labels, record.num_classes, what="its true labels")
-            _noisy_labels(record.labels, record.num_classes, len(record.clean_labels))
-        except FileNotFoundError as error:
-            raise ValueError(f"There is no noise record {path}: {error.filename} is missing.") from error
-        except Exception as error:  # what a damaged archive makes zipfile, zlib and numpy raise has no common type
-            raise ValueError(f"{path} is not a noise record: {type(error).__name__}, {error}") from error
-        if not intact:
-            raise ValueError(f"The noise record {path} was changed after it was saved: its hash does not match.")
-        return record
-
-
-def apply(
-    spec: str,
-    data: Any,
-    seed: int = 0,
-    *,
-    num_classes: int | None = None,
-    images: Any = None,
-    mapping: Mapping[int, int] | None = None,
-    label_sets: Mapping[str, Any] | None = None,
-    load: Callable[[str], Any] | None = None,
-    **knobs: Any,
-) -> NoisyLabels:
-    """Run a noise rule by its spec and record what it did.
-
-    Args:
-        data: A dataset, whose training labels are taken, with its images, its arrows for asymmetric noise and its human
-            label sets; or labels alone, with `num_classes`. The arguments of these names take precedence.
-        seed: Of the noise alone: it does not share a stream of random numbers with a model or a loader of that seed.
-        load: From a name to a dataset, for the source of `open_set`.
-        **knobs: Knobs of the rule that are not in the spec; arrays, say.
-
-    >>> record = apply("pair:rate=0.5", [0, 1, 2, 0], seed=3, num_classes=3)
-    >>> record.rate, record.rule, record.options
-    (0.5, 'pair:rate=0.5', {'rate': 0.5, 'draw': 'exact'})
-    """
-    given = clean = data
-    if hasattr(data, "train"):
-        given, clean = data.train.labels, data.train.clean_labels
-        clean = given if clean is None else clean
-        num_classes = data.num_classes if num_classes is None else num_classes
-        images = data.train.x if images is None else images
-        mapping = data.asymmetric if mapping is None else mapping
-        label_sets = data.label_sets if label_sets is None else label_sets
-    if num_classes is None:
-        raise ValueError("noise.apply needs num_classes=... when it is given labels and not a dataset.")
-    given, clean = _class_labels(given, num_classes), _class_labels(clean, num_classes, what="clean labels")
-    name, options = NOISES.parse(spec, **knobs)
-
-    def loaded(source: Any) -> Any:
-        return load(source) if load is not None and isinstance(source, str) else source
-
-    if name == "file":
-        record = NoisyLabels.load(options["path"])
-        record.check(clean, num_classes)
-        return _with_images(record, images, loaded(record.options.get("source")))
-
-    context = {"images": images, "mapping": mapping, "label_sets": label_sets, "generator": _generator(seed)}
-    if options.get("variant", "map") != "map":  # the other kinds of asymmetric noise have arrows of their own
-        del context["mapping"]
-    accepted = inspect.signature(NOISES[name]).parameters
-    context = {key: value for key, value in context.items() if key in accepted}
-    if "source" in options:
-        options["source"] = loaded(options["source"])
-    result = NOISES[name](given, num_classes, **options, **context)
-    written = ",".join(f"{key}={_written(value)}" for key, value in knobs.items())
-    spec += f"{',' if ':' in spec else ':'}{written}" if written else ""
-    recorded = {key: knob.default for key, knob in NOISES.knobs(name).items()} | NOISES.parse(spec)[1]
-    if arrows := context.get("mapping"):  # the spec does not tell one dataset's arrows from another's
-        recorded["mapping"] = {str(start): int(end) for start, end in arrows.items()}
-    record = NoisyLabels(
-        labels=given if name == "open_set" else _noisy_labels(result, num_classes, len(given)),
-        clean_labels=clean,
-        num_classes=operator.index(num_classes),
-        rule=NOISES.canonical(spec),
-        options=recorded,
-        seed=operator.index(seed),
-        replaced=result if name == "open_set" else None,
-    )
-    return _with_images(record, images, options.get("source"))
-
-
-def _generator(seed: int) -> torch.Generator:
-    """A stream for noise only: with the bare seed, a loader that shuffles by it would meet all flipped labels first."""
-    if not _is_integer(seed):
-        raise ValueError(f"The seed of the noise must be an integer, got {seed!r}.")
-    digest = hashlib.sha256(f"label noise {operator.index(seed)}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-
-
-def _written(value: Any) -> Any:
-    """How a record names a knob that came as a keyword: a number as it is, a dataset by name, an array by its hash."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, (str, int, float, os.PathLike)):
-        return value
-    return value.name if hasattr(value, "train") else f"array-{_sha256(value)[:12]}"
-
-
-def _inputs(source: Any) -> Any:
-    return source.train.x if hasattr(source, "train") else source
-
-
-def _with_images(record: NoisyLabels, images: Any, source: Any) -> NoisyLabels:
-    """Carry out the exchange of an open_set record, in a copy of the images."""
-    if record.replaced is None or images is None:
-        return record
-    if isinstance(source, str):
-        raise ValueError(f"The noise record takes images from {source!r}: pass load=... to noise.apply to get them.")
-    source = _inputs(source)
-    if not (isinstance(images, Tensor) and isinstance(source, Tensor)):
-        raise ValueError("open_set needs both datasets as tensors in memory; one of them decodes files.")
-    kinds = [f"{list(x.shape[1:])} {x.dtype}" for x in (images, source)]
-    if kinds[0] != kinds[1]:
-        raise ValueError(f"open_set needs images of one kind, got {kinds[0]} and {kinds[1]}.")
-    return replace(record, images=images.index_copy(0, record.replaced[:, 0], source[record.replaced[:, 1]]))
-
-
-def _sha256(*parts: Any) -> str:
-    """Of strings and arrays; the same on every machine."""
-    digest = hashlib.sha256()
-    for part in parts:
-        array = np.asarray(part.detach().cpu() if isinstance(part, Tensor) else part)
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
-    return digest.hexdigest()
-
-
-def _record_files(path: str | Path) -> tuple[Path, Path]:
-    stem = os.fspath(path).removesuffix(".npz").removesuffix(".json")
-    return Path(f"{stem}.npz"), Path(f"{stem}.json")
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[typing.BinaryIO]:
-    """A stream whose content becomes `path` in one step at the end, or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(draft, "wb") as stream:
-            yield stream
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-# -- preview -----------------------------------------------------------------------------------------------------------
-
-
-def preview(record: NoisyLabels, class_names: Sequence[str] | None = None) -> RenderableType:
-    """What the noise did, for a terminal: rate, rates per class and the transition matrix, coloured by its values.
-
-    Beyond 12 classes the matrix gives way to the range of the rates and the largest confusions. For `rich`'s print.
-    """
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    names = [str(c) for c in (range(record.num_classes) if class_names is None else class_names)]
-    percent, rates = 100 * record.transition, 100 * record.class_rates
-    wrong = "images are replaced" if record.replaced is not None else "labels are wrong"
-    head = Text.assemble(
-        (record.rule, "bold"),
-        f", seed {record.seed}\n",
-        (f"{100 * record.rate:.2f} %", "bold"),
-        f" of {len(record.labels):,} {wrong}; content {record.content_hash[:12]}\n",
-    )
-    table = Table(box=None, padding=0, header_style="dim")
-    if record.num_classes <= 12:
-        head.append("\ntrue class (row), label (column), in % of the row", "dim")
-        table.add_column("", no_wrap=True, max_width=12)
-        for title in ("examples", " wrong ", *(f"{name[:4]} " for name in names)):
-            table.add_column(title, justify="right", no_wrap=True)
-        for j, (name, size) in enumerate(zip(names, record.class_sizes.tolist(), strict=True)):
-            cells = [_cell(value, right=j == k) for k, value in enumerate(percent[j].tolist())]
-            table.add_row(name, f"{size:,}", f"{rates[j]:.1f} ", *cells)
-        return Group(head, table)
-
-    order = rates.argsort().tolist()
-    marks = {"least": order[0], "median": order[len(order) // 2], "most": order[-1]}
-    head.append("wrong per class: " + ", ".join(f"{word} {rates[c]:.1f} % ({names[c]})" for word, c in marks.items()))
-    head.append("\n\nlargest confusions, in % of the true class", "dim")
-    for title in ("true class", "label"):
-        table.add_column(title, no_wrap=True, min_width=16)
-    table.add_column("share ", justify="right")
-    wrong_only = percent - percent.diag().diag()
-    for cell in wrong_only.flatten().topk(15).indices.tolist():
-        j, k = divmod(cell, record.num_classes)
-        if wrong_only[j, k] > 0:
-            table.add_row(names[j], names[k], _cell(float(percent[j, k]), right=False))
-    return Group(head, table)
-
-
-def _cell(percent: float, *, right: bool) -> Any:
-    """A number on a background that brightens with it, green for right labels and red for wrong ones."""
-    from rich.text import Text
-
-    if percent == 0:
-        return Text(" .  ", "dim")
-    glow = round(40 + 16 * math.sqrt(percent))
-    number = f"{percent:4.1f} " if percent < 99.95 else " 100 "
-    return Text(number, f"white on rgb(0,{glow},0)" if right else f"white on rgb({glow},0,0)")

@@ -1,4 +1,4 @@
-"""`run(config)`: the same numbers twice, after any interruption, and a folder that can be trusted."""
+"""`train(config)`: the same numbers twice, after any interruption, and a folder that can be trusted."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from logitclip import data, engine, runs
+from logitclip import data, engine, run_folder
 from logitclip.config import RunConfig
 from logitclip.methods.standard import standard
-from logitclip.run import Result, _as_launched, prepare, read_result, run
+from logitclip.run_folder import Result, read_result
+from logitclip.training import _as_launched, prepare, train
 
 SMALL = RunConfig(
     noise="symmetric:rate=0.5",
@@ -58,7 +59,7 @@ def in_folder(tmp_path: Path, name: str, config: RunConfig = SMALL, **change: An
 def test_result_and_folder(tmp_path):
     seen: list[Any] = []
     config = in_folder(tmp_path, "a", epochs=12, val=0.2)
-    result = run(config, on_epoch=lambda c, row: seen.append((c, row)))
+    result = train(config, on_epoch=lambda c, row: seen.append((c, row)))
     rows = result.rows
     assert [row for _, row in seen] == [None, *rows]  # once before the first epoch
     assert all(c == config.resolved() for c, _ in seen)
@@ -85,36 +86,36 @@ def test_result_and_folder(tmp_path):
 
 
 def test_the_same_config_gives_the_same_bytes(tmp_path):
-    one, other = (run(in_folder(tmp_path, name)) for name in "ab")
+    one, other = (train(in_folder(tmp_path, name)) for name in "ab")
     assert metrics(one) == metrics(other)
     assert weights(one) == weights(other)
     assert lasting(one) == lasting(other)
     assert one.id == other.id
-    third = run(in_folder(tmp_path, "a", seed=1))
+    third = train(in_folder(tmp_path, "a", seed=1))
     assert metrics(third) != metrics(one)
-    fourth = run(in_folder(tmp_path, "a", noise_seed=1))
+    fourth = train(in_folder(tmp_path, "a", noise_seed=1))
     assert metrics(fourth) not in (metrics(one), metrics(third))
 
 
 def test_a_finished_run_is_only_read_back(tmp_path, monkeypatch):
     config = in_folder(tmp_path, "a")
-    result = run(config)
+    result = train(config)
     monkeypatch.setattr(engine, "make_fabric", None)  # nothing is trained
-    assert run(config) == result
+    assert train(config) == result
     (tmp_path / "a").rename(tmp_path / "b")
-    moved = run(in_folder(tmp_path, "b"))
+    moved = train(in_folder(tmp_path, "b"))
     assert moved.folder == tmp_path / "b" / result.id
     assert moved.rows == json.loads("[" + ",".join(metrics(moved).decode().splitlines()) + "]")
 
 
 def test_a_result_that_is_lost_is_made_again_from_the_checkpoint(tmp_path, monkeypatch):
     config = in_folder(tmp_path, "a")
-    result = run(config)
+    result = train(config)
     before = lasting(result)
     monkeypatch.setattr(standard, "train_step", None)  # not one step is needed
     for content in ("{", "[]", '{"id": "of another version"}'):
         (result.folder / "result.json").write_text(content)
-        assert lasting(run(config)) == before
+        assert lasting(train(config)) == before
 
 
 def test_limit_is_a_fixed_choice(tmp_path):
@@ -140,14 +141,14 @@ def test_the_held_out_part(tmp_path, monkeypatch, rule, released):
 
     monkeypatch.setattr(engine, "fit", fit)
     with pytest.raises(KeyboardInterrupt):
-        run(in_folder(tmp_path, "a", val=0.1, val_rule=rule))
+        train(in_folder(tmp_path, "a", val=0.1, val_rule=rule))
     assert seen["augment_held_out"] is released
     assert torch.equal(seen["held_out"], torch.arange(180, 200)) is released
     assert sorted(torch.cat([seen["index"], seen["held_out"]]).tolist()) == list(range(200))
 
 
 def test_per_example_file(tmp_path):
-    result = run(in_folder(tmp_path, "a", per_example=True))
+    result = train(in_folder(tmp_path, "a", per_example=True))
     file = np.load(result.folder / "examples.npz")
     assert sorted(file) == ["clean_label", "first_learnt", "label", "loss", "margin", "prediction"]
     wrong = file["label"] != file["clean_label"]
@@ -158,19 +159,19 @@ def test_per_example_file(tmp_path):
 
 
 def test_validation_file(tmp_path):
-    result = run(in_folder(tmp_path, "a", val=0.25))
+    result = train(in_folder(tmp_path, "a", val=0.25))
     file = np.load(result.folder / "validation.npz")
     assert sorted(file) == ["clean_label", "index", "label", "prediction"]
     assert len(set(file["index"].tolist())) == 50
     assert 100 * (file["prediction"] == file["label"]).mean() == pytest.approx(result.rows[-1]["val_accuracy"])
     assert all(np.array_equal(values, file[name]) for name, values in result.validation.items())
-    every = np.load(run(in_folder(tmp_path, "b", val=0.25, per_example=True)).folder / "examples.npz")
+    every = np.load(train(in_folder(tmp_path, "b", val=0.25, per_example=True)).folder / "examples.npz")
     for name in ("clean_label", "label", "prediction"):
         assert np.array_equal(every[name][file["index"]], file[name])
 
 
 def test_measure_every(tmp_path):
-    measured = [row["memorised"] is not None for row in run(in_folder(tmp_path, "a", measure_every=3)).rows]
+    measured = [row["memorised"] is not None for row in train(in_folder(tmp_path, "a", measure_every=3)).rows]
     assert measured == [False, False, True, True]
 
 
@@ -193,20 +194,20 @@ def test_webvision_from_jpegs_reports_best_and_last(tmp_path):
     config = RunConfig(
         data="webvision:size=32",
         root=str(tmp_path),
-        clip="official:temp=1.2",
+        clip="norm:temp=1.2",
         epochs=1,
         batch_size=25,
         runs=str(tmp_path),
     )
-    result = run(config)
+    result = train(config)
     assert (result.config["model"], result.config["augment"]) == ("resnet:stem=cifar", "crop:size=28")
     assert result.config["nesterov"] is True
     small = replace(config, model="cnn", epochs=3)
-    result = run(small)
+    result = train(small)
     accuracies = [row["test_accuracy"] for row in result.rows]
     assert result.best_accuracy == max(accuracies)
     assert result.last10_accuracy == pytest.approx(sum(accuracies) / 3)
-    again = run(replace(small, runs=str(tmp_path / "again"), workers=2))  # decoding elsewhere changes nothing
+    again = train(replace(small, runs=str(tmp_path / "again"), workers=2))  # decoding elsewhere changes nothing
     assert metrics(again) == metrics(result)
 
 
@@ -232,13 +233,13 @@ def test_own_losses_and_models_come_in_by_plugin(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(PLUGIN.format(name="own"))
     own = in_folder(tmp_path, "a", plugin=(str(file),), model="linear_own", momentum=0.0, schedule="constant")
-    half = run(replace(own, loss="half_own", lr=0.1))
-    plain = run(replace(own, loss="ce", lr=0.05))
+    half = train(replace(own, loss="half_own", lr=0.1))
+    plain = train(replace(own, loss="ce", lr=0.05))
     assert [row["test_accuracy"] for row in half.rows] == pytest.approx(
         [row["test_accuracy"] for row in plain.rows], abs=1
     )
     assert half.rows[-1]["loss"] == pytest.approx(plain.rows[-1]["loss"] / 2, rel=1e-3)
-    assert run(replace(own, loss="half_own:factor=1", lr=0.05)).rows[-1]["loss"] == pytest.approx(
+    assert train(replace(own, loss="half_own:factor=1", lr=0.05)).rows[-1]["loss"] == pytest.approx(
         plain.rows[-1]["loss"]
     )
 
@@ -249,8 +250,8 @@ def test_tensorboard(tmp_path, monkeypatch):
 
     config = in_folder(tmp_path, "a", tensorboard=True)
     with pytest.raises(KeyboardInterrupt):
-        run(config, on_epoch=interrupt_after(1))
-    result = run(config)
+        train(config, on_epoch=interrupt_after(1))
+    result = train(config)
     events = EventAccumulator(str(result.folder / "tensorboard")).Reload()
     for name in ("test_accuracy", "loss", "memorised", "lr"):
         shown = [(event.step, event.value) for event in events.Scalars(name)]
@@ -271,7 +272,7 @@ def interrupt_after(epoch: int) -> Any:
 VARIED = {
     "cores, dropout, cosine, held out": {
         "loss": "cores",
-        "clip": "official:temp=1.5",
+        "clip": "norm:temp=1.5",
         "model": "mlp:width=16,depth=2,dropout=0.4",
         "schedule": "cosine",
         "val": 0.2,
@@ -303,7 +304,7 @@ VARIED = {
 @pytest.mark.parametrize("change", VARIED.values(), ids=VARIED)
 def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, monkeypatch, change, saved_at):
     seconds = 0 if saved_at == "every epoch" else 1000
-    whole = run(in_folder(tmp_path, "whole", **change))
+    whole = train(in_folder(tmp_path, "whole", **change))
     config = in_folder(tmp_path, "parts", **change, checkpoint_seconds=seconds)
     step, calls = standard.train_step, []
 
@@ -319,15 +320,15 @@ def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, monkeypatch, chan
     interruptions = 0
     while True:
         try:
-            parts = run(config)
+            parts = train(config)
             break
         except KeyboardInterrupt:
             interruptions += 1
     assert interruptions == 3
     with pytest.raises(KeyboardInterrupt):  # and right after an epoch
-        run(replace(config, runs=str(tmp_path / "third")), on_epoch=interrupt_after(2))
+        train(replace(config, runs=str(tmp_path / "third")), on_epoch=interrupt_after(2))
     resumed = []
-    third = run(replace(config, runs=str(tmp_path / "third")), on_epoch=lambda _, row: resumed.append(row))
+    third = train(replace(config, runs=str(tmp_path / "third")), on_epoch=lambda _, row: resumed.append(row))
     assert resumed == whole.rows[2:]  # not one epoch was done twice
     for other in (parts, third):
         assert metrics(other) == metrics(whole)
@@ -339,9 +340,9 @@ def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, monkeypatch, chan
 
 
 def test_an_interrupt_inside_the_save_saves_again(tmp_path, monkeypatch):
-    whole = run(in_folder(tmp_path, "whole"))
+    whole = train(in_folder(tmp_path, "whole"))
     config = in_folder(tmp_path, "parts")
-    save, calls = runs._write_synced, []
+    save, calls = run_folder._write_synced, []
 
     def interrupted(path: Path, content: bytes) -> None:
         calls.append(path.name)
@@ -349,16 +350,16 @@ def test_an_interrupt_inside_the_save_saves_again(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         save(path, content)
 
-    monkeypatch.setattr(runs, "_write_synced", interrupted)
+    monkeypatch.setattr(run_folder, "_write_synced", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run(config)
+        train(config)
     assert [p.name for p in sorted((tmp_path / "parts" / config.id / "checkpoints").iterdir())] == ["000001", "000002"]
-    parts = run(config)
+    parts = train(config)
     assert metrics(parts) == metrics(whole)
 
 
 def test_after_an_error_the_last_whole_epoch_is_saved(tmp_path, monkeypatch):
-    whole = run(in_folder(tmp_path, "whole"))
+    whole = train(in_folder(tmp_path, "whole"))
     config = in_folder(tmp_path, "parts", checkpoint_seconds=1000)
     step, calls = standard.train_step, []
 
@@ -370,16 +371,16 @@ def test_after_an_error_the_last_whole_epoch_is_saved(tmp_path, monkeypatch):
 
     monkeypatch.setattr(standard, "train_step", failing)
     with pytest.raises(MemoryError):
-        run(config)
+        train(config)
     resumed: list[Any] = []
-    parts = run(config, on_epoch=lambda _, row: resumed.append(row))
+    parts = train(config, on_epoch=lambda _, row: resumed.append(row))
     assert resumed == whole.rows[1:]
     assert metrics(parts) == metrics(whole)
 
 
 def test_a_signal_while_saving_does_not_prevent_it(tmp_path, monkeypatch):
     config = in_folder(tmp_path, "a", checkpoint_seconds=1000)
-    write, calls = runs._write_synced, []
+    write, calls = run_folder._write_synced, []
 
     def signalled(path: Path, content: bytes) -> None:
         calls.append(path.name)
@@ -387,24 +388,24 @@ def test_a_signal_while_saving_does_not_prevent_it(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         write(path, content)
 
-    monkeypatch.setattr(runs, "_write_synced", signalled)
+    monkeypatch.setattr(run_folder, "_write_synced", signalled)
     with pytest.raises(KeyboardInterrupt):
-        run(config, on_epoch=interrupt_after(1))
+        train(config, on_epoch=interrupt_after(1))
     assert calls.count("state.pt") == 2
-    assert runs.load_checkpoint(tmp_path / "a" / config.id, config.id) is not None
+    assert run_folder.load_checkpoint(tmp_path / "a" / config.id, config.id) is not None
 
 
 def test_a_damaged_checkpoint_costs_an_epoch_and_no_bit(tmp_path, caplog):
-    whole = run(in_folder(tmp_path, "whole"))
+    whole = train(in_folder(tmp_path, "whole"))
     config = in_folder(tmp_path, "parts")
     with pytest.raises(KeyboardInterrupt):
-        run(config, on_epoch=interrupt_after(2))
+        train(config, on_epoch=interrupt_after(2))
     last = tmp_path / "parts" / config.id / "checkpoints" / "000003"
     content = bytearray((last / "weights.safetensors").read_bytes())
     content[-5] ^= 1
     (last / "weights.safetensors").write_bytes(content)
     resumed: list[Any] = []
-    parts = run(config, on_epoch=lambda _, row: resumed.append(row))
+    parts = train(config, on_epoch=lambda _, row: resumed.append(row))
     assert resumed == whole.rows[1:]
     assert f"{last} is damaged (weights.safetensors has been changed)" in caplog.text
     assert metrics(parts) == metrics(whole)
@@ -412,13 +413,13 @@ def test_a_damaged_checkpoint_costs_an_epoch_and_no_bit(tmp_path, caplog):
 
 
 def test_the_checkpoint_of_another_run_is_not_taken(tmp_path, caplog):
-    other = run(in_folder(tmp_path, "a", seed=9))
+    other = train(in_folder(tmp_path, "a", seed=9))
     config = in_folder(tmp_path, "a")
     (tmp_path / "a" / config.id).mkdir()
     (other.folder / "checkpoints").rename(tmp_path / "a" / config.id / "checkpoints")
-    result = run(config)
+    result = train(config)
     assert "000004 is of another run" in caplog.text
-    assert metrics(result) == metrics(run(in_folder(tmp_path, "whole")))
+    assert metrics(result) == metrics(train(in_folder(tmp_path, "whole")))
 
 
 def slow_down_writes() -> None:
@@ -433,7 +434,7 @@ def slow_down_writes() -> None:
 
 def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path):
     config = in_folder(tmp_path, "killed", epochs=40, per_example=True)
-    whole = run(replace(config, runs=str(tmp_path / "whole")))
+    whole = train(replace(config, runs=str(tmp_path / "whole")))
     chance = random.Random(0)
     folder = tmp_path / "killed" / config.id
     kills = inside = 0
@@ -443,7 +444,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path):
             slow_down_writes()  # so that some kills fall into one
             code = 1
             try:
-                run(config)
+                train(config)
                 code = 0
             finally:
                 os._exit(code)
@@ -457,22 +458,22 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         kills += 1
-        inside += bool(list(folder.rglob(f"{runs.SCRATCH}*")))
-    killed = run(config)
+        inside += bool(list(folder.rglob(f"{run_folder.SCRATCH}*")))
+    killed = train(config)
     assert kills >= 2
     assert metrics(killed) == metrics(whole)
     assert weights(killed) == weights(whole)
     assert (folder / "examples.npz").exists()
-    assert not list(folder.rglob(f"{runs.SCRATCH}*"))
+    assert not list(folder.rglob(f"{run_folder.SCRATCH}*"))
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
 def test_a_full_disk_stops_the_run_and_costs_nothing(tmp_path, monkeypatch):
-    whole = run(in_folder(tmp_path, "whole"))
+    whole = train(in_folder(tmp_path, "whole"))
     config = in_folder(tmp_path, "full")
-    write, count = runs._write_synced, 0
+    write, count = run_folder._write_synced, 0
 
     def full(path: Path, content: bytes) -> None:
         nonlocal count
@@ -482,9 +483,9 @@ def test_a_full_disk_stops_the_run_and_costs_nothing(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         write(path, content)
 
-    monkeypatch.setattr(runs, "_write_synced", full)
-    with pytest.raises(runs.CannotWrite, match=r"^Cannot write .*000002: No space left on device\."):
-        run(config)
+    monkeypatch.setattr(run_folder, "_write_synced", full)
+    with pytest.raises(run_folder.CannotWrite, match=r"^Cannot write .*000002: No space left on device\."):
+        train(config)
     folder = tmp_path / "full" / config.id
     names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     checkpoint = ["manifest.json", "rows.jsonl", "state.pt", "weights.safetensors"]
@@ -494,25 +495,25 @@ def test_a_full_disk_stops_the_run_and_costs_nothing(tmp_path, monkeypatch):
         "config.json",
         "metrics.jsonl",
     ]
-    assert metrics(run(config)) == metrics(whole)
+    assert metrics(train(config)) == metrics(whole)
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence_and_nothing_is_done(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(engine, "fit", None)
-    with pytest.raises(runs.CannotWrite, match=r"Cannot write .*file/.*: Not a directory\."):
-        run(replace(SMALL, runs=str(tmp_path / "file")))
+    with pytest.raises(run_folder.CannotWrite, match=r"Cannot write .*file/.*: Not a directory\."):
+        train(replace(SMALL, runs=str(tmp_path / "file")))
 
 
 def test_divergence_leaves_no_result_and_no_nan(tmp_path):
     config = in_folder(tmp_path, "a", lr=1e6, epochs=20, schedule="constant")
     for _ in range(2):  # also when it is tried again
         with pytest.raises(engine.Diverged, match=r"diverged in epoch \d+"):
-            run(config)
+            train(config)
     folder = tmp_path / "a" / config.id
     assert not (folder / "result.json").exists()
     assert "NaN" not in (folder / "metrics.jsonl").read_text()
-    assert all(math.isfinite(row["loss"]) for row in runs.read_rows(folder / "metrics.jsonl"))
+    assert all(math.isfinite(row["loss"]) for row in run_folder.read_rows(folder / "metrics.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -528,7 +529,7 @@ def test_divergence_leaves_no_result_and_no_nan(tmp_path):
 )
 def test_what_is_out_of_range_is_refused_before_anything_is_written(tmp_path, change, message):
     with pytest.raises(ValueError) as caught:
-        run(in_folder(tmp_path, "a", **change))
+        train(in_folder(tmp_path, "a", **change))
     assert str(caught.value).startswith(message)
     assert not (tmp_path / "a").exists()
 
@@ -541,9 +542,9 @@ def test_a_run_that_lost_its_claim_stops_before_it_writes(tmp_path):
         if row is not None and row["epoch"] == 1:
             (folder / "claim").write_text('{"key": "other", "pid": 1, "host": "elsewhere"}')
 
-    with pytest.raises(runs.Claimed, match="no longer claimed by this process but by process 1 on elsewhere"):
-        run(config, on_epoch=steal)
-    assert len(runs.read_rows(folder / "metrics.jsonl")) == 2
+    with pytest.raises(run_folder.Claimed, match="no longer claimed by this process but by process 1 on elsewhere"):
+        train(config, on_epoch=steal)
+    assert len(run_folder.read_rows(folder / "metrics.jsonl")) == 2
 
 
 def test_the_same_run_twice_at_once(tmp_path):
@@ -551,10 +552,10 @@ def test_the_same_run_twice_at_once(tmp_path):
 
     def again(_: RunConfig, row: dict[str, Any] | None) -> None:
         if row is None:
-            with pytest.raises(runs.Claimed, match=f"worked on by process {os.getpid()}"):
-                run(config)
+            with pytest.raises(run_folder.Claimed, match=f"worked on by process {os.getpid()}"):
+                train(config)
 
-    assert metrics(run(config, on_epoch=again)) == metrics(run(in_folder(tmp_path, "b")))
+    assert metrics(train(config, on_epoch=again)) == metrics(train(in_folder(tmp_path, "b")))
 
 
 def test_what_torchrun_started_is_what_counts(monkeypatch):

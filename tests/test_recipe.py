@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logitclip import cli, recipes, tuning
+from logitclip import cli
 from logitclip.clip import CLIPS, PENALTIES
 from logitclip.config import RunConfig
 from logitclip.data import AUGMENTS, DATASETS
@@ -28,7 +28,9 @@ from logitclip.methods import METHODS
 from logitclip.models import MODELS
 from logitclip.noise import NOISES
 from logitclip.registry import Registry
-from logitclip.run import Result
+from logitclip.run_folder import Result
+from logitclip.studies import tuning
+from logitclip.studies.recipe import FOLDER, STATISTICS, load_recipe, published, recipe_names, recipe_scales
 
 # -- what the paper says, with every knob written out ------------------------------------------------------------------
 
@@ -50,7 +52,7 @@ TEMPS = {
     C100: {SYM20: "0.5", SYM50: "0.5", ASYM: "2.5", DEPENDENT: "0.5", FINE: "0.5"},
     WEB: {"none": "1.2"},
 }
-GRID = "official:temp=grid"
+GRID = "norm:temp=grid"
 
 WRN = "wrn:depth=40,width=2,dropout=0,activation=relu"
 CIFAR = {
@@ -121,7 +123,7 @@ def product(settings: dict[str, Any], **axes: list[Any]) -> list[dict[str, Any]]
 def published_temps(settings: dict[str, Any], data: str, noises: list[str], **axes: list[Any]) -> list[dict[str, Any]]:
     """CE with the clip, at the temp of Table 6."""
     runs = [
-        product(settings | {"data": data, "clip": f"official:temp={TEMPS[data][n]}"}, noise=[n], **axes) for n in noises
+        product(settings | {"data": data, "clip": f"norm:temp={TEMPS[data][n]}"}, noise=[n], **axes) for n in noises
     ]
     return list(itertools.chain(*runs))
 
@@ -159,7 +161,7 @@ EXPECTED = {
     "table3": [*product(ON10, noise=FIVE, model=NETWORKS), *published_temps(CIFAR, C10, FIVE, model=NETWORKS)],
     "table4": [
         *product(WEBVISION, loss=["ce", PHUBER30, GCE, SCE, NCE_MAE, NCE_AGCE_WEB]),
-        *product(WEBVISION, clip=["official:temp=1.2"]),
+        *product(WEBVISION, clip=["norm:temp=1.2"]),
         *product(WEBVISION, loss=[NCE_AGCE_WEB], clip=[GRID]),
     ],
     "table5": [
@@ -179,7 +181,7 @@ EXPECTED = {
     ],
     "table8": product(
         ON100 | {"noise": "none"},
-        clip=["none", *(f"official:temp={1 / tau:g}" for tau in (20, 10, 2, 1, 0.5, 0.25))],
+        clip=["none", *(f"norm:temp={1 / tau:g}" for tau in (20, 10, 2, 1, 0.5, 0.25))],
     ),
     "table9": [
         *product(CIFAR, data=[C10, C100], noise=[SYM50, ASYM], method=[SAM], clip=["none", GRID]),
@@ -188,8 +190,8 @@ EXPECTED = {
     ],
     "figure1": [],
     "figure2": [
-        *product(ON10, noise=FOUR, clip=["none", *(f"official:temp={temp}" for temp in ALL_TEMPS)]),
-        *product(ON100, noise=FOUR100, clip=["none", *(f"official:temp={temp}" for temp in ALL_TEMPS)]),
+        *product(ON10, noise=FOUR, clip=["none", *(f"norm:temp={temp}" for temp in ALL_TEMPS)]),
+        *product(ON100, noise=FOUR100, clip=["none", *(f"norm:temp={temp}" for temp in ALL_TEMPS)]),
     ],
     "figure3": [
         *product(ON10, noise=FOUR, model=["wrn:depth=40,width=2,dropout=0,activation=relu6"]),
@@ -254,7 +256,7 @@ def counted(runs: list[dict[str, Any]]) -> Counter[Any]:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_full_scale_is_the_papers(name: str, tmp_path: Path) -> None:
-    recipe = recipes.load(name, root=str(tmp_path))  # where there is no data: a recipe says everything itself
+    recipe = load_recipe(name, root=str(tmp_path))  # where there is no data: a recipe says everything itself
     runs = counted([described(cell.config) for cell in recipe.cells])
     expected = counted(EXPECTED[name])
     assert not expected - runs, f"missing: {next(iter(expected - runs))}"
@@ -264,11 +266,11 @@ def test_full_scale_is_the_papers(name: str, tmp_path: Path) -> None:
 
 
 def test_every_recipe_is_checked() -> None:
-    assert set(recipes.names()) == {*EXPECTED, "quickstart"}
+    assert set(recipe_names()) == {*EXPECTED, "quickstart"}
 
 
 def test_figure_1_draws_four_numbers_of_classes() -> None:
-    figure = recipes.load("figure1").figure
+    figure = load_recipe("figure1").figure
     assert figure is not None
     assert figure["kind"] == "bounds"
     assert len(figure["classes"]) == 4
@@ -297,12 +299,12 @@ CELLS = {  # smoke, cpu, mini, full
 
 @pytest.mark.parametrize("name", CELLS)
 def test_number_of_cells(name: str) -> None:
-    assert recipes.scales(name) == ["smoke", "cpu", "mini", "full"]
-    assert tuple(len(recipes.load(name, scale).cells) for scale in recipes.scales(name)) == CELLS[name]
+    assert recipe_scales(name) == ["smoke", "cpu", "mini", "full"]
+    assert tuple(len(load_recipe(name, scale).cells) for scale in recipe_scales(name)) == CELLS[name]
 
 
 def test_table_1_on_a_laptop_takes_about_a_thousand_runs() -> None:
-    recipe = recipes.load("table1", "cpu")
+    recipe = load_recipe("table1", "cpu")
     to_tune = {recipe.to_tune(cell) for cell in recipe.cells if tuning.tuned(cell.config)}
     trials = {trial for config in to_tune for trial in tuning.trials(config, lambda _: None)}
     assert (len(recipe.cells), len(trials)) == (440, 484)
@@ -311,7 +313,7 @@ def test_table_1_on_a_laptop_takes_about_a_thousand_runs() -> None:
 @pytest.mark.parametrize("name", CELLS)
 def test_smoke_and_cpu_use_the_digits(name: str) -> None:
     for scale in ("smoke", "cpu"):
-        for cell in recipes.load(name, scale).cells:
+        for cell in load_recipe(name, scale).cells:
             assert cell.config.data == "digits"
             resolved = untuned(cell.config).resolved()
             assert resolved.epochs is not None
@@ -323,11 +325,11 @@ def test_smoke_and_cpu_use_the_digits(name: str) -> None:
 
 def test_every_published_number_has_one_place() -> None:
     places = []
-    for name in recipes.names():
-        recipe = recipes.load(name)
+    for name in recipe_names():
+        recipe = load_recipe(name)
         axes = {*recipe.rows, *recipe.cols}
         known = {tuple(sorted((k, v) for k, v in cell.coordinates.items() if k in axes)) for cell in recipe.cells}
-        for number in recipes.published(name):
+        for number in published(name):
             place = tuple(sorted(number.coordinates.items()))
             assert place in known, f"{name}: {place}"
             assert number.statistic in recipe.statistics
@@ -360,7 +362,7 @@ def test_every_published_number_has_one_place() -> None:
         ("table6", "temp", 1.2, None, {"data": "webvision", "noise": "real"}),
         ("table6", "temp", 2.0, None, {"data": "cifar10", "noise": "instance:rate=0.4"}),
         ("table7", "last10_accuracy", 93.16, None, {"noise": "real", "clip": GRID}),
-        ("table8", "last10_accuracy", 46.04, None, {"clip": "official:temp=4"}),
+        ("table8", "last10_accuracy", 46.04, None, {"clip": "norm:temp=4"}),
         ("table8", "last10_accuracy", 75.98, None, {"clip": "none"}),
         (
             "table9",
@@ -372,16 +374,16 @@ def test_every_published_number_has_one_place() -> None:
     ],
 )
 def test_published_numbers(name: str, statistic: str, value: float, std: float | None, place: dict[str, str]) -> None:
-    [found] = [n for n in recipes.published(name) if n.coordinates == place and n.statistic == statistic]
+    [found] = [n for n in published(name) if n.coordinates == place and n.statistic == statistic]
     assert (found.value, found.std) == (value, std)
 
 
 def test_recipes_of_ours_have_no_published_numbers() -> None:
-    assert recipes.published("quickstart") == ()
+    assert published("quickstart") == ()
 
 
 def test_statistics_are_numbers_of_a_result() -> None:
-    assert {*recipes.STATISTICS} - {"temp"} <= {field.name for field in dataclasses.fields(Result)}
+    assert {*STATISTICS} - {"temp"} <= {field.name for field in dataclasses.fields(Result)}
 
 
 # -- the loader --------------------------------------------------------------------------------------------------------
@@ -395,7 +397,7 @@ method = ["paper", "mine", "sam:rho=0.05"]
 noise = ["symmetric:rate=0.50", "none"]
 seed = [3, 4]
 [variant.paper]
-clip = "official:temp=grid"
+clip = "norm:temp=grid"
 [variant.mine]
 loss = "gce:q=0.5"
 [[override]]
@@ -433,7 +435,7 @@ def own(tmp_path: Path, text: str = OWN) -> str:
 
 
 def test_own_recipe(tmp_path: Path) -> None:
-    recipe = recipes.load(own(tmp_path), runs="elsewhere")
+    recipe = load_recipe(own(tmp_path), runs="elsewhere")
     assert (recipe.name, recipe.title, recipe.paper, recipe.scale) == ("mine", "Mine", None, "full")
     assert (recipe.rows, recipe.cols, recipe.statistics) == (("method",), ("noise",), ("last10_accuracy",))
     cells = {tuple(cell.coordinates.values()): cell.config for cell in recipe.cells}
@@ -444,7 +446,7 @@ def test_own_recipe(tmp_path: Path) -> None:
         *[("sam", sym, seed) for seed in (3, 4)],
     ]
     assert cells["paper", sym, 3] == RunConfig(
-        noise="symmetric:rate=0.50", clip="official:temp=grid", seed=3, noise_seed=3, runs="elsewhere"
+        noise="symmetric:rate=0.50", clip="norm:temp=grid", seed=3, noise_seed=3, runs="elsewhere"
     )
     assert cells["paper", "none", 4].epochs == 7
     assert cells["mine", sym, 4].loss == "gce:q=0.5"
@@ -452,8 +454,8 @@ def test_own_recipe(tmp_path: Path) -> None:
 
 
 def test_scale_of_an_own_recipe(tmp_path: Path) -> None:
-    assert recipes.scales(own(tmp_path)) == ["small", "full"]
-    recipe = recipes.load(own(tmp_path), "small")
+    assert recipe_scales(own(tmp_path)) == ["small", "full"]
+    recipe = load_recipe(own(tmp_path), "small")
     assert len(recipe.cells) == 6  # the override of noise "none" has nothing to do here, and that is no mistake
     assert {cell.config.epochs for cell in recipe.cells} == {2}
     assert [cell.config.lr for cell in recipe.cells] == [None] * 4 + [0.5, None]
@@ -462,25 +464,25 @@ def test_scale_of_an_own_recipe(tmp_path: Path) -> None:
 def test_knobs_at_their_defaults_are_kept_as_written(tmp_path: Path) -> None:
     # lambda_u = 25 is the default, and dividemix would choose 0 for asymmetric noise if it were left out.
     text = '[base]\nnoise = "asymmetric:rate=0.4"\n[grid]\nmethod = ["dividemix:lambda_u=25"]'
-    [cell] = recipes.load(own(tmp_path, text)).cells
+    [cell] = load_recipe(own(tmp_path, text)).cells
     assert cell.coordinates == {"method": "dividemix"}
     assert cell.config.method == "dividemix:lambda_u=25"
 
 
 def test_a_recipe_without_a_grid_is_one_run(tmp_path: Path) -> None:
-    recipe = recipes.load(own(tmp_path, '[base]\nloss = "gce"'))
+    recipe = load_recipe(own(tmp_path, '[base]\nloss = "gce"'))
     assert [cell.config for cell in recipe.cells] == [RunConfig(loss="gce")]
 
 
 def test_config_to_tune(tmp_path: Path) -> None:
-    recipe = recipes.load(own(tmp_path))
+    recipe = load_recipe(own(tmp_path))
     assert {recipe.to_tune(cell).seed for cell in recipe.cells} == {0}
     assert {recipe.to_tune(cell).noise_seed for cell in recipe.cells} == {0}
-    each = recipes.load(own(tmp_path, 'tune_seed = "each"\n' + OWN))
+    each = load_recipe(own(tmp_path, 'tune_seed = "each"\n' + OWN))
     assert all(each.to_tune(cell) == cell.config for cell in each.cells)
-    fixed = recipes.load(own(tmp_path, OWN.replace("[base]", "[base]\nnoise_seed = 9")))
+    fixed = load_recipe(own(tmp_path, OWN.replace("[base]", "[base]\nnoise_seed = 9")))
     assert {(fixed.to_tune(cell).seed, fixed.to_tune(cell).noise_seed) for cell in fixed.cells} == {(0, 9)}
-    some = recipes.load(own(tmp_path, OWN.replace("epochs = 7", "noise_seed = 9")))
+    some = load_recipe(own(tmp_path, OWN.replace("epochs = 7", "noise_seed = 9")))
     noises = {(cell.coordinates["noise"], some.to_tune(cell).noise_seed) for cell in some.cells}
     assert noises == {("symmetric:rate=0.5", 0), ("none", 9)}
 
@@ -494,7 +496,7 @@ def test_variant_with_a_plugin(tmp_path: Path) -> None:
     )
     text = f'[grid]\nloss = ["ce", "mine"]\n[variant.mine]\nloss = "recipe_test_loss:knob=2"\nplugin = ["{plugin}"]'
     try:
-        recipe = recipes.load(own(tmp_path, text))
+        recipe = load_recipe(own(tmp_path, text))
         assert [cell.coordinates["loss"] for cell in recipe.cells] == ["ce", "mine"]
         assert recipe.cells[1].config.plugin == (str(plugin),)
     finally:
@@ -528,7 +530,7 @@ BAD = {
         "No values are known to choose loss.gce.q from",
     ),
     "two to be tuned": (
-        '[base]\npenalty = "norm:weight=grid"\n[grid]\nclip = ["official:temp=auto"]',
+        '[base]\npenalty = "norm:weight=grid"\n[grid]\nclip = ["norm:temp=auto"]',
         "One number can be tuned at a time, got clip.temp and penalty.weight.",
     ),
     "value twice": ('[grid]\nloss = ["gce", "gce:q=0.7"]', "loss in [grid] has a value twice"),
@@ -609,7 +611,7 @@ BAD = {
 @pytest.mark.parametrize(("text", "sentence"), BAD.values(), ids=BAD)
 def test_bad_recipes_get_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(ValueError) as error:
-        recipes.load(own(tmp_path, text))
+        load_recipe(own(tmp_path, text))
     assert sentence in str(error.value)
     assert "mine" in str(error.value)
     assert "\n" not in str(error.value)
@@ -623,7 +625,7 @@ def places(node: Any) -> list[tuple[Any, Any]]:
 
 JUNK = st.one_of(
     st.sampled_from(
-        ["", "none", "ce", "where", "section", "mine", "official:temp=grid", "=,:", "seed", [], {}, [[]], [{}]]
+        ["", "none", "ce", "where", "section", "mine", "norm:temp=grid", "=,:", "seed", [], {}, [[]], [{}]]
     ),
     st.sampled_from(
         [True, -1, 0, 1.5, float("nan"), float("inf"), {"loss": "ce"}, [None], ["seed"], datetime.date(2023, 1, 1)]
@@ -641,10 +643,10 @@ def test_whatever_is_in_a_recipe_it_is_a_recipe_or_a_sentence(data: st.DataObjec
         node[junk] = node.pop(key)  # another name for it
     else:
         node[key] = junk
-    with mock.patch.object(recipes.tomllib, "loads", return_value=content):
+    with mock.patch("logitclip.studies.recipe.tomllib.loads", return_value=content):
         for scale in ("full", "small"):
             with contextlib.suppress(ValueError):
-                recipes.load(str(recipes.FOLDER / "quickstart.toml"), scale)
+                load_recipe(str(FOLDER / "quickstart.toml"), scale)
 
 
 @pytest.mark.parametrize("json_", [True, False])
@@ -653,7 +655,7 @@ def test_list_recipes(json_: bool, capsys: pytest.CaptureFixture[str], monkeypat
     monkeypatch.setattr("sys.argv", ["logitclip", "list", "recipes", *(["--json"] if json_ else [])])
     cli.main()
     shown = capsys.readouterr().out
-    assert all(name in shown for name in recipes.names())
+    assert all(name in shown for name in recipe_names())
     if json_:
         assert json.loads(shown)["table1"]["runs"] == {"smoke": 4, "cpu": 440, "mini": 110, "full": 550}
     else:
@@ -661,10 +663,10 @@ def test_list_recipes(json_: bool, capsys: pytest.CaptureFixture[str], monkeypat
 
 
 def test_commands_can_be_pasted(tmp_path: Path) -> None:
-    assert recipes.load("table8").command() == "logitclip sweep table8 --scale full"
+    assert load_recipe("table8").command() == "logitclip sweep table8 --scale full"
     file = tmp_path / "my study.toml"
     file.write_text("title = 'Mine'")
-    command = recipes.load(str(file), runs=str(tmp_path / "runs"), root="my data").command("report")
+    command = load_recipe(str(file), runs=str(tmp_path / "runs"), root="my data").command("report")
     arguments = [
         "logitclip",
         "report",
@@ -681,8 +683,8 @@ def test_commands_can_be_pasted(tmp_path: Path) -> None:
 
 def test_unknown_names() -> None:
     with pytest.raises(ValueError, match="Unknown recipe 'tabel1'"):
-        recipes.load("tabel1")
+        load_recipe("tabel1")
     with pytest.raises(ValueError, match="There is no recipe file nowhere"):
-        recipes.load("nowhere.toml")
+        load_recipe("nowhere.toml")
     with pytest.raises(ValueError, match="Recipe table1: There is no scale 'big'; there are smoke, cpu, mini, full"):
-        recipes.load("table1", "big")
+        load_recipe("table1", "big")

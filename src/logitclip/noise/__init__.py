@@ -1,0 +1,43 @@
+"""Label noise: every rule is a pure function of labels and a generator, and every use of one leaves a record.
+
+>>> import torch
+>>> noisy = symmetric([0, 1, 2, 0], 3, rate=0.5, generator=torch.Generator().manual_seed(0))
+>>> record = apply("symmetric:rate=0.5", [0, 1, 2, 0], seed=0, num_classes=3)
+"""
+
+from logitclip.noise.records import NoisyLabels, apply
+from logitclip.noise.rules import (
+    NOISES,
+    SETS,
+    asymmetric,
+    file,
+    instance,
+    instance_probabilities,
+    none,
+    open_set,
+    pair,
+    read_matrix,
+    real,
+    symmetric,
+    transition,
+    votes,
+)
+
+__all__ = [
+    "NOISES",
+    "SETS",
+    "NoisyLabels",
+    "apply",
+    "asymmetric",
+    "file",
+    "instance",
+    "instance_probabilities",
+    "none",
+    "open_set",
+    "pair",
+    "read_matrix",
+    "real",
+    "symmetric",
+    "transition",
+    "votes",
+]

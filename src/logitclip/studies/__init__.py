@@ -1,0 +1,1 @@
+"""Everything above a single run: executors, tuning, recipes, sweeps, tables and figures."""
