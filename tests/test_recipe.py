@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logitclip import cli
-from logitclip.clip import CLIPS, PENALTIES
+from logitclip.clip import PENALTIES
 from logitclip.config import RunConfig
 from logitclip.data import AUGMENTS, DATASETS
 from logitclip.losses import LOSSES
@@ -242,7 +242,7 @@ def in_full(registry: Registry, spec: str) -> str:
 def described(config: RunConfig) -> dict[str, Any]:
     """What a config runs, with every knob of every spec, and milestones in epochs."""
     registries = {"data": DATASETS, "noise": NOISES, "loss": LOSSES, "method": METHODS, "model": MODELS}
-    registries |= {"augment": AUGMENTS, "clip": CLIPS, "penalty": PENALTIES}
+    registries |= {"augment": AUGMENTS, "penalty": PENALTIES}  # the norm clip has two ways to give its numbers
     words, resolved = to_tune(config), untuned(config).resolved()
     shown = {name: getattr(resolved, name) for name in (*CIFAR, "data", "noise", "seed")}
     shown |= {name: in_full(registry, shown[name]) for name, registry in registries.items()} | words
@@ -524,7 +524,7 @@ BAD = {
     "list in an axis": ("[grid]\nloss = [[1]]", "A value of loss in [grid] must be text or a number, got [1]."),
     "wrong type in an axis": ("[grid]\nloss = [1]", "loss must be text, got 1."),
     "unknown loss": ('[grid]\nloss = ["gcee"]', "Unknown loss 'gcee'. Did you mean 'gce'?"),
-    "unknown knob to tune": ('[grid]\nclip = ["official:tmp=grid"]', "The clip 'official' has no knob 'tmp'."),
+    "unknown knob to tune": ('[grid]\nclip = ["norm:tmp=grid"]', "The clip 'norm' has no knob 'tmp'."),
     "not to be tuned": (
         '[grid]\nloss = ["gce:q=grid"]',
         "No values are known to choose loss.gce.q from",

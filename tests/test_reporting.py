@@ -19,6 +19,7 @@ from logitclip import cli
 from logitclip.run_folder import Failure, Result
 from logitclip.studies import executors, reporting, sweeping
 from logitclip.studies.recipe import Recipe, load_recipe
+from logitclip.studies.tables import DASH, tabulate
 
 RECIPE = """
 title = "Digits <small> & 100 % of them"
@@ -62,7 +63,7 @@ def rows(folder):
 
 @pytest.fixture(scope="session")
 def table(folder, rows):
-    return reporting.tabulate(load(folder), rows)
+    return tabulate(load(folder), rows)
 
 
 def entry(table, statistic="last10_accuracy", **coordinates):
@@ -101,7 +102,7 @@ def test_rows_and_columns_are_in_the_order_of_the_recipe(table):
 
 
 def test_an_axis_that_the_table_forgets_is_not_averaged_over(folder, rows):
-    table = reporting.tabulate(replace(load(folder), rows=("loss",)), rows)
+    table = tabulate(replace(load(folder), rows=("loss",)), rows)
     assert table.row_axes == ("loss", "clip")
     assert entry(table, **CELL).n == 2
 
@@ -120,7 +121,7 @@ def test_bold_is_the_better_of_a_pair_and_no_tie(table):
 
 def test_a_cell_without_a_partner_is_not_bold(folder, rows):
     alone = [row for row in rows if row.cell.coordinates["clip"] == "none"]
-    assert not reporting.tabulate(load(folder), alone).has_best
+    assert not tabulate(load(folder), alone).has_best
 
 
 def test_failed_runs_are_counted_and_named(table, rows):
@@ -136,18 +137,18 @@ def test_failed_runs_are_counted_and_named(table, rows):
 
 def test_missing_runs_are_a_dash_and_a_sentence(folder, rows):
     some = [replace(row, outcome=None) if row.cell.coordinates["loss"] == "ce" else row for row in rows]
-    table = reporting.tabulate(load(folder), some)
-    assert entry(table, **CELL).ours == reporting.DASH
+    table = tabulate(load(folder), some)
+    assert entry(table, **CELL).ours == DASH
     assert any("8 of 16 runs have no result yet" in note and "mine.toml --scale" in note for note in table.notes)
 
 
 def test_a_recipe_that_was_never_run_is_a_table_of_dashes(tmp_path, folder):
     recipe = load_recipe(str(folder / "mine.toml"), runs=str(tmp_path))
     rows = sweeping.collect(recipe)
-    table = reporting.tabulate(recipe, rows)
-    assert {e.ours for e in table.entries.values()} == {reporting.DASH}
+    table = tabulate(recipe, rows)
+    assert {e.ours for e in table.entries.values()} == {DASH}
     assert "±" not in table.caption
-    assert reporting.DASH in reporting.markdown(table)
+    assert DASH in reporting.markdown(table)
     assert "0 of 16" in reporting.html(table, rows)
 
 
@@ -159,7 +160,7 @@ def test_mixed_versions_and_devices_are_warned_of(folder, tmp_path, table):
     result = json.loads(file.read_text())
     result["versions"]["torch"], result["device"] = "1.0.0", "abacus"
     file.write_text(json.dumps(result))
-    mixed = reporting.tabulate(recipe, sweeping.collect(recipe))
+    mixed = tabulate(recipe, sweeping.collect(recipe))
     versions, devices = mixed.warnings
     assert "versions of torch" in versions
     assert "1.0.0 (runs: 1)" in versions
@@ -184,7 +185,7 @@ def beside_the_paper(tmp_path_factory):
 
 def test_the_papers_number_and_the_difference_stand_beside_ours(beside_the_paper):
     recipe, rows = beside_the_paper
-    table = reporting.tabulate(recipe, rows)
+    table = tabulate(recipe, rows)
     ours = entry(table, noise="symmetric:rate=0.2")
     assert (ours.published, ours.published_std) == (86.73, 0.72)
     assert ours.difference == pytest.approx(ours.mean - 86.73)
@@ -205,9 +206,9 @@ def test_what_the_paper_does_not_have_is_a_dash(beside_the_paper):
     recipe, rows = beside_the_paper
     cell = rows[1].cell
     moved = dataclasses.replace(cell, coordinates={**cell.coordinates, "noise": "pair:rate=0.3"})
-    table = reporting.tabulate(recipe, [rows[0], replace(rows[1], cell=moved)])
-    assert entry(table, noise="pair:rate=0.3").beside == reporting.DASH
-    assert entry(table, noise="pair:rate=0.3").gap == reporting.DASH
+    table = tabulate(recipe, [rows[0], replace(rows[1], cell=moved)])
+    assert entry(table, noise="pair:rate=0.3").beside == DASH
+    assert entry(table, noise="pair:rate=0.3").gap == DASH
 
 
 def test_an_own_recipe_has_no_column_of_the_paper(table, rows):
@@ -239,7 +240,7 @@ def test_in_a_narrow_terminal_the_names_of_rows_stay_whole_and_a_pipe_folds_noth
 
     recipe = load_recipe("table1", runs=str(tmp_path))
     recipe = replace(recipe, cells=recipe.cells[:50:5])
-    table = reporting.tabulate(recipe, sweeping.collect(recipe))
+    table = tabulate(recipe, sweeping.collect(recipe))
     console = Console(width=64, record=True, file=io.StringIO())
     console.print(reporting.terminal(table))
     assert "temp=grid" in console.export_text()

@@ -12,6 +12,7 @@ import pytest
 from logitclip.run_folder import Result
 from logitclip.studies import figures, reporting, sweeping
 from logitclip.studies.recipe import load_recipe, recipe_names
+from logitclip.studies.tables import tabulate
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -22,7 +23,7 @@ def test_every_recipe_runs_to_its_report_and_its_figure(name, tmp_path) -> None:
     assert all(isinstance(row.outcome, Result) for row in rows)
     assert [row.outcome for row in sweeping.collect(recipe)] == [row.outcome for row in rows]
     if recipe.rows:
-        table = reporting.tabulate(recipe, rows)
+        table = tabulate(recipe, rows)
         assert not any("no result" in note or "failed" in note for note in table.notes)
         lines = list(csv.DictReader(io.StringIO(reporting.csv(table))))
         assert lines

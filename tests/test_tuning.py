@@ -155,10 +155,10 @@ def test_what_is_to_be_tuned_is_no_run() -> None:
 
 def test_any_option_can_be_set() -> None:
     assert tuning.with_value(RunConfig(loss="sce:alpha=0.1,beta=1"), "loss.beta", 0.5).loss == "sce:alpha=0.1,beta=0.5"
-    assert tuning.with_value(RunConfig(clip="official: temp = grid"), "clip.temp", 0.5).clip == "norm:temp=0.5"
+    assert tuning.with_value(RunConfig(clip="norm: temp = grid"), "clip.temp", 0.5).clip == "norm:temp=0.5"
     assert tuning.with_value(RunConfig(model="timm:resnet18"), "model.rate", 0.5).model == "timm:name=resnet18,rate=0.5"
-    assert tuning.with_value(RunConfig(clip="official:1.5"), "clip.temp", 0.5).clip == "norm:temp=0.5"
-    assert tuning.with_value(RunConfig(clip="official:auto"), "clip.temp", 0.5).clip == "norm:temp=0.5"
+    assert tuning.with_value(RunConfig(clip="value:1.5"), "clip.limit", 0.5).clip == "value:limit=0.5"
+    assert tuning.with_value(RunConfig(clip="value:auto"), "clip.limit", 0.5).clip == "value:limit=0.5"
     assert tuning.with_value(RunConfig(), "batch_size", 32).batch_size == 32
     with pytest.raises(ValueError, match="The option lr has no knob 'size'"):
         tuning.with_value(RunConfig(), "lr.size", 0.1)
@@ -291,7 +291,7 @@ def test_a_trial_whose_predictions_are_lost_is_named(tmp_path) -> None:
 
 
 def test_a_knob_without_a_value_can_be_studied(tmp_path) -> None:
-    config = RunConfig(clip="official", epochs=1, limit=100, runs=str(tmp_path))
+    config = RunConfig(clip="norm", epochs=1, limit=100, runs=str(tmp_path))
     assert tuning.study(config, "clip.temp", 0.5, 2, 1).best_params.keys() == {"clip.temp"}
 
 

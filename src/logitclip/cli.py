@@ -278,10 +278,11 @@ def report(
     from logitclip.run_folder import write
     from logitclip.studies import reporting, sweeping
     from logitclip.studies.recipe import load_recipe
+    from logitclip.studies.tables import tabulate
 
     loaded = load_recipe(recipe, scale, runs=str(runs), root=None if root is None else str(root))
     rows = sweeping.collect(loaded)
-    table = reporting.tabulate(loaded, rows)
+    table = tabulate(loaded, rows)
     writers = [(markdown, reporting.markdown), (latex, reporting.latex), (csv, reporting.csv)]
     writers.append((html, partial(reporting.html, rows=rows)))
     paths = [path for path, _ in writers if path is not None]
