@@ -102,7 +102,7 @@ def test_what_diverged_is_not_repeated_and_what_failed_otherwise_is(tmp_path, mo
     assert isinstance(again, Failure)
     assert again.attempts == 2
     good = train(configs(tmp_path, 1)[0])
-    monkeypatch.setattr(executors, "run", lambda config, on_epoch: good)  # whatever it was has passed
+    monkeypatch.setattr(executors, "train", lambda config, on_epoch: good)  # whatever it was has passed
     execute([bad], executor="inline")
     assert not (tmp_path / bad.id / "failure.json").exists()
 

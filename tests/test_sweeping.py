@@ -135,14 +135,14 @@ def test_a_value_that_cannot_be_chosen_leaves_the_rest_alone(tmp_path):
 
 def test_what_failed_before_is_tried_again_also_as_a_trial(tmp_path, monkeypatch):
     study = recipe(tmp_path, penalty=["none", GRID], seed=[0])
-    real = executors.run
+    real = executors.train
 
     def broken(config: RunConfig, **more: Any) -> Result:
         raise OSError("the disk was away")
 
-    monkeypatch.setattr(executors, "run", broken)
+    monkeypatch.setattr(executors, "train", broken)
     assert {type(row.outcome) for row in swept(study)} == {Failure}
-    monkeypatch.setattr(executors, "run", real)
+    monkeypatch.setattr(executors, "train", real)
     log = Log()
     rows = swept(study, log)
     assert {type(row.outcome) for row in rows} == {Result}

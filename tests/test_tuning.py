@@ -61,7 +61,7 @@ class Curve:
 
 def tune(config: RunConfig, outcome: Curve) -> float:
     while asked := tuning.trials(config, outcome):
-        outcome.run(asked)
+        outcome.train(asked)
     chosen = tuning.choose(config, outcome)
     assert replace(chosen, clip=config.clip) == config  # nothing else is changed
     return float(chosen.clip.removeprefix("norm:temp="))
@@ -79,7 +79,7 @@ def test_the_grid_runs_in_one_wave_and_asks_for_what_is_missing() -> None:
     outcome = Curve(peak=2)
     asked = tuning.trials(GRID, outcome)
     assert len(asked) == 11
-    outcome.run(asked[::2])
+    outcome.train(asked[::2])
     assert tuning.trials(GRID, outcome) == asked[1::2]
 
 
@@ -338,18 +338,18 @@ def test_what_is_tuned_is_trained_with_the_best_value_on_everything(arguments, c
 
 
 def test_trials_that_fail_are_said_and_tried_again(typed, monkeypatch) -> None:
-    real, calls = executors.run, []
+    real, calls = executors.train, []
 
     def broken(config: RunConfig, on_epoch: Any) -> Any:
         calls.append(config)
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(executors, "run", broken)
+    monkeypatch.setattr(executors, "train", broken)
     code, out, err = typed("--option", "lr", "--values", "0.1,0.2")
     assert (code, out, len(calls)) == (2, "", 2)
     assert "and 1 more: RuntimeError: no memory See " in err
     assert err.endswith("logitclip: No value can be chosen: all trials failed.\n")
-    monkeypatch.setattr(executors, "run", real)  # whatever it was has passed
+    monkeypatch.setattr(executors, "train", real)  # whatever it was has passed
     assert typed("--option", "lr", "--values", "0.1,0.2")[0] == 0
 
 
