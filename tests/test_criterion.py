@@ -528,6 +528,28 @@ def test_state_dict_round_trip() -> None:
         assert torch.equal(resumed(logits, target), trained(logits, target))
 
 
+def test_what_the_sieve_counted_is_saved_and_summed_over_processes() -> None:
+    counts, logits, target = torch.full((5,), 20.0), random(20, 5), labels((20,))
+    trained, resumed = (LogitClip("cores:sieve_after=0", tau=1.0) for _ in range(2))
+    trained.start_epoch(40, counts)
+    trained(logits, target)
+    inner: Any = trained.criterion
+    counted = inner.removed.clone()
+    assert counted.sum() > 0
+    resumed.load_state_dict(pickle.loads(pickle.dumps(trained)).state_dict())
+    trained.sync(lambda tensor: 2 * tensor)  # two processes that counted the same
+    for criterion, removed in ((trained, 2 * counted), (resumed, counted)):
+        criterion.start_epoch(41, counts)
+        torch.testing.assert_close(criterion.criterion.class_counts, counts - removed)
+    trained.load_state_dict(LogitClip("cores", tau=1.0).state_dict())  # a criterion that has not counted yet
+    assert inner.removed is None
+    for name in NAMES:
+        untouched = Loss(name)
+        untouched.sync(lambda tensor: tensor + 1)
+        assert not untouched.state_dict()
+    LogitClip(nn.CrossEntropyLoss(), tau=1.0).sync(lambda tensor: tensor)
+
+
 @pytest.mark.parametrize("spec", LINKS)
 def test_pickle_and_deepcopy(spec: str) -> None:
     logits, target = random(20, 5), labels((20,))

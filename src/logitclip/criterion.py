@@ -65,11 +65,12 @@ class Loss(nn.Module):
         self.function: Any = LOSSES[self.name]
         self.reduction, self.ignore_index = reduction, ignore_index
         self.register_buffer("weight", weight)
-        # Set by start_epoch; buffers, so that a compiled criterion does not recompile when they change. They are not
-        # saved: a resumed run calls start_epoch again.
+        # The state of a loss with a schedule, set by start_epoch. It is kept in buffers, so that a compiled criterion
+        # does not recompile when it changes. Only `removed` is saved: a resumed run calls start_epoch again.
         self.register_buffer("epoch", None, persistent=False)
         self.register_buffer("class_counts", None, persistent=False)
-        self.register_buffer("removed", None, persistent=False)  # examples of each class sieved out in this epoch
+        self.register_buffer("removed", None)  # examples of each class that the sieve left out in this epoch, [K]
+        self.register_load_state_dict_pre_hook(_make_room_for_removed)
         probe = torch.full((1,), -1.0), torch.full((1, 2) if self.function.second == "log_probs" else (1,), -1.0)
         injected = {"num_classes": 2} if "num_classes" in self.function.wants else {}
         self.function.phi(*probe, **self.knobs, **injected)  # a knob out of its range is an error now, not in training
@@ -96,9 +97,19 @@ class Loss(nn.Module):
             self._set("class_counts", left if left.any() else counts)
             self._set("removed", torch.zeros_like(counts))
 
+    def sync(self, reduce: Callable[[Tensor], Tensor]) -> None:
+        """Combine what several processes counted in this epoch; call it at the end of the epoch on each of them.
+
+        Args:
+            reduce: returns the sum of a tensor over the processes, such as ``fabric.all_reduce`` with
+                ``reduce_op="sum"``.
+        """
+        if self.removed is not None:
+            self.removed = reduce(self.removed)
+
     def _set(self, name: str, value: Tensor) -> None:
         buffer = getattr(self, name)
-        if buffer is None:
+        if buffer is None or buffer.device != value.device:
             setattr(self, name, value.clone())
         else:
             buffer.copy_(value)
@@ -165,6 +176,12 @@ class Loss(nn.Module):
         return f"{self.name!r}{knobs}, reduction={self.reduction!r}"
 
 
+def _make_room_for_removed(loss: Any, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+    """Give the buffer `removed` the size of the saved one: a new loss does not know the number of classes."""
+    saved = state.get(f"{prefix}removed")
+    loss.removed = None if saved is None else torch.zeros_like(saved)
+
+
 class Linked(nn.Module):
     """A criterion on transformed logits: ``criterion(link(logits), target)``."""
 
@@ -195,6 +212,11 @@ class Linked(nn.Module):
         """Passed on to the criterion; see `Loss.start_epoch`."""
         if isinstance(self.criterion, (Loss, Linked)):
             self.criterion.start_epoch(epoch, class_counts)
+
+    def sync(self, reduce: Callable[[Tensor], Tensor]) -> None:
+        """Passed on to the criterion; see `Loss.sync`."""
+        if isinstance(self.criterion, (Loss, Linked)):
+            self.criterion.sync(reduce)
 
 
 class LogitClip(Linked):
