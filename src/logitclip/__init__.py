@@ -29,6 +29,7 @@ __all__ = [
     "norm_penalty",
     "theory",
     "train",
+    "tune",
 ]
 
 if TYPE_CHECKING:  # where each lives
@@ -38,6 +39,7 @@ if TYPE_CHECKING:  # where each lives
     from logitclip.criterion import LogitClip, Loss
     from logitclip.fused import linear_clip_cross_entropy
     from logitclip.run_folder import Result
+    from logitclip.search import tune
     from logitclip.training import train
 
 _WHERE = {
@@ -46,6 +48,7 @@ _WHERE = {
     "criterion": ("LogitClip", "Loss"),
     "fused": ("linear_clip_cross_entropy",),
     "run_folder": ("Result",),
+    "search": ("tune",),
     "training": ("train",),
 }
 

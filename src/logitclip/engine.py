@@ -171,8 +171,8 @@ def fit(
             with _model_randomness(fabric.device, derived_seed(settings.seed, "model", epoch, rank)):
                 row = _train(worker, epoch, order, lambda x, g=views: view(x, g), fabric)
             row = {"epoch": epoch, "lr": lr, **row}
-            row["test_accuracy"] = _accuracy(worker, test, view, settings, fabric)
-            if not math.isfinite(row["loss"] + row["test_accuracy"]):
+            row["test_accuracy"] = _accuracy(worker, test, view, settings, fabric) if len(test) else None
+            if not math.isfinite(row["loss"] + (row["test_accuracy"] or 0.0)):
                 raise Diverged(
                     f"Training diverged in epoch {epoch}: the loss or the network's output is no longer a finite "
                     f"number. Lower lr (it is {lr:g} there), or limit the gradient with grad_clip."

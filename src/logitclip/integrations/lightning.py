@@ -1,0 +1,95 @@
+"""LogitClip in Lightning: `lc.LogitClip` is the criterion, `ClipMonitor` logs what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from logitclip.clip import full_precision, vector_norm
+from logitclip.criterion import Linked, LogitClip, Loss
+from logitclip.engine import QUANTILES
+
+try:
+    from lightning.pytorch.callbacks import Callback
+except ImportError as error:
+    raise ImportError("ClipMonitor needs Lightning: pip install 'logitclip[lightning]'.") from error
+
+
+class ClipMonitor(Callback):
+    """Log what the clip does in every training epoch.
+
+    It looks for the criterion, a `LogitClip` or (to compare) a `Loss`, among the attributes of the LightningModule, and
+    logs at the end of each epoch, over all logits that the criterion was called with in training:
+
+    - ``logitclip/clipped``: the share of logit vectors that were clipped;
+    - ``logitclip/norm_0.05`` ... ``logitclip/norm_0.95``: quantiles of their norms before the clip;
+    - ``logitclip/memorised`` and ``logitclip/recovered``, if the true labels are known: of the wrong labels, the share
+      that the model predicted as given and the share that it predicted as true, before the step on that batch.
+
+    With several devices, the logged values are means over the devices.
+
+    Args:
+        true_labels: a function from a training batch to the true labels of its examples, in the shape of the targets.
+
+    >>> monitor = ClipMonitor(true_labels=lambda batch: batch[2])
+    """
+
+    def __init__(self, true_labels: Callable[[Any], Tensor] | None = None) -> None:
+        self.true_labels = true_labels
+        self._hook: Any = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Find the criterion and listen to its calls."""
+        self._criterion = next((m for m in pl_module.modules() if isinstance(m, (Linked, Loss))), None)
+        if self._criterion is None:
+            raise ValueError(
+                "ClipMonitor found no criterion: set one in __init__ of the LightningModule, as in "
+                "self.criterion = logitclip.LogitClip('ce', temp=1.5)."
+            )
+        self._hook = self._criterion.register_forward_pre_hook(self._look, with_kwargs=True)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Forget the last epoch."""
+        self._norms: list[Tensor] = []
+        self._counts: list[Tensor] = []  # wrong labels, how many predicted as given, how many as true
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Keep the true labels of the batch."""
+        self._truth = None if self.true_labels is None else self.true_labels(batch)
+
+    @torch.no_grad()
+    def _look(self, criterion: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not criterion.training:
+            return
+        logits, target = (*args, *(kwargs[name] for name in ("logits", "target") if name in kwargs))[:2]
+        dim = 1 if logits.ndim > 1 else 0
+        p = criterion.p if isinstance(criterion, LogitClip) else 2.0
+        self._norms.append(vector_norm(full_precision(logits), p, dim).flatten())
+        if self._truth is not None:
+            predicted, wrong = logits.argmax(dim), target != self._truth
+            memorised, recovered = wrong & (predicted == target), wrong & (predicted == self._truth)
+            self._counts.append(torch.stack([wrong.sum(), memorised.sum(), recovered.sum()]))
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """Log the epoch."""
+        if not self._norms:
+            return
+        norms = torch.cat(self._norms)
+        few = norms[:: 1 + len(norms) // 2**24]  # torch.quantile takes no more than that
+        values = torch.quantile(few, few.new_tensor(QUANTILES)).tolist()
+        row = {f"norm_{q}": value for q, value in zip(QUANTILES, values, strict=True)}
+        if isinstance(self._criterion, LogitClip):
+            row["clipped"] = (norms >= self._criterion.tau).float().mean().item()
+        if self._counts:
+            wrong, memorised, recovered = torch.stack(self._counts).sum(0).tolist()
+            row |= {"memorised": memorised / wrong, "recovered": recovered / wrong} if wrong else {}
+        pl_module.log_dict({f"logitclip/{name}": value for name, value in row.items()}, sync_dist=True)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Stop listening."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None

@@ -1,0 +1,228 @@
+"""LogitClip as a scikit-learn classifier: `LogitClipClassifier`."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from logitclip import engine, models, search
+from logitclip.criterion import LogitClip, Loss
+from logitclip.data import Dataset, Split
+from logitclip.data.loading import hold_out
+from logitclip.methods.standard import Job, Step, standard, stream
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils import check_array, check_consistent_length, check_random_state
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError("LogitClipClassifier needs scikit-learn >= 1.6: pip install 'logitclip[sklearn]'.") from error
+
+_ONE_AT_A_TIME = threading.Lock()  # a network can only draw from torch's global generator, which is put back afterwards
+
+
+class LogitClipClassifier(ClassifierMixin, BaseEstimator):
+    """A multilayer perceptron trained on noisy labels with clipped logits.
+
+    Scale the features, as for scikit-learn's own networks: ``make_pipeline(StandardScaler(), LogitClipClassifier())``.
+
+    Args:
+        loss: a loss and its knobs, as in ``"gce:q=0.7"``.
+        temp: the clip: threshold temp, scale 1/temp. None trains without a clip; "auto" finds a value with
+            `logitclip.tune`, which takes five trainings on half of the examples before the one on all of them.
+        width: units of a hidden layer.
+        depth: number of hidden layers; 0 is multinomial logistic regression.
+        epochs: passes over the training data.
+        batch_size: examples of one step.
+        lr: learning rate, divided by 10 after 40 % and again after 70 % of the epochs.
+        momentum: of SGD.
+        weight_decay: of SGD.
+        random_state: seed of the initial weights and of the order of the examples. An int makes `fit` reproducible.
+
+    Attributes:
+        classes_: the labels [K], sorted.
+        model_: the trained `nn.Module`, from features [N, D] to logits [N, K], in float64 on the CPU.
+        temp_: the temp used for training, found or given.
+        tuned_: with ``temp="auto"``, the scores of the values tried (`logitclip.search.Tuned`).
+        n_features_in_, feature_names_in_: as in every estimator.
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> classifier = LogitClipClassifier(random_state=0).fit(X, y)
+    >>> classifier.predict(X[:3]).tolist(), classifier.score(X, y) > 0.9
+    ([0, 0, 0], True)
+    """
+
+    def __init__(
+        self,
+        loss: str = "ce",
+        temp: float | str | None = 1.5,
+        *,
+        width: int = 256,
+        depth: int = 3,
+        epochs: int = 50,
+        batch_size: int = 128,
+        lr: float = 0.1,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        random_state: Any = None,
+    ) -> None:
+        self.loss = loss
+        self.temp = temp
+        self.width = width
+        self.depth = depth
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.momentum = momentum
+        self.weight_decay = weight_decay
+        self.random_state = random_state
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LogitClipClassifier:
+        """Train on features X [N, D] (array, DataFrame or sparse) and labels y [N] of any type.
+
+        Args:
+            sample_weight: a weight per example, [N], at least 0; only their ratios matter.
+
+        Raises:
+            ValueError: if the data or a parameter is invalid, or if training diverges.
+        """
+        X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32)
+        check_classification_targets(y)
+        weights = None
+        if sample_weight is not None:
+            X, y, weights = _weighted(X, y, sample_weight)
+        self.classes_, labels = np.unique(y, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError(f"There must be at least 2 classes to learn, got 1 class: {self.classes_[0]!r}.")
+        split = Split(_examples(X), torch.from_numpy(labels.astype(np.int64)))
+        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
+        self.temp_ = self.temp
+        if self.temp == "auto":
+            self.tuned_ = self._tune(split, weights, seed)
+            self.temp_ = self.tuned_.best
+        elif isinstance(self.temp, str):
+            raise ValueError(f"temp must be a positive number, 'auto' or None, got {self.temp!r}.")
+        try:
+            self.model_ = self._train(split, weights, seed, self.temp_)
+        except engine.Diverged as error:
+            raise ValueError(f"{error} Scale the features: make_pipeline(StandardScaler(), ...).") from error
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities [N, K] of the classes, in the order of `classes_`: the softmax of the unclipped logits."""
+        check_is_fitted(self)
+        X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
+        return _logits(self.model_, _examples(X)).softmax(1).numpy()
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class of each example, [N]."""
+        most_probable = self.predict_proba(X).argmax(1)
+        return self.classes_[most_probable]
+
+    def _tune(self, split: Split, weights: Tensor | None, seed: int) -> search.Tuned:
+        """Search for temp on a random half of the examples, validated on the others with their noisy labels."""
+        part = hold_out(len(split), search.HELD_OUT, generator=stream("cpu", seed, "validation"))
+
+        def train(temp: float) -> Any:
+            try:
+                model = self._train(split, weights, seed, temp, part.train)
+            except engine.Diverged:
+                return None
+            predicted = _logits(model, split.x).argmax(1)
+            hits = (predicted == split.labels).double()
+            return predicted[part.val], split.labels[part.val], hits[part.train].mean()
+
+        return search.tune(train)
+
+    def _train(
+        self, split: Split, weights: Tensor | None, seed: int, temp: Any, index: Tensor | None = None
+    ) -> nn.Module:
+        classes, features = len(self.classes_), int(self.n_features_in_)  # type: ignore[attr-defined]
+        nothing = split.select(torch.arange(0))
+        with _ONE_AT_A_TIME:
+            worker = engine.fit(
+                Dataset("X", split, nothing, classes, tuple(map(str, self.classes_))),
+                partial(_mlp, f"mlp:width={self.width},depth={self.depth}", classes, features),
+                Loss(self.loss) if temp is None else LogitClip(self.loss, temp=temp),
+                standard if weights is None else partial(_Weighted, weights=weights),
+                engine.Settings(
+                    epochs=self.epochs,
+                    batch_size=self.batch_size,
+                    lr=self.lr,
+                    momentum=self.momentum,
+                    weight_decay=self.weight_decay,
+                    seed=seed,
+                ),
+                index=index,
+            )
+        return worker.network.cpu().double().eval()
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+
+class _Weighted(standard):
+    """SGD on weighted examples; the weights have the mean 1 over the training set, not in every batch."""
+
+    def __init__(self, job: Job, weights: Tensor) -> None:
+        super().__init__(job)
+        self.example_weights = weights.to(job.fabric.device)
+
+    def train_step(self, index: Tensor, x: Tensor, y: Tensor, augment: Any) -> Step:
+        self.of_batch = self.example_weights[index]
+        return super().train_step(index, x, y, augment)
+
+    def objective(self, logits: Tensor, y: Tensor) -> Tensor:
+        return self.criterion(logits, y, self.of_batch) * self.of_batch.mean()
+
+
+class _SparseRows:
+    """Rows of a sparse matrix, made dense batch by batch."""
+
+    def __init__(self, matrix: Any) -> None:
+        self.matrix = matrix
+
+    def __len__(self) -> int:
+        return self.matrix.shape[0]
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        return torch.from_numpy(self.matrix[index.numpy()].toarray())
+
+    def select(self, index: Tensor) -> _SparseRows:
+        return _SparseRows(self.matrix[index.numpy()])
+
+
+def _examples(X: Any) -> Any:
+    """Validated features as the examples of a split."""
+    return torch.from_numpy(np.require(X, requirements=["C", "W"])) if isinstance(X, np.ndarray) else _SparseRows(X)
+
+
+def _mlp(spec: str, classes: int, features: int, seed: int) -> nn.Module:
+    return models.build(spec, classes, (features,), seed=seed)
+
+
+def _weighted(X: Any, y: np.ndarray, sample_weight: Any) -> tuple[Any, np.ndarray, Tensor]:
+    """The examples whose weight is not 0, and their weights with the mean 1."""
+    weights = check_array(sample_weight, ensure_2d=False, dtype="float64", input_name="sample_weight")
+    if weights.ndim != 1:
+        raise ValueError(f"Sample weights must be 1D, got {weights.ndim} dimensions.")
+    check_consistent_length(X, weights)
+    if (weights < 0).any() or not weights.any():
+        raise ValueError("Sample weights must not be negative, and not all zero.")
+    kept = np.flatnonzero(weights)
+    weights = weights[kept]
+    return X[kept], y[kept], torch.from_numpy(weights / weights.mean()).float()
+
+
+@torch.no_grad()
+def _logits(model: nn.Module, examples: Any) -> Tensor:
+    return torch.cat([model(examples[part].double()) for part in torch.arange(len(examples)).split(4096)])

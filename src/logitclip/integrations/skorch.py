@@ -1,0 +1,47 @@
+"""LogitClip in skorch: `LogitClipNet`, a `NeuralNetClassifier` for modules that return logits."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from logitclip.criterion import LogitClip
+
+try:
+    from skorch import NeuralNetClassifier
+except ImportError as error:
+    raise ImportError("LogitClipNet needs skorch: pip install 'logitclip[skorch]'.") from error
+
+
+class LogitClipNet(NeuralNetClassifier):
+    """skorch's `NeuralNetClassifier` with LogitClip as its criterion, for modules that return logits [N, K].
+
+    `predict_proba` returns the softmax of the unclipped logits; `NeuralNetClassifier` does not know the criterion and
+    would return the logits. ``criterion__tau`` or ``criterion__temp`` sets the clip and can be searched, and
+    ``criterion__criterion="gce"`` names another loss. Everything else is as in skorch.
+
+    >>> from torch import nn
+    >>> net = LogitClipNet(nn.Linear, module__in_features=2, module__out_features=3, criterion__tau=1.0, verbose=0)
+    >>> net.initialize().predict_proba(torch.zeros(4, 2)).sum(1).tolist()
+    [1.0, 1.0, 1.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        *args: Any,
+        criterion: Any = LogitClip,
+        criterion__criterion: Any = "ce",
+        predict_nonlinearity: Any = partial(torch.softmax, dim=-1),  # noqa: B008  # never changed
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            module,
+            *args,
+            criterion=criterion,
+            criterion__criterion=criterion__criterion,
+            predict_nonlinearity=predict_nonlinearity,
+            **kwargs,
+        )

@@ -1,0 +1,185 @@
+"""The search for a good value of the clip. It knows neither training nor files, only what each trial gave.
+
+Three values first, evenly spaced in the logarithm, then one value at a time: beyond the best one if it lies at an end,
+else beside it. `tune` runs the search around any training function; `logitclip tune` runs the same search.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+BETWEEN = (0.5, 5.0)  # where the search for temp starts: the paper's grid without its smallest value
+TRIALS = 5
+HELD_OUT = 0.51  # share of the noisy examples to validate on; training on the rest makes the trials cheap
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The result of training with one value, on held-out examples with their noisy labels."""
+
+    predictions: np.ndarray  # [N] predicted classes
+    labels: np.ndarray  # [N] noisy labels
+    train_accuracy: float | None = None  # share of the training labels that are predicted, in [0, 1]
+    val_accuracy: float | None = None  # share of the held-out labels that are predicted; None: computed from the above
+
+    @property
+    def accuracy(self) -> float:
+        return float((self.predictions == self.labels).mean()) if self.val_accuracy is None else self.val_accuracy
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The result of `tune`."""
+
+    best: float
+    scores: dict[float, float | None]  # of each value, in the order of the trials; None if training failed
+
+
+def tune(
+    train: Callable[[float], Any],
+    *,
+    between: tuple[float, float] = BETWEEN,
+    trials: int = TRIALS,
+    values: Sequence[float] | None = None,
+) -> Tuned:
+    """Find a good temp (or tau) for your own training loop, without a clean label.
+
+    Args:
+        train: trains a fresh model with the value it is given, and returns ``(predictions, labels)`` or
+            ``(predictions, labels, train_accuracy)``: the predicted classes [N] or logits [N, K] for held-out examples,
+            their noisy labels [N], and the share of the training labels that the model predicts, in [0, 1]. The
+            held-out examples must be the same in every call. Return None if training failed.
+        between: the smallest and the largest of the first three values. The search may leave this range.
+        trials: how often to train, at least 3.
+        values: try exactly these values instead, and score them by validation accuracy alone, as the paper does.
+
+    Returns:
+        The best value, and the score of each value: validation accuracy, minus the gap to the training accuracy, minus
+        the share of held-out examples for which the other trials agree on another class.
+
+    Raises:
+        ValueError: if an argument is out of its range, or if all trials failed.
+
+    >>> def train(temp):  # instead of training: predictions that are best at temp = 2.5
+    ...     rng, labels = np.random.default_rng(round(100 * temp)), np.arange(1000) % 4
+    ...     wrong = rng.random(1000) < 0.3 * abs(math.log(temp / 2.5))
+    ...     return np.where(wrong, (labels + 1) % 4, labels), labels
+    >>> tune(train).best
+    2.81
+    """
+    if values is not None:
+        if not len(values):
+            raise ValueError("values must not be empty.")
+        done = {float(value): _trial(train(value)) for value in values}
+        scores = {value: None if trial is None else trial.accuracy for value, trial in done.items()}
+        return Tuned(best(scores), scores)
+    if trials < 3:
+        raise ValueError(f"trials must be at least 3, got {trials}.")
+    done = {}
+    while ahead := [value for value in proposed(between, done, trials) if value not in done]:
+        done |= {value: _trial(train(value)) for value in ahead}
+    scores = scored(done)
+    return Tuned(best(scores), scores)
+
+
+def proposed(between: tuple[float, float], done: Mapping[float, Trial | None], count: int = TRIALS) -> list[float]:
+    """The values to try, as far as the trials so far decide them: the first three, then one after the other."""
+    low, high = between
+    if not 0 < low < high < math.inf:
+        raise ValueError(f"between must be two positive numbers, the smaller first, got {between}.")
+    values = [low, _rounded(math.sqrt(low * high)), high]
+    while len(values) < count and all(value in done for value in values):
+        values.append(_next(scored({value: done[value] for value in values})))
+    return values
+
+
+def scored(done: Mapping[float, Trial | None]) -> dict[float, float | None]:
+    """The score of each value: validation accuracy, minus two signs of a bad value. None if its training failed.
+
+    The first sign is the gap to the accuracy on the training labels: what a model fits without generalising is
+    memorised. The second is the share of held-out examples for which the other trials agree on another class: what one
+    model has memorised, or failed to learn, the others have not. Both help where validation accuracy is almost blind:
+    under asymmetric noise, right and wrong predictions alike agree with many of the noisy labels.
+    """
+    finished = {value: trial for value, trial in done.items() if trial is not None}
+    voters = [value for value, trial in finished.items() if _has_learnt(trial)]
+    scores: dict[float, float | None] = dict.fromkeys(done)
+    for value, trial in finished.items():
+        # With augmentation the training accuracy may be below the validation accuracy.
+        gap = 0.0 if trial.train_accuracy is None else max(0.0, trial.train_accuracy - trial.accuracy)
+        others = [finished[voter].predictions for voter in voters if voter != value]
+        apart = _outvoted(trial.predictions, np.stack(others)) if len(voters) > 1 else 0.0
+        scores[value] = trial.accuracy - gap - apart
+    return scores
+
+
+def best(scores: Mapping[Any, float | None]) -> Any:
+    """The value with the highest score, the first of several."""
+    known = {value: score for value, score in scores.items() if score is not None}
+    if not known:
+        raise ValueError("No value can be chosen: all trials failed.")
+    return max(known, key=known.__getitem__)
+
+
+def _next(scores: Mapping[float, float | None]) -> float:
+    """The next value: beyond the end if the best one lies there, else in the wider gap beside it (in logarithms)."""
+    values = sorted(scores)
+    at_best = values.index(max(values, key=lambda value: _or_worst(scores[value])))
+    if at_best in (0, len(values) - 1):
+        inner = values[1 if at_best == 0 else -2]
+        return _rounded(values[at_best] * values[at_best] / inner)
+    below, at, above = values[at_best - 1 : at_best + 2]
+    return _rounded(math.sqrt(at * above if above / at >= at / below else at * below))
+
+
+def _or_worst(score: float | None) -> float:
+    return -math.inf if score is None else score
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def _outvoted(predictions: np.ndarray, others: np.ndarray) -> float:
+    """The share of examples for which fewer of the others [M, N] predict the same than agree on another class."""
+    same = (others == predictions).sum(0)
+    most = (others[:, None] == others).sum(1).max(0)
+    return float((same < most).mean())
+
+
+def _has_learnt(trial: Trial) -> bool:
+    """Whether the predictions beat the most frequent label by two standard errors."""
+    share = np.unique(trial.labels, return_counts=True)[1].max() / len(trial.labels)
+    hits = (trial.predictions == trial.labels).mean()
+    return bool(hits > share + 2 * math.sqrt(share * (1 - share) / len(trial.labels)))
+
+
+def _trial(result: Any) -> Trial | None:
+    """What a training function returned, checked."""
+    if result is None:
+        return None
+    if not isinstance(result, tuple) or len(result) not in (2, 3):
+        raise ValueError(
+            "The training function must return (predictions, labels) or (predictions, labels, train_accuracy), "
+            f"got {type(result).__name__}."
+        )
+    predictions, labels = (_classes(values) for values in result[:2])
+    if predictions.shape != labels.shape or not len(labels):
+        raise ValueError(
+            f"There must be as many predictions as labels and at least one, got {len(predictions)} and {len(labels)}."
+        )
+    train_accuracy = None if len(result) == 2 or result[2] is None else float(result[2])
+    if train_accuracy is not None and not 0 <= train_accuracy <= 1:
+        raise ValueError(f"train_accuracy must lie in [0, 1], got {train_accuracy}. Divide percentages by 100.")
+    return Trial(predictions, labels, train_accuracy)
+
+
+def _classes(values: Any) -> np.ndarray:
+    """Classes [N] from classes [N], or from logits or probabilities [N, K]; tensors on any device are fine."""
+    array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+    return array.argmax(1) if array.ndim == 2 else array

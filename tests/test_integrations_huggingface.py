@@ -1,0 +1,170 @@
+"""`loss_func` in the real Trainer and SFTTrainer, on tiny models made on the spot."""
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from logitclip import LogitClip, Loss
+from logitclip.integrations.huggingface import loss_func
+
+TASKS = ("sequence", "token", "causal")
+
+
+def model_for(task):
+    torch.manual_seed(0)
+    small = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    small |= {"intermediate_size": 16, "max_position_embeddings": 16}
+    if task == "causal":
+        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**small, pad_token_id=0))
+    config = transformers.BertConfig(**small, num_labels=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    kind = "Sequence" if task == "sequence" else "Token"
+    return getattr(transformers, f"BertFor{kind}Classification")(config)
+
+
+def examples(task, n=8, length=6):
+    """Uneven numbers of labels that count, so that a mean of means would be wrong."""
+    g = torch.Generator().manual_seed(1)
+    ids = torch.randint(20, (n, length), generator=g)
+    if task == "sequence":
+        return [{"input_ids": x, "labels": y} for x, y in zip(ids, torch.randint(4, (n,), generator=g), strict=True)]
+    labels = ids.clone() if task == "causal" else torch.randint(4, (n, length), generator=g)
+    for row, counted in enumerate((6, 1, 2, 6, 3, 1, 5, 2)):
+        labels[row, counted:] = -100
+    return [{"input_ids": x, "labels": y} for x, y in zip(ids, labels, strict=True)]
+
+
+def trained(task, folder, batch_size, compute_loss_func, **more):
+    """The weights after one step of SGD on eight examples, and the logged loss."""
+    accumulated = 8 // batch_size
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=batch_size,
+        gradient_accumulation_steps=accumulated,
+        max_steps=1,
+        learning_rate=1.0,
+        optim="sgd",
+        max_grad_norm=0.0,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        lr_scheduler_type="constant",
+        **more,
+    )
+    trainer = transformers.Trainer(
+        model_for(task), arguments, train_dataset=examples(task), compute_loss_func=compute_loss_func
+    )
+    trainer.train()
+    weights = nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
+    return weights, trainer.state.log_history[0]["loss"]
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_an_accumulated_batch_equals_the_whole_one(task, smoothing, tmp_path):
+    compute = loss_func("gce:q=0.5", "norm:tau=0.2", label_smoothing=smoothing)
+    whole, whole_loss = trained(task, tmp_path, 8, compute)
+    accumulated, accumulated_loss = trained(task, tmp_path, 2, compute)
+    assert not torch.allclose(whole, nn.utils.parameters_to_vector(model_for(task).parameters()), atol=1e-3)
+    torch.testing.assert_close(accumulated, whole, atol=1e-5, rtol=1e-4)
+    assert accumulated_loss == pytest.approx(whole_loss, rel=1e-3)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_without_a_clip_ce_trains_as_the_model_itself_does(task, tmp_path):
+    own, own_loss = trained(task, tmp_path, 8, None)
+    ours, our_loss = trained(task, tmp_path, 8, loss_func("ce", "none"))
+    torch.testing.assert_close(ours, own, atol=1e-5, rtol=1e-4)
+    assert our_loss == pytest.approx(own_loss, rel=1e-3)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_label_smoothing_is_that_of_trainer(task, tmp_path):
+    own, _ = trained(task, tmp_path, 8, None, label_smoothing_factor=0.2)
+    ours, _ = trained(task, tmp_path, 8, loss_func("ce", "none", label_smoothing=0.2))
+    torch.testing.assert_close(ours, own, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_loss_is_the_criterion_on_labels_that_count(task):
+    batch = examples(task)
+    ids, labels = (torch.stack([example[key] for example in batch]) for key in ("input_ids", "labels"))
+    outputs = model_for(task)(input_ids=ids)
+    logits = outputs.logits
+    if task == "causal":
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    flat = logits.reshape(-1, logits.shape[-1]), labels.reshape(-1)
+    expected = LogitClip("ce", temp=1.5)(*flat)
+    given = torch.stack([example["labels"] for example in batch])
+    torch.testing.assert_close(loss_func("ce", "norm:temp=1.5")(outputs, given), expected)
+    total = LogitClip(Loss("ce", reduction="sum"), temp=1.5)(*flat)
+    torch.testing.assert_close(loss_func("ce", "norm:temp=1.5")(outputs, given, num_items_in_batch=50), total / 50)
+
+
+def test_a_batch_without_labels_that_count_is_zero():
+    logits = torch.randn(2, 3, 5, requires_grad=True)
+    for smoothing in (0.0, 0.1):
+        loss = loss_func(shift=False, label_smoothing=smoothing)({"logits": logits}, torch.full((2, 3), -100))
+        loss.backward()
+        assert loss == 0
+        assert not logits.grad.any()
+
+
+def test_mistakes_are_one_sentence():
+    with pytest.raises(ValueError, match=r"label_smoothing must be at least 0 and below 1, got 1\.5"):
+        loss_func(label_smoothing=1.5)
+    with pytest.raises(ValueError, match="Did you mean 'norm'"):
+        loss_func("ce", "nrm:tau=1")
+    with pytest.raises(ValueError, match=r"shift=True"):
+        loss_func()({"logits": torch.zeros(2, 3, 4)}, torch.zeros(2, 3, dtype=torch.long))
+    with pytest.raises(ValueError, match="no 'labels'"):
+        loss_func()({"logits": torch.zeros(2, 4)}, None)
+
+
+@pytest.mark.parametrize("batch_size", [4, 1])
+def test_sft_trainer(tmp_path, batch_size):
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    tokenizers = pytest.importorskip("tokenizers")
+    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[EOS]", "a", "b", "c", "d", "e", "f"])}
+    raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[PAD]"))
+    raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="[PAD]", eos_token="[EOS]")
+    data = datasets.Dataset.from_dict({"text": ["a b c", "c d", "e f a b d", "b"]})
+    arguments = trl.SFTConfig(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=batch_size,
+        gradient_accumulation_steps=4 // batch_size,
+        max_steps=1,
+        learning_rate=1.0,
+        optim="sgd",
+        max_grad_norm=0.0,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+    )
+    trainer = trl.SFTTrainer(
+        model_for("causal"),
+        arguments,
+        train_dataset=data,
+        processing_class=tokenizer,
+        compute_loss_func=loss_func("ce", "norm:tau=1"),
+    )
+    trainer.train()
+    # The same step by hand, on all four texts at once.
+    ids = [tokenizer(text)["input_ids"] + [1] for text in data["text"]]
+    longest = max(map(len, ids))
+    padded = torch.tensor([row + [0] * (longest - len(row)) for row in ids])
+    labels = torch.tensor([row + [-100] * (longest - len(row)) for row in ids])
+    model = model_for("causal")
+    loss = loss_func("ce", "norm:tau=1")(model(input_ids=padded, attention_mask=(labels >= 0).long()), labels)
+    loss.backward()
+    for by_hand, parameter in zip(model.parameters(), trainer.model.parameters(), strict=True):
+        torch.testing.assert_close(parameter, by_hand - by_hand.grad, atol=1e-5, rtol=1e-4)

@@ -1,0 +1,183 @@
+"""LogitClipClassifier keeps scikit-learn's contract and resists wrong labels."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+from sklearn.base import clone
+from sklearn.datasets import load_digits, load_iris
+from sklearn.model_selection import GridSearchCV, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from logitclip.integrations.sklearn import LogitClipClassifier
+
+# Both are also expected failures of scikit-learn's own SGDClassifier.
+EXPECTED_FAILURES = dict.fromkeys(
+    ("check_sample_weight_equivalence_on_dense_data", "check_sample_weight_equivalence_on_sparse_data"),
+    "With mini-batches a weight is not equivalent to repeating an example; in one batch it is, up to rounding.",
+)
+
+
+@parametrize_with_checks(
+    [LogitClipClassifier(width=32, depth=1, epochs=20)], expected_failed_checks=lambda _: EXPECTED_FAILURES
+)
+def test_scikit_learn_contract(estimator, check):
+    check(estimator)
+
+
+def small(**options) -> LogitClipClassifier:
+    defaults = {"width": 32, "depth": 1, "epochs": 20, "batch_size": 32, "random_state": 0}
+    return LogitClipClassifier(**defaults | options)
+
+
+@pytest.fixture(scope="module")
+def iris():
+    frame = load_iris(as_frame=True)
+    return StandardScaler().set_output(transform="pandas").fit_transform(frame.data), frame.target
+
+
+@pytest.fixture(scope="module")
+def noisy_digits():
+    """Features and noisy labels to train on (40 % wrong), features and true labels to test on."""
+    X, y = load_digits(return_X_y=True)
+    X, rng = X / 16, np.random.default_rng(0)
+    order = rng.permutation(len(y))
+    train, test = order[:1200], order[1200:]
+    wrong = rng.random(len(train)) < 0.4
+    noisy = np.where(wrong, (y[train] + rng.integers(1, 10, len(train))) % 10, y[train])
+    return X[train], noisy, X[test], y[test]
+
+
+def test_the_clip_helps_with_40_percent_wrong_labels(noisy_digits):
+    X, noisy, X_test, y_test = noisy_digits
+    options = {"width": 128, "depth": 2, "epochs": 60}
+    plain, clipped = (small(temp=temp, **options).fit(X, noisy).score(X_test, y_test) for temp in (None, 1.5))
+    assert clipped > plain + 0.05
+    assert clipped > 0.85
+
+
+def test_auto_chooses_a_good_temp_from_noisy_labels_alone(noisy_digits):
+    X, noisy, X_test, y_test = noisy_digits
+    classifier = small(temp="auto", width=64).fit(X, noisy)
+    assert classifier.temp_ == classifier.tuned_.best
+    assert len(classifier.tuned_.scores) == 5
+    worst = min(classifier.tuned_.scores, key=classifier.tuned_.scores.__getitem__)
+    assert classifier.score(X_test, y_test) > small(temp=worst, width=64).fit(X, noisy).score(X_test, y_test)
+
+
+def test_fit_is_a_function_of_random_state(iris):
+    X, y = iris
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first, same, other = (small(random_state=seed).fit(X, y).predict_proba(X) for seed in (3, 3, 4))
+    assert np.array_equal(first, same)
+    assert not np.array_equal(first, other)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def _probabilities(X, y, seed):
+    return small(random_state=seed, epochs=5).fit(X, y).predict_proba(X)
+
+
+@pytest.mark.parametrize("backend", ["threading", "loky"])
+def test_jobs_do_not_disturb_each_other(iris, backend):
+    import joblib
+
+    X, y = iris
+    alone = [_probabilities(X, y, seed) for seed in range(4)]
+    with joblib.parallel_config(backend=backend):
+        together = joblib.Parallel(n_jobs=2)(joblib.delayed(_probabilities)(X, y, seed) for seed in range(4))
+    assert np.array_equal(alone, together)
+
+
+def test_strings_frames_and_clones(iris):
+    X, y = iris
+    names = np.array(["setosa", "versicolor", "virginica"])[y]
+    classifier = clone(small()).fit(X, names)
+    assert classifier.classes_.tolist() == ["setosa", "versicolor", "virginica"]
+    assert classifier.feature_names_in_.tolist() == list(X.columns)
+    assert classifier.score(X, names) > 0.9
+    assert set(classifier.predict(X)) <= set(names)
+
+
+def test_probabilities_survive_pickling(iris):
+    X, y = iris
+    classifier = small().fit(X, y)
+    probabilities = classifier.predict_proba(X)
+    assert np.allclose(probabilities.sum(1), 1)
+    assert np.array_equal(pickle.loads(pickle.dumps(classifier)).predict_proba(X), probabilities)
+
+
+@pytest.mark.parametrize("container", [sparse.csr_array, sparse.csc_matrix, sparse.coo_array])
+def test_sparse_features_give_the_same_model(noisy_digits, container):
+    X, noisy, X_test, _ = noisy_digits
+    dense = small(epochs=3).fit(X, noisy).predict_proba(X_test)
+    assert np.array_equal(small(epochs=3).fit(container(X), noisy).predict_proba(container(X_test)), dense)
+
+
+def test_weights_count_as_repetitions(iris):
+    """In one batch. Weights of 0 remove an example, and only the ratios of the weights matter."""
+    X, y = iris[0].to_numpy(), iris[1].to_numpy()
+    weights = np.random.default_rng(0).integers(0, 4, len(y))
+    repeated = small(batch_size=1000).fit(X.repeat(weights, 0), y.repeat(weights)).predict_proba(X)
+    weighted = small(batch_size=1000).fit(X, y, sample_weight=7.0 * weights).predict_proba(X)
+    assert np.abs(repeated - weighted).max() < 1e-4
+    assert np.abs(repeated - small(batch_size=1000).fit(X, y).predict_proba(X)).max() > 1e-3
+
+
+def test_weights_count_across_batches(iris):
+    """A batch of light examples moves the weights less than one of heavy examples."""
+    X, y = iris[0].to_numpy(), iris[1].to_numpy()
+    wrong = np.concatenate([y, (y + 1) % 3])  # each example once right and once wrong
+    weights = np.repeat([1.0, 0.01], len(y))
+    classifier = small(batch_size=16, temp=None).fit(np.vstack([X, X]), wrong, sample_weight=weights)
+    assert classifier.score(X, y) > 0.9
+
+
+def test_pipeline_grid_search_and_cross_val_predict(iris):
+    X, y = iris
+    pipeline = make_pipeline(MinMaxScaler(), small(epochs=10))
+    grid = GridSearchCV(pipeline, {"logitclipclassifier__temp": [None, 0.5, 1.5]}, cv=3).fit(X, y)
+    assert grid.best_score_ > 0.6
+    assert cross_val_predict(pipeline, X, y, cv=3, method="predict_proba").shape == (150, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temp": -1.0}, "temp must be positive"),
+        ({"temp": "grid"}, "temp must be a positive number, 'auto' or None, got 'grid'"),
+        ({"loss": "cee"}, "Did you mean 'ce'"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"width": 0}, "width"),
+    ],
+)
+def test_a_wrong_parameter_is_one_sentence(iris, options, message):
+    with pytest.raises(ValueError, match=message):
+        small(**options).fit(*iris)
+
+
+@pytest.mark.parametrize("weights", [-np.ones(150), np.zeros(150), np.full(150, np.nan), np.ones((150, 2))])
+def test_wrong_weights_are_refused(iris, weights):
+    with pytest.raises(ValueError, match="weight"):
+        small().fit(*iris, sample_weight=weights)
+
+
+def test_divergence_is_an_error_that_helps(iris):
+    X, y = iris
+    with pytest.raises(ValueError, match="Scale the features"):
+        small(temp=None, lr=100.0).fit(1e6 * X, y)
+
+
+def test_nan_is_refused(iris):
+    X, y = iris
+    with pytest.raises(ValueError, match="NaN"):
+        small().fit(X.where(X > 0), y)
+
+
+def test_other_losses_can_be_named(iris):
+    assert small(loss="gce:q=0.5", temp=1.5).fit(*iris).score(*iris) > 0.8

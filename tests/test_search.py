@@ -1,0 +1,101 @@
+"""The search around any training function."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import logitclip as lc
+from logitclip.search import Trial, proposed, scored
+
+LABELS = np.arange(2000) % 5
+
+
+def peaked(peak, calls=None):
+    """A training function whose predictions are best at `peak`."""
+
+    def train(value):
+        if calls is not None:
+            calls.append(value)
+        rng = np.random.default_rng(round(1000 * value))
+        wrong = rng.random(len(LABELS)) < 0.3 * abs(math.log(value / peak))
+        return np.where(wrong, (LABELS + 1) % 5, LABELS), LABELS, 0.5
+
+    return train
+
+
+@pytest.mark.parametrize("peak", [0.2, 0.5, 1.0, 1.6, 3.0, 5.0, 12.0])
+def test_it_comes_near_the_peak_also_outside_the_range(peak):
+    calls = []
+    tuned = lc.tune(peaked(peak, calls))
+    assert abs(math.log(tuned.best / peak)) < 0.5
+    assert calls == list(tuned.scores)
+    assert len(set(calls)) == 5
+
+
+def test_more_trials_come_nearer():
+    def distance(trials):
+        return abs(math.log(lc.tune(peaked(2.2), trials=trials).best / 2.2))
+
+    assert distance(9) < distance(3)
+    assert distance(9) < 0.1
+
+
+def test_given_values_are_scored_by_validation_accuracy_alone():
+    tuned = lc.tune(peaked(2.0), values=[1, 2, 4])
+    assert tuned.best == 2
+    assert tuned.scores[2.0] == 1.0
+    assert list(tuned.scores) == [1, 2, 4]
+
+
+def test_tensors_and_logits_are_understood():
+    logits = torch.eye(3)[torch.tensor([0, 1, 2, 2])].requires_grad_()
+    assert lc.tune(lambda _: (logits, torch.tensor([0, 1, 2, 0])), values=[1.0]).scores == {1.0: 0.75}
+
+
+def test_a_failed_training_is_not_chosen():
+    def train(value):
+        return None if value > 1 else peaked(5.0)(value)
+
+    tuned = lc.tune(train)
+    assert tuned.best <= 1
+    assert tuned.scores[5.0] is None
+    with pytest.raises(ValueError, match="all trials failed"):
+        lc.tune(lambda value: None)
+
+
+def test_what_is_memorised_counts_against_a_value():
+    honest = Trial(LABELS, LABELS, train_accuracy=0.6, val_accuracy=0.5)
+    memorising = Trial(LABELS, LABELS, train_accuracy=1.0, val_accuracy=0.55)
+    below = Trial(LABELS, LABELS, train_accuracy=0.1, val_accuracy=0.3)  # as with augmentation
+    scores = scored({1.0: honest, 2.0: memorising, 3.0: below})
+    assert scores == pytest.approx({1.0: 0.4, 2.0: 0.1, 3.0: 0.3})
+
+
+def test_a_decision_does_not_depend_on_later_trials():
+    done = {}
+    while ahead := [value for value in proposed((0.5, 5.0), done, 6) if value not in done]:
+        earlier = list(done)
+        done |= {value: Trial(*peaked(3.0)(value)) for value in ahead}
+        assert proposed((0.5, 5.0), done, 6)[: len(earlier)] == earlier
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (0.9, "must return"),
+        ((np.zeros(3), np.zeros(4)), "as many predictions as labels"),
+        ((np.zeros(0), np.zeros(0)), "at least one"),
+        ((np.zeros(3), np.zeros(3), 87.5), r"train_accuracy must lie in \[0, 1\], got 87.5. Divide"),
+    ],
+)
+def test_a_training_function_that_returns_something_else_is_told(returned, message):
+    with pytest.raises(ValueError, match=message):
+        lc.tune(lambda _: returned)
+
+
+@pytest.mark.parametrize("options", [{"trials": 2}, {"between": (5, 0.5)}, {"between": (0, 1)}, {"values": []}])
+def test_bad_arguments_are_refused(options):
+    with pytest.raises(ValueError, match=r"trials must|between must|values must"):
+        lc.tune(peaked(1.0), **options)
