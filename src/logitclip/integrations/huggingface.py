@@ -36,6 +36,7 @@ def loss_func(
     Raises:
         ValueError: if a spec is invalid, or label_smoothing is not in [0, 1).
 
+    >>> import torch
     >>> compute_loss = loss_func("ce", "norm:tau=1")
     >>> compute_loss({"logits": torch.tensor([[30.0, 40.0]])}, torch.tensor([0]))
     tensor(0.7981)
