@@ -31,10 +31,10 @@ CLIPS = [None, (1.0, None), (2.0, 0.5), (0.5, 3.0), (1e3, None), (60.0, 50.0)]  
 
 
 def batch(shape: tuple[int, ...] = SMALL, dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Logits whose rows have norms from 0.1 to 100, and labels."""
+    """Logits whose rows have norms from about 0.1 to 100, none of them at a threshold, and labels."""
     g = torch.Generator().manual_seed(seed)
     z = torch.randn(shape, generator=g, dtype=torch.float64)
-    norms = 10 ** torch.linspace(-1, 2, z[..., 0].numel(), dtype=torch.float64).reshape(shape[:-1])
+    norms = 10 ** torch.linspace(-1.013, 1.987, z[..., 0].numel(), dtype=torch.float64).reshape(shape[:-1])
     z = z / z.norm(dim=-1, keepdim=True) * norms.unsqueeze(-1)
     return z.to(dtype), torch.randint(shape[-1], shape[:-1], generator=g)
 
