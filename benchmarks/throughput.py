@@ -35,7 +35,8 @@ from logitclip import engine, models
 from logitclip.criterion import LogitClip, Loss
 from logitclip.data import Split, batches, transform
 from logitclip.data.cifar import cifar10
-from logitclip.methods.standard import Job, standard
+from logitclip.methods.base import Job
+from logitclip.methods.standard import Standard
 
 BATCH, CLASSES = 128, 10
 AUGMENT = "flip_crop:padding=4"
@@ -99,7 +100,7 @@ def cases(root: Path, count: int, compiled: bool) -> dict[str, Callable[[int], f
         fabric = engine.make_fabric(accelerator="cpu")
         settings = engine.Settings(weight_decay=5e-4, compile=compiled)
         job = Job(train, CLASSES, torch.arange(len(train)), view, network, criterion, settings, fabric)
-        worker = standard(job)
+        worker = Standard(job)
 
         def train_some(seed: int) -> float:
             g = torch.Generator().manual_seed(seed)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from logitclip.criterion import clipped
 from logitclip.data import Split
-from logitclip.engine import Settings, make_fabric
-from logitclip.methods.standard import Job
+from logitclip.engine import make_fabric
+from logitclip.methods.base import Job, Settings
 
 CLASSES = 4
 CLIPS = (

@@ -23,7 +23,7 @@ from logitclip.clip import CLIPS, norm_penalty
 from logitclip.criterion import LogitClip, Loss, clipped
 from logitclip.data import Dataset, Split, batch_indices, transform
 from logitclip.engine import Diverged, Progress, Settings, fit, launch, learning_rate, make_fabric
-from logitclip.methods.standard import standard, stream
+from logitclip.methods.standard import Standard, stream
 
 CLASSES = 4
 SETTINGS = Settings(epochs=3, batch_size=32, lr=0.05, momentum=0.9, seed=1)
@@ -143,7 +143,7 @@ def test_only_the_chosen_examples_are_trained_on():
     dataset, index = make_data(), torch.arange(0, 150, 2)
     seen = []
 
-    class Looking(standard):
+    class Looking(Standard):
         def train_step(self, index, x, y, augment):
             seen.append(index)
             assert torch.equal(x, dataset.train.x[index])
@@ -205,7 +205,7 @@ def test_the_last_row_says_what_the_network_does():
 def test_loss_accuracy_norms_and_clipped_share_are_those_of_the_steps():
     dataset, steps = make_data(), []
 
-    class Recording(standard):
+    class Recording(Standard):
         def train_step(self, index, x, y, augment):
             step = super().train_step(index, x, y, augment)
             steps.append((y, step))
@@ -441,7 +441,7 @@ def test_divergence_is_named_with_its_epoch():
 
 
 def test_divergence_in_the_very_last_step_is_noticed():
-    class Poisoned(standard):
+    class Poisoned(Standard):
         def train_epoch(self, epoch, batches, augment):
             yield from super().train_epoch(epoch, batches, augment)
             if epoch == 2:
@@ -493,7 +493,7 @@ def test_no_full_batch_is_a_sentence():
 def test_precisions(precision, weights):
     dtypes = set()
 
-    class Looking(standard):
+    class Looking(Standard):
         def objective(self, logits, y):
             dtypes.add(logits.dtype)
             return super().objective(logits, y)
@@ -528,7 +528,7 @@ def test_a_device_that_is_not_there_is_a_sentence():
 def test_images_are_trained_in_channels_last():
     layouts = []
 
-    class Looking(standard):
+    class Looking(Standard):
         def train_step(self, index, x, y, augment):
             weight = dict(self.network.named_parameters())["stem.weight"]
             layouts.append(weight.is_contiguous(memory_format=torch.channels_last))
@@ -576,7 +576,7 @@ def in_both(fabric: Any, folder: Path) -> None:
     owned: list[list[int]] = []
     steps: list[Any] = []
 
-    class Looking(standard):
+    class Looking(Standard):
         def train_epoch(self, epoch, batches, augment):
             owned.append([])
             steps.clear()

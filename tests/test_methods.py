@@ -21,7 +21,7 @@ from logitclip.data import Dataset, Split
 from logitclip.engine import Progress, Settings, fit, make_fabric
 from logitclip.losses import LOSSES
 from logitclip.methods import METHODS
-from logitclip.methods.standard import standard
+from logitclip.methods.standard import Standard
 from logitclip.models import build
 from logitclip.run_folder import Result
 
@@ -241,7 +241,7 @@ def test_refusals_are_a_sentence_and_exit_code_2(
 # -- the comparisons of the paper are settings of `train` --------------------------------------------------------------
 
 
-class Watched(standard):
+class Watched(Standard):
     """Keeps the logits that the loss is taken of, and the norm of each gradient that is stepped along."""
 
     def __init__(self, job: Any) -> None:

@@ -14,7 +14,7 @@ from logitclip.clip import CLIPS as LINKS
 from logitclip.criterion import clipped
 from logitclip.data import Dataset, Split
 from logitclip.engine import Progress, Settings, fit, make_fabric
-from logitclip.methods.standard import standard
+from logitclip.methods.standard import Standard
 
 N = 40
 X, Y = 2 * numbers(N, 5, seed=30), labels(N, seed=31)
@@ -44,7 +44,7 @@ def updated(left_out: np.ndarray, y: Tensor) -> np.ndarray:
 def test_step(epoch: int, clip: str) -> None:
     """Loss, sieve and gradient at an epoch, with the prior that the epoch before has left."""
     model, link = network(5, CLASSES), LINKS.build(clip)
-    worker = standard(make_job(X, Y, model, loss="cores", clip=clip))
+    worker = Standard(make_job(X, Y, model, loss="cores", clip=clip))
     criterion = worker.criterion if clip in ("none",) else worker.criterion.criterion
     prior, weights = COUNTS / N, list(model.parameters())
     for now in (epoch - 1, epoch) if epoch else (epoch,):
@@ -76,14 +76,14 @@ def test_whole_training_at_more_epochs_than_the_table_of_beta_has() -> None:
         rows[progress.row["epoch"]] = progress.row
         counts[progress.row["epoch"]] = progress.method.criterion.class_counts.double().numpy().copy()
 
-    class watched(standard):
+    class Watched(Standard):
         def train_step(self, index: Tensor, x: Tensor, y: Tensor, augment: Any) -> Any:
             seen.append((x, y))
             return super().train_step(index, x, y, augment)
 
     fabric = make_fabric(accelerator="cpu", precision="64")
     more = {"fabric": fabric, "after_epoch": after_epoch, "view": lambda x, generator: x}
-    fit(dataset, lambda _: network(5, CLASSES), clipped("cores", "none"), watched, settings, **more)
+    fit(dataset, lambda _: network(5, CLASSES), clipped("cores", "none"), Watched, settings, **more)
 
     model, prior, removed_at_last = network(5, CLASSES), COUNTS / N, 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
@@ -108,7 +108,7 @@ def test_whole_training_at_more_epochs_than_the_table_of_beta_has() -> None:
 def test_a_batch_that_is_left_out_as_a_whole_costs_nothing() -> None:
     model = nn.Linear(5, CLASSES)
     worst = model(X.float()).detach().argmin(1)  # the least probable label of each
-    worker = standard(make_job(X.float(), worst, model, loss="cores:sieve_after=0"))
+    worker = Standard(make_job(X.float(), worst, model, loss="cores:sieve_after=0"))
     worker.start_epoch(1, 0.1)
     before = [w.detach().clone() for w in worker.network.parameters()]
     step = worker.train_step(torch.arange(N), X.float(), worst, lambda x: x)
@@ -121,14 +121,14 @@ def test_a_batch_that_is_left_out_as_a_whole_costs_nothing() -> None:
 
 def test_prior_counts_the_examples_trained_on_alone() -> None:
     index = torch.arange(0, N, 3)
-    worker = standard(make_job(X, Y, network(5, CLASSES), loss="cores", index=index))
+    worker = Standard(make_job(X, Y, network(5, CLASSES), loss="cores", index=index))
     worker.start_epoch(0, 0.1)
     assert torch.equal(worker.criterion.class_counts, torch.bincount(Y[index], minlength=CLASSES).float())
 
 
 def test_a_uniform_prior_stays_uniform() -> None:
     model = network(5, CLASSES)
-    worker = standard(make_job(X, Y, model, loss="cores:prior=uniform,sieve_after=0"))
+    worker = Standard(make_job(X, Y, model, loss="cores:prior=uniform,sieve_after=0"))
     prior = np.full(CLASSES, 1 / CLASSES)
     for epoch in (38, 39):
         worker.start_epoch(epoch, 0.0)
@@ -138,7 +138,7 @@ def test_a_uniform_prior_stays_uniform() -> None:
 
 
 def test_what_was_left_out_is_part_of_the_state() -> None:
-    one, other = (standard(make_job(X, Y, network(5, CLASSES), loss="cores", clip="norm:tau=1")) for _ in range(2))
+    one, other = (Standard(make_job(X, Y, network(5, CLASSES), loss="cores", clip="norm:tau=1")) for _ in range(2))
     one.start_epoch(39, 0.1)
     one.train_step(torch.arange(N), X, Y, lambda x: x)
     removed = one.criterion.criterion.removed.clone()
@@ -149,7 +149,7 @@ def test_what_was_left_out_is_part_of_the_state() -> None:
 
 
 def test_other_losses_have_no_such_state() -> None:
-    worker = standard(make_job(X, Y, network(5, CLASSES), loss="gce"))
+    worker = Standard(make_job(X, Y, network(5, CLASSES), loss="gce"))
     worker.start_epoch(40, 0.1)
     worker.train_step(torch.arange(N), X, Y, lambda x: x)
     assert worker.state_dict()["removed"] == []

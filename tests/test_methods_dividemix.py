@@ -20,7 +20,7 @@ from logitclip.config import RunConfig
 from logitclip.criterion import Loss
 from logitclip.methods import METHODS
 from logitclip.methods import dividemix as module
-from logitclip.methods.dividemix import dividemix, lower_of_two, mixed, mixmatch_losses, negative_entropy, refined
+from logitclip.methods.dividemix import DivideMix, lower_of_two, mixed, mixmatch_losses, negative_entropy, refined
 from logitclip.methods.dividemix import sharpen as sharpened
 
 N = 16
@@ -37,16 +37,16 @@ def sharpen(p: np.ndarray, temperature: float) -> np.ndarray:
     return p ** (1 / temperature) / (p ** (1 / temperature)).sum(1, keepdims=True)
 
 
-def make(*, x: Tensor = X, y: Tensor = Y, norm: bool = False, view: Any = None, **more: Any) -> dividemix:
+def make(*, x: Tensor = X, y: Tensor = Y, norm: bool = False, view: Any = None, **more: Any) -> DivideMix:
     """A worker with two different networks; knobs of DivideMix and settings of the job together."""
-    names = dividemix.__init__.__kwdefaults__ or {}
+    names = DivideMix.__init__.__kwdefaults__ or {}
     knobs = {name: more.pop(name) for name in list(more) if name in names}
     view = view or (lambda x, generator: x)
     job = make_job(x, y, lambda seed: network(5, 6, CLASSES, norm=norm, seed=seed % 97), view=view, **more)
-    return dividemix(job, **{"warm_up": 1, **knobs})
+    return DivideMix(job, **{"warm_up": 1, **knobs})
 
 
-def one_epoch(worker: dividemix, epoch: int, augment: Callable[[Tensor], Tensor] = lambda x: x) -> list[Any]:
+def one_epoch(worker: DivideMix, epoch: int, augment: Callable[[Tensor], Tensor] = lambda x: x) -> list[Any]:
     worker.start_epoch(epoch, worker.settings.lr)
     return list(worker.train_epoch(epoch, [], augment))
 
@@ -437,7 +437,7 @@ def test_each_place_of_the_clip_can_be_switched_and_matters() -> None:
     ],
 )
 def test_presets(data: str, noise: str, expected: tuple[Any, ...]) -> None:
-    preset = dividemix.preset(data, noise)
+    preset = DivideMix.preset(data, noise)
     names = ("warm_up", "lambda_u", "p_threshold", "loss_window", "confidence_penalty")
     assert tuple(preset[name] for name in names) == expected
     assert preset["alpha"] == (0.5 if data == "webvision" else 4)
@@ -484,7 +484,7 @@ def test_refusals(more: dict[str, Any], message: str) -> None:
 def test_one_network_for_both_is_refused() -> None:
     shared = network(5, CLASSES)
     with pytest.raises(ValueError, match="trains two networks: give a function"):
-        dividemix(make_job(X, Y, lambda seed: shared))
+        DivideMix(make_job(X, Y, lambda seed: shared))
 
 
 def test_a_run_that_is_all_warm_up_says_so(caplog: pytest.LogCaptureFixture) -> None:

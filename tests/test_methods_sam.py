@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from logitclip.clip import PENALTIES
 from logitclip.criterion import Loss, clipped
-from logitclip.methods.sam import frozen_statistics, perturbed, sam
+from logitclip.methods.sam import SAM, frozen_statistics, perturbed
 
 X, Y = numbers(12, 5, seed=7), labels(12)
 
 
-def step(worker: sam) -> Any:
+def step(worker: SAM) -> Any:
     worker.network.train()
     return worker.train_step(torch.arange(len(X)), worker.job.train.x, Y, lambda x: x)  # type: ignore[arg-type]
 
@@ -26,7 +26,7 @@ def step(worker: sam) -> Any:
 def test_step_of_a_linear_model_in_numpy() -> None:
     """w_hat = w + rho g/|g|, the gradient there, and SGD with momentum and weight decay from w."""
     model = network(5, CLASSES)
-    worker = sam(make_job(X, Y, model, momentum=0.9, weight_decay=0.01), rho=0.3)
+    worker = SAM(make_job(X, Y, model, momentum=0.9, weight_decay=0.01), rho=0.3)
     weight, bias = (p.detach().numpy().copy() for p in model.parameters())
     x, one_hot = X.numpy(), np.eye(CLASSES)[Y]
     velocity: Any = (0.0, 0.0)
@@ -71,7 +71,7 @@ def reference(model: nn.Module, x: Tensor, y: Tensor, objective: Any, rho: float
 @pytest.mark.parametrize("clip", CLIPS)
 def test_any_objective(clip: str, loss: str) -> None:
     model = network(5, 6, CLASSES)
-    worker = sam(make_job(X, Y, model, loss=loss, clip=clip), rho=0.2)
+    worker = SAM(make_job(X, Y, model, loss=loss, clip=clip), rho=0.2)
     expected = reference(model, X, Y, clipped(loss, clip), 0.2)
     step(worker)
     assert all(map(_close, worker.network.parameters(), expected))
@@ -79,7 +79,7 @@ def test_any_objective(clip: str, loss: str) -> None:
 
 def test_penalty_and_gradient_clipping_act_on_the_second_gradient() -> None:
     model, penalty = network(5, 6, CLASSES), PENALTIES.build("norm:weight=0.3")
-    worker = sam(make_job(X, Y, model, penalty=penalty, grad_clip=0.05), rho=0.2)
+    worker = SAM(make_job(X, Y, model, penalty=penalty, grad_clip=0.05), rho=0.2)
     ce = nn.CrossEntropyLoss()
 
     def objective(z: Tensor, y: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def test_penalty_and_gradient_clipping_act_on_the_second_gradient() -> None:
 def test_batch_norm_takes_its_statistics_from_the_first_pass(momentum: float | None) -> None:
     model = network(5, 6, CLASSES, norm=True)
     model[1].momentum = momentum  # type: ignore[index]
-    worker = sam(make_job(X, Y, model), rho=0.5)
+    worker = SAM(make_job(X, Y, model), rho=0.5)
     expected = reference(model, X, Y, nn.CrossEntropyLoss(), 0.5)  # one pass through `model` itself
     step(worker)
     assert all(map(_close, worker.network.parameters(), expected))  # normalised by the batch in both passes
@@ -157,10 +157,10 @@ def test_half_precision_gradients_do_not_overflow_the_norm() -> None:
 
 def test_the_scale_of_the_gradients_changes_nothing() -> None:
     model = network(5, 6, CLASSES).float()
-    plain = sam(make_job(X.float(), Y, model, fabric=scaling_fabric(1.0)), rho=0.2)
-    scaled = sam(make_job(X.float(), Y, model, fabric=scaling_fabric(2.0**14), grad_clip=0.1), rho=0.2)
-    clipped_too = sam(make_job(X.float(), Y, model, fabric=scaling_fabric(1.0), grad_clip=0.1), rho=0.2)
-    unscaled = sam(make_job(X.float(), Y, model, fabric=scaling_fabric(2.0**14)), rho=0.2)
+    plain = SAM(make_job(X.float(), Y, model, fabric=scaling_fabric(1.0)), rho=0.2)
+    scaled = SAM(make_job(X.float(), Y, model, fabric=scaling_fabric(2.0**14), grad_clip=0.1), rho=0.2)
+    clipped_too = SAM(make_job(X.float(), Y, model, fabric=scaling_fabric(1.0), grad_clip=0.1), rho=0.2)
+    unscaled = SAM(make_job(X.float(), Y, model, fabric=scaling_fabric(2.0**14)), rho=0.2)
     for worker in (plain, scaled, clipped_too, unscaled):
         step(worker)
     for one, other in ((plain, unscaled), (scaled, clipped_too)):
@@ -172,7 +172,7 @@ def test_the_scale_of_the_gradients_changes_nothing() -> None:
 def test_a_step_that_overflows_is_left_out_and_the_scale_lowered() -> None:
     model = network(5, CLASSES).float()
     fabric = scaling_fabric(2.0**127)  # single precision ends at 2^128
-    worker = sam(make_job(100 * X.float(), Y, model, fabric=fabric), rho=0.2)
+    worker = SAM(make_job(100 * X.float(), Y, model, fabric=fabric), rho=0.2)
     step(worker)
     assert all(map(torch.equal, worker.network.parameters(), model.parameters()))
     assert fabric.strategy.precision.scaler.get_scale() == 2.0**126
@@ -181,7 +181,7 @@ def test_a_step_that_overflows_is_left_out_and_the_scale_lowered() -> None:
 def test_a_sieving_loss_counts_the_first_pass_alone() -> None:
     model, kept = network(5, 6, CLASSES), nn.CrossEntropyLoss(reduction="none")
     counts = torch.bincount(Y, minlength=CLASSES).float()
-    worker = sam(make_job(X, Y, model, loss="cores:sieve_after=0"), rho=0.2)
+    worker = SAM(make_job(X, Y, model, loss="cores:sieve_after=0"), rho=0.2)
     worker.start_epoch(1, 0.1)
     z = model(X)
     out = kept(z, Y) > -(torch.softmax(z, 1) + 1e-8).log().mean(1)
@@ -195,7 +195,7 @@ def test_a_sieving_loss_counts_the_first_pass_alone() -> None:
 @pytest.mark.parametrize("rho", [0.0, -1.0, float("nan")])
 def test_rho_out_of_range(rho: float) -> None:
     with pytest.raises(ValueError, match="rho must be positive"):
-        sam(make_job(X, Y, network(5, CLASSES)), rho=rho)
+        SAM(make_job(X, Y, network(5, CLASSES)), rho=rho)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from logitclip.clip import CLIPS as LINKS
 from logitclip.clip import PENALTIES
 from logitclip.criterion import Loss
-from logitclip.methods.sop import sop, sop_loss, sop_plus
+from logitclip.methods.sop import SOP, SOPPlus, sop_loss
 
 N = 9
 X, Y = numbers(N, 5, seed=3), labels(N)
@@ -80,7 +80,7 @@ def test_loss_and_gradients() -> None:
     torch.testing.assert_close(p.grad, again.grad)
 
 
-def start(method: type[sop], x: Tensor = X, *, rows: Tensor | None = None, **more: Any) -> sop:
+def start(method: type[SOP], x: Tensor = X, *, rows: Tensor | None = None, **more: Any) -> SOP:
     """A worker on a dataset of 20 examples, of which `rows` hold X, Y, U and V."""
     rows = torch.arange(N) if rows is None else rows
     knobs = {name: more.pop(name) for name in list(more) if name.startswith(("lr_", "ratio_"))}
@@ -101,7 +101,7 @@ def identity(x: Tensor) -> Tensor:
 def test_step(clip: str) -> None:
     """u, v and the weights after one step; the rows of u and v are those of the examples, not of the batch."""
     rows = torch.tensor([17, 3, 4, 0, 19, 8, 11, 2, 6])
-    worker = start(sop, rows=rows, clip=clip, lr_u=0.7, lr_v=1.3)
+    worker = start(SOP, rows=rows, clip=clip, lr_u=0.7, lr_v=1.3)
     u_before, v_before = worker.u.clone(), worker.v.clone()
     weight, bias = (p.detach().numpy().copy() for p in worker.network.parameters())
     link = LINKS.build(clip)
@@ -131,7 +131,7 @@ def test_step(clip: str) -> None:
 
 
 def test_u_and_v_have_neither_momentum_nor_decay_nor_schedule() -> None:
-    worker = start(sop, lr_u=0.5, lr_v=0.5, momentum=0.9, weight_decay=0.1)
+    worker = start(SOP, lr_u=0.5, lr_v=0.5, momentum=0.9, weight_decay=0.1)
     z = (X @ worker.network[0].weight.T + worker.network[0].bias).detach().numpy()  # type: ignore[index]
     u, v = U.numpy(), V.numpy()
     for epoch in (0, 1):
@@ -148,7 +148,7 @@ def test_u_and_v_have_neither_momentum_nor_decay_nor_schedule() -> None:
 @pytest.mark.parametrize("clip", CLIPS)
 def test_sop_plus(clip: str) -> None:
     """The balance of the mean phat, and the divergence of a second view from the first, which takes no gradient."""
-    worker = start(sop_plus, clip=clip, ratio_balance=0.3, ratio_consistency=0.8, lr_u=0.7, lr_v=1.3)
+    worker = start(SOPPlus, clip=clip, ratio_balance=0.3, ratio_consistency=0.8, lr_u=0.7, lr_v=1.3)
     other_view = X + 0.5 * numbers(N, 5, seed=12)
     views = iter([X, other_view])
     weight, bias = (p.detach().numpy().copy() for p in worker.network.parameters())
@@ -179,7 +179,7 @@ def test_sop_plus(clip: str) -> None:
 
 
 def test_without_its_two_terms_sop_plus_is_sop() -> None:
-    plain, plus = start(sop), start(sop_plus, ratio_balance=0.0, ratio_consistency=0.0)
+    plain, plus = start(SOP), start(SOPPlus, ratio_balance=0.0, ratio_consistency=0.0)
     for worker in (plain, plus):
         worker.train_step(torch.arange(N), X, Y, identity)
     torch.testing.assert_close(plain.u, plus.u)
@@ -188,7 +188,7 @@ def test_without_its_two_terms_sop_plus_is_sop() -> None:
 
 def test_u_and_v_start_small_and_differ_by_seed() -> None:
     x, y = torch.zeros(2000, 5), labels(2000)
-    one, other = (sop(make_job(x, y, network(5, CLASSES), seed=seed)) for seed in (0, 1))
+    one, other = (SOP(make_job(x, y, network(5, CLASSES), seed=seed)) for seed in (0, 1))
     assert one.u.shape == (2000, 1)
     assert one.v.shape == (2000, CLASSES)
     assert one.v.std().item() == pytest.approx(1e-8, rel=0.05)
@@ -197,7 +197,7 @@ def test_u_and_v_start_small_and_differ_by_seed() -> None:
 
 
 def test_penalty_is_added() -> None:
-    free, held = start(sop), start(sop, penalty=PENALTIES.build("norm:weight=0.3"))
+    free, held = start(SOP), start(SOP, penalty=PENALTIES.build("norm:weight=0.3"))
     losses = [w.train_step(torch.arange(N), X, Y, identity) for w in (free, held)]
     norm = losses[0].logits.norm(dim=1).mean()  # type: ignore[union-attr]
     torch.testing.assert_close(losses[1].loss, losses[0].loss + 0.3 * norm)
@@ -205,14 +205,14 @@ def test_penalty_is_added() -> None:
 
 
 def test_soft_labels_are_taken_as_they_are() -> None:
-    worker, soft = start(sop), start(sop)
+    worker, soft = start(SOP), start(SOP)
     worker.train_step(torch.arange(N), X, Y, identity)
     soft.train_step(torch.arange(N), X, torch.from_numpy(ONE_HOT), identity)
     torch.testing.assert_close(worker.u, soft.u)
 
 
 def test_a_gradient_scaler_changes_nothing() -> None:
-    plain, scaled = (start(sop, X.float(), fabric=scaling_fabric(scale), lr_u=0.7) for scale in (1.0, 2.0**12))
+    plain, scaled = (start(SOP, X.float(), fabric=scaling_fabric(scale), lr_u=0.7) for scale in (1.0, 2.0**12))
     for worker in (plain, scaled):
         worker.train_step(torch.arange(N), X.float(), Y, identity)
     for a, b in ((plain.u, scaled.u), (plain.v, scaled.v), (plain.network[0].weight, scaled.network[0].weight)):  # type: ignore[index]
@@ -221,7 +221,7 @@ def test_a_gradient_scaler_changes_nothing() -> None:
 
 
 def test_after_an_overflow_everything_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = start(sop, X.float(), fabric=scaling_fabric(2.0**127))  # single precision ends at 2^128
+    worker = start(SOP, X.float(), fabric=scaling_fabric(2.0**127))  # single precision ends at 2^128
     plain = worker.loss
 
     def steep(*args: Any) -> tuple[Tensor, Tensor]:
@@ -235,7 +235,7 @@ def test_after_an_overflow_everything_stays(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_state_round_trip() -> None:
-    one, other = start(sop), start(sop, seed=5)
+    one, other = start(SOP), start(SOP, seed=5)
     one.train_step(torch.arange(N), X, Y, identity)
     other.load(one.weights(), one.state_dict())
     for worker in (one, other):
@@ -248,10 +248,10 @@ def test_state_round_trip() -> None:
 @pytest.mark.parametrize(
     ("method", "knobs"),
     [
-        (sop, {"lr_u": -1.0}),
-        (sop, {"lr_v": float("inf")}),
-        (sop_plus, {"ratio_balance": -0.1}),
-        (sop_plus, {"ratio_consistency": float("nan")}),
+        (SOP, {"lr_u": -1.0}),
+        (SOP, {"lr_v": float("inf")}),
+        (SOPPlus, {"ratio_balance": -0.1}),
+        (SOPPlus, {"ratio_consistency": float("nan")}),
     ],
 )
 def test_knobs_out_of_range(method: Any, knobs: dict[str, Any]) -> None:
@@ -270,5 +270,5 @@ def test_knobs_out_of_range(method: Any, knobs: dict[str, Any]) -> None:
     ids=str,
 )
 def test_another_criterion_is_refused(criterion: Any) -> None:
-    with pytest.raises(ValueError, match="sop has its own objective and takes the loss ce alone"):
-        start(sop, criterion=criterion)
+    with pytest.raises(ValueError, match="SOP has its own objective and takes the loss ce alone"):
+        start(SOP, criterion=criterion)

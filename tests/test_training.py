@@ -18,7 +18,7 @@ import torch
 
 from logitclip import data, engine, run_folder
 from logitclip.config import RunConfig
-from logitclip.methods.standard import standard
+from logitclip.methods.standard import Standard
 from logitclip.run_folder import Result, read_result
 from logitclip.training import _as_launched, prepare, train
 
@@ -112,7 +112,7 @@ def test_a_result_that_is_lost_is_made_again_from_the_checkpoint(tmp_path, monke
     config = in_folder(tmp_path, "a")
     result = train(config)
     before = lasting(result)
-    monkeypatch.setattr(standard, "train_step", None)  # not one step is needed
+    monkeypatch.setattr(Standard, "train_step", None)  # not one step is needed
     for content in ("{", "[]", '{"id": "of another version"}'):
         (result.folder / "result.json").write_text(content)
         assert lasting(train(config)) == before
@@ -306,7 +306,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, monkeypatch, chan
     seconds = 0 if saved_at == "every epoch" else 1000
     whole = train(in_folder(tmp_path, "whole", **change))
     config = in_folder(tmp_path, "parts", **change, checkpoint_seconds=seconds)
-    step, calls = standard.train_step, []
+    step, calls = Standard.train_step, []
 
     def interrupted(self: Any, *args: Any) -> Any:
         calls.append(1)
@@ -316,7 +316,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, monkeypatch, chan
 
     trained_on, size = round((1 - config.val) * config.limit), change.get("batch_size", 32)
     steps = trained_on // size if change.get("drop_last") else -(-trained_on // size)
-    monkeypatch.setattr(standard, "train_step", interrupted)
+    monkeypatch.setattr(Standard, "train_step", interrupted)
     interruptions = 0
     while True:
         try:
@@ -361,7 +361,7 @@ def test_an_interrupt_inside_the_save_saves_again(tmp_path, monkeypatch):
 def test_after_an_error_the_last_whole_epoch_is_saved(tmp_path, monkeypatch):
     whole = train(in_folder(tmp_path, "whole"))
     config = in_folder(tmp_path, "parts", checkpoint_seconds=1000)
-    step, calls = standard.train_step, []
+    step, calls = Standard.train_step, []
 
     def failing(self: Any, *args: Any) -> Any:
         calls.append(1)
@@ -369,7 +369,7 @@ def test_after_an_error_the_last_whole_epoch_is_saved(tmp_path, monkeypatch):
             raise MemoryError
         return step(self, *args)
 
-    monkeypatch.setattr(standard, "train_step", failing)
+    monkeypatch.setattr(Standard, "train_step", failing)
     with pytest.raises(MemoryError):
         train(config)
     resumed: list[Any] = []

@@ -21,7 +21,8 @@ from logitclip.criterion import LogitClip
 from logitclip.data import Dataset, Split
 from logitclip.data.augment import transform
 from logitclip.data.loading import batches
-from logitclip.methods.standard import Job, View, derived_seed, standard, stream
+from logitclip.methods.base import Job, Method, Settings, View
+from logitclip.methods.standard import Standard, derived_seed, stream
 
 for talkative in ("distributed", "rank_zero"):  # here, because spawned processes import this too
     logging.getLogger(f"lightning_fabric.utilities.{talkative}").setLevel(logging.WARNING)
@@ -35,49 +36,11 @@ class Diverged(ValueError):
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How to train. The fields mean what they mean in `RunConfig`."""
-
-    epochs: int = 150
-    batch_size: int = 128
-    lr: float = 0.1
-    momentum: float = 0.9
-    nesterov: bool = False
-    weight_decay: float = 0.0
-    schedule: str = "multistep"
-    milestones: tuple[float, ...] = (0.4, 0.7)
-    grad_clip: float = 0.0
-    penalty: Callable[[Tensor], Tensor] | None = None  # added to the loss of a batch, from its logits
-    drop_last: bool = False
-    seed: int = 0
-    channels_last: bool = True
-    compile: bool = False
-    workers: int = 0
-    threads: int = 1
-    per_example: bool = False
-    measure_every: int = 1  # epochs between two looks at what has been memorised
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "threads", "measure_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not 0 < self.lr < math.inf:
-            raise ValueError(f"lr must be positive and finite, got {self.lr}.")
-        for name in ("momentum", "weight_decay", "grad_clip", "workers"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}.")
-        if self.schedule not in ("multistep", "cosine", "constant"):
-            raise ValueError(f"schedule must be multistep, cosine or constant, got {self.schedule!r}.")
-        if self.nesterov and not self.momentum:
-            raise ValueError("nesterov needs a momentum above 0.")
-
-
-@dataclass(frozen=True)
 class Progress:
     """Where training is after an epoch: the row to record, and how to save everything if one wants to."""
 
     row: dict[str, Any]
-    method: Any
+    method: Method
     fabric: Any
     examples: dict[str, Tensor]  # per-example records if asked for; `val_prediction` if there are held-out examples
 
@@ -107,7 +70,7 @@ def fit(
     dataset: Dataset,
     model: nn.Module | Callable[[int], nn.Module],
     criterion: nn.Module,
-    method: Callable[..., Any] = standard,
+    method: Callable[[Job], Method] = Standard,
     settings: Settings | None = None,
     *,
     view: View | None = None,
@@ -302,7 +265,7 @@ def _unchanged(data: Any) -> Any:
 # -- one epoch ---------------------------------------------------------------------------------------------------------
 
 
-def _train(worker: Any, epoch: int, order: Any, augment: Any, fabric: Any) -> dict[str, Any]:
+def _train(worker: Method, epoch: int, order: Any, augment: Any, fabric: Any) -> dict[str, Any]:
     """Train one epoch; the mean loss, the accuracy on the labels as given, and what the clip had to do."""
     losses, sizes, hits, norms = [], [], [], []
     tau = worker.criterion.tau if isinstance(worker.criterion, LogitClip) else None
@@ -328,7 +291,7 @@ def _train(worker: Any, epoch: int, order: Any, augment: Any, fabric: Any) -> di
     return row
 
 
-def _accuracy(worker: Any, split: Split, view: View, settings: Settings, fabric: Any) -> float:
+def _accuracy(worker: Method, split: Split, view: View, settings: Settings, fabric: Any) -> float:
     """The share of `split` predicted as labelled, in percent, or NaN if logits are not finite."""
     hits = bad = torch.zeros((), dtype=torch.int64, device=fabric.device)
     n = 0
@@ -340,7 +303,7 @@ def _accuracy(worker: Any, split: Split, view: View, settings: Settings, fabric:
     return math.nan if bad else 100 * hit / n
 
 
-def _predicted(worker: Any, split: Split, view: View, settings: Settings, fabric: Any, index: Tensor) -> Tensor:
+def _predicted(worker: Method, split: Split, view: View, settings: Settings, fabric: Any, index: Tensor) -> Tensor:
     """The class predicted for each example at `index`."""
     every = torch.zeros(len(split), dtype=torch.int64, device=fabric.device)
     for at, _, logits in _evaluate(worker, split, view, settings, fabric, index):
@@ -353,7 +316,7 @@ _UNMEASURED = {"memorised": None, "recovered": None}
 
 
 def _memorisation(
-    worker: Any, train: Split, view: View, settings: Settings, fabric: Any, wrong: Tensor
+    worker: Method, train: Split, view: View, settings: Settings, fabric: Any, wrong: Tensor
 ) -> dict[str, Any]:
     """Of the wrong labels, the share predicted as given and the share predicted as true, in percent."""
     if train.clean_labels is None or not len(wrong):
@@ -367,7 +330,7 @@ def _memorisation(
     return {"memorised": 100 * given / len(wrong), "recovered": 100 * true / len(wrong)}
 
 
-def _per_example(worker: Any, train: Split, view: View, settings: Settings, fabric: Any) -> dict[str, Tensor]:
+def _per_example(worker: Method, train: Split, view: View, settings: Settings, fabric: Any) -> dict[str, Tensor]:
     """Loss (cross entropy), margin and prediction of every training example, in the order of the dataset."""
     record = torch.zeros(3, len(train), device=fabric.device)
     for at, y, logits in _evaluate(worker, train, view, settings, fabric, None):
@@ -382,7 +345,7 @@ def _per_example(worker: Any, train: Split, view: View, settings: Settings, fabr
 
 @torch.no_grad()
 def _evaluate(
-    worker: Any, split: Split, view: View, settings: Settings, fabric: Any, index: Tensor | None
+    worker: Method, split: Split, view: View, settings: Settings, fabric: Any, index: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """(index, labels, logits) of this rank's part of a split, without augmentation, in order."""
     part = (torch.arange(len(split)) if index is None else index)[fabric.global_rank :: fabric.world_size]

@@ -1,6 +1,6 @@
-"""Training methods by name: what happens in one step, or in one epoch.
+"""Training methods by name: what one step, or one epoch, does.
 
-A method is a class `Method(job, *, knobs)`; see `standard.py` for the contract.
+A method is a class that follows the protocol `Method` in `base.py`.
 """
 
 from logitclip.registry import Registry

@@ -7,6 +7,7 @@ import logging
 import math
 import warnings
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from logitclip.data import DATASETS
 from logitclip.data.loading import batches
 from logitclip.losses import at_least
 from logitclip.methods import METHODS
-from logitclip.methods.standard import Augment, Batch, Job, Step, derived_seed, standard, stream
+from logitclip.methods.base import Augment, Batch, Job, Step
+from logitclip.methods.standard import Standard, derived_seed, stream
 from logitclip.noise import NOISES
 
 log = logging.getLogger(__name__)
@@ -28,8 +30,8 @@ log = logging.getLogger(__name__)
 LAMBDA_U = {"cifar10": {0.2: 0.0, 0.5: 25.0, 0.8: 25.0, 0.9: 50.0}, "cifar100": {0.2: 25.0, 0.5: 150.0}}
 
 
-@METHODS.register
-class dividemix(standard):
+@partial(METHODS.register, name="dividemix")
+class DivideMix(Standard):
     """DivideMix: split the examples by their loss, and train on both parts as in semi-supervised learning.
 
     After `warm_up` epochs each network's losses are fitted by two Gaussians. The other network trains on the examples
@@ -108,7 +110,7 @@ class dividemix(standard):
         Instance-dependent, human and other noise have no published setting; they are structured like asymmetric noise,
         where a large lambda_u is known to hurt, so lambda_u = 0 is our choice, without the penalty.
 
-        >>> dividemix.preset("cifar10", "symmetric:rate=0.5")["lambda_u"]
+        >>> DivideMix.preset("cifar10", "symmetric:rate=0.5")["lambda_u"]
         25.0
         """
         kind, knobs = NOISES.parse(noise)

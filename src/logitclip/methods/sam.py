@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +12,12 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from logitclip.criterion import Loss
 from logitclip.methods import METHODS
-from logitclip.methods.standard import Augment, Job, Step, standard
+from logitclip.methods.base import Augment, Job, Step
+from logitclip.methods.standard import Standard
 
 
-@METHODS.register
-class sam(standard):
+@partial(METHODS.register, name="sam")
+class SAM(Standard):
     """SAM: step along the gradient at the worst nearby point, `w + rho g/|g|`.
 
     The paper does not give its rho; 0.05 is the usual default. Under DDP each replica perturbs by its own gradient.

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from logitclip.losses import at_least
 from logitclip.methods import METHODS
-from logitclip.methods.standard import Augment, Job, Step, standard, stream
+from logitclip.methods.base import Augment, Job, Step
+from logitclip.methods.standard import Standard, stream
 
 FLOOR = 1e-4  # of probabilities, as in the released code
 
 
-@METHODS.register
-class sop(standard):
+@partial(METHODS.register, name="sop")
+class SOP(Standard):
     """SOP: every example i has a u_i and a v_i that explain a wrong label away.
 
     With y one-hot, `U = clamp(u^2 y)` and `V = clamp(v^2 (1-y))`, the network fits `p + U - V` to y by cross entropy,
@@ -70,7 +72,7 @@ class sop(standard):
         if self.fabric.world_size == 1:
             return table
         rows = torch.arange(len(table), device=table.device) % self.fabric.world_size == self.fabric.global_rank
-        return self.fabric.all_reduce(table * rows[:, None], reduce_op="sum")
+        return cast(Tensor, self.fabric.all_reduce(table * rows[:, None], reduce_op="sum"))
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
         super().load(weights, state)
@@ -78,8 +80,8 @@ class sop(standard):
         self.v.copy_(state["v"])
 
 
-@METHODS.register
-class sop_plus(sop):
+@partial(METHODS.register, name="sop_plus")
+class SOPPlus(SOP):
     """SOP with a balance term and consistency of two views (SOP+)."""
 
     def __init__(

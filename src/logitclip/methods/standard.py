@@ -1,53 +1,26 @@
-"""One network, one criterion, SGD; and the contract every method keeps."""
+"""One network, one criterion, SGD."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from logitclip.criterion import Linked, Loss
-from logitclip.data import Split
 from logitclip.methods import METHODS
-
-Augment = Callable[[Tensor], Tensor]  # one random view of a batch, ready for the model
-
-
-View = Callable[[Tensor, torch.Generator | None], Tensor]  # see logitclip.data.augment.transform
-Batch = tuple[Tensor, Tensor, Tensor]  # index, x, y
+from logitclip.methods.base import Augment, Batch, Job, Step
 
 
-@dataclass(frozen=True)
-class Job:
-    """What a method works with."""
-
-    train: Split
-    num_classes: int
-    index: Tensor  # the examples of `train` to train on
-    view: View  # from a batch to the model's input, random with a generator and fixed without
-    make_model: Callable[[int], nn.Module]  # from a seed
-    criterion: nn.Module
-    settings: Any  # `logitclip.engine.Settings`
-    fabric: Any  # a launched Lightning Fabric
-
-
-class Step(NamedTuple):
-    """What a training step reports: the mean loss, and the logits before any clip (None: there are none)."""
-
-    loss: Tensor
-    logits: Tensor | None
-
-
-@METHODS.register
-class standard:
+@partial(METHODS.register, name="standard")
+class Standard:
     """Minimise the criterion by SGD."""
 
-    losses: tuple[str, ...] | None = None  # the losses a method accepts, by name; None: any criterion
-    distributed = True  # whether it can be spread over several processes
+    losses: ClassVar[tuple[str, ...] | None] = None
+    distributed: ClassVar[bool] = True
 
     def __init__(self, job: Job) -> None:
         self.job, self.settings, self.fabric = job, job.settings, job.fabric
