@@ -256,7 +256,7 @@ def test_two_sweeps_on_one_folder(tmp_path):
 def test_a_sweep_that_is_interrupted_and_killed_repeats_nothing(tmp_path, first):
     own, folder = tmp_path / "own.toml", tmp_path / "runs"
     own.write_text(RECIPE.format(epochs=30))
-    command = ("-m", "logitclip.cli", "sweep", own, "--runs", folder, "--jobs", "1")
+    command = ("-m", "logitclip", "sweep", own, "--runs", folder, "--jobs", "1")
     for number, count in ((first, 2), (signal.SIGKILL, 6)):
         process = started(*command)
         wait_for(count, folder, process)

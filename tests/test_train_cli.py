@@ -33,7 +33,7 @@ def options(config: RunConfig) -> list[str]:
 
 
 def started(config: RunConfig, *launcher: str) -> subprocess.Popen[str]:
-    command = [sys.executable, *(launcher or ("-m",)), "logitclip.cli", "train", *options(config)]
+    command = [sys.executable, *(launcher or ("-m",)), "logitclip", "train", *options(config)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "default"}
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True

@@ -1,4 +1,4 @@
-"""What is to be seen on a terminal of runs: a bar for one, a live table for many, and what came out."""
+"""Terminal output: a progress bar for one run, a live table for many, and tables of results."""
 
 from __future__ import annotations
 
@@ -14,6 +14,32 @@ from logitclip.config import RunConfig, word_to_tune
 
 if TYPE_CHECKING:
     from logitclip.noise import NoisyLabels
+
+
+# Control characters as visible symbols of the same width, so that text from files cannot steer a terminal or reorder a
+# line. Tab and newline stay.
+_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+_VISIBLE |= dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
+
+
+def printable(text: str) -> str:
+    """Replace control characters by visible ones.
+
+    >>> printable("red: \\x1b[31m")
+    'red: ␛[31m'
+    """
+    return text.translate(_VISIBLE)
+
+
+class Printable:
+    """Something for rich to print, with the control characters in its text made visible."""
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        for segment in console.render(self.content, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
 class SweepBoard:

@@ -73,7 +73,7 @@ def _as_launched(config: RunConfig) -> RunConfig:
     if not torch.distributed.is_torchelastic_launched():
         if config.nodes > 1:
             raise ValueError(
-                "Several nodes need torchrun on each: torchrun --nnodes=2 --nproc-per-node=4 ... -m logitclip.cli train"
+                "Several nodes need torchrun on each: torchrun --nnodes=2 --nproc-per-node=4 ... -m logitclip train"
             )
         return config
     world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])

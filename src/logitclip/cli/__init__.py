@@ -1,0 +1,108 @@
+"""The command line. Data goes to stdout, progress and errors to stderr; docs/cli.md lists the exit codes.
+
+A command is a function in one of this package's modules and a line in `COMMANDS`. The modules import nothing heavy
+before a command runs, so that `logitclip --help` is quick.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+
+import tyro
+from tyro.conf import OmitArgPrefixes
+
+import logitclip
+from logitclip.cli.output import show, tell
+from logitclip.cli.reference import bound, list_names, noise, paper
+from logitclip.cli.studies import figures, report, sweep
+from logitclip.cli.training import train, tune
+from logitclip.progress import make_table
+from logitclip.registry import suggest
+from logitclip.run_folder import Claimed
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "train": train,
+    "tune": tune,
+    "sweep": sweep,
+    "report": report,
+    "figures": figures,
+    "list": list_names,
+    "paper": paper,
+    "noise": noise,
+    "bound": bound,
+}
+
+# Exit codes; 0 is success, and 130 and 143 are an interrupt by Ctrl-C and SIGTERM.
+MISTAKE = 2
+FAILED = 3
+MISSING = 4
+UNEXPECTED = 70
+
+
+def main() -> None:
+    """Run the command line; the console script `logitclip`."""
+    logging.basicConfig(format="logitclip: %(message)s")
+    try:
+        _run(sys.argv[1:])
+    except BrokenPipeError:  # `logitclip list losses | head`
+        sys.stderr.close()  # or the interpreter complains about the pipe when it ends
+        raise SystemExit(0) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except Exception as error:
+        sys.stdout.flush()
+        raise SystemExit(_explained(error)) from None
+
+
+def _run(arguments: list[str]) -> None:
+    first = arguments[0] if arguments else None
+    if first in COMMANDS:
+        tyro.cli(COMMANDS[first], prog=f"logitclip {first}", args=arguments[1:], config=[OmitArgPrefixes])
+    elif first == "--version":
+        print(f"logitclip {logitclip.__version__}")
+    elif first in (None, "-h", "--help"):
+        _overview(every_command=first is not None)
+    elif first is not None and first.startswith("--tyro-"):  # the shell's completion
+        tyro.extras.subcommand_cli_from_dict(
+            COMMANDS, prog="logitclip", args=arguments, config=(tyro.conf.OmitArgPrefixes,)
+        )
+    else:
+        raise ValueError(f"Unknown command {first!r}. {suggest(str(first), COMMANDS)} `logitclip --help` lists them.")
+
+
+def _overview(*, every_command: bool) -> None:
+    """What logitclip is and the first things to try, or all commands."""
+    show(
+        f"[bold]logitclip {logitclip.__version__}[/]: train on labels you do not trust. It clips the norm of the "
+        "logits before the loss, so that the network does not memorise wrong labels.\n"
+    )
+    if every_command:
+        table = make_table("", "command", "what it does")
+        for name, function in COMMANDS.items():
+            table.add_row(f"[bold]{name}[/]", (function.__doc__ or "").partition("\n")[0])
+        show(table)
+        show("`logitclip COMMAND --help` shows the options of a command, `logitclip --version` the version.")
+        return
+    table = make_table("Three things to try", "", "")
+    table.show_header = False
+    table.add_row("logitclip train --noise symmetric:rate=0.5", "half of the labels wrong: it memorises them")
+    table.add_row("logitclip train --noise symmetric:rate=0.5 --clip norm:temp=1.5", "the same with the clip")
+    table.add_row("logitclip sweep quickstart", "both for three losses, with a report: two minutes")
+    show(table)
+    show("`logitclip --help` lists all commands.")
+
+
+def _explained(error: Exception) -> int:
+    """Print what went wrong in one sentence, and return the exit code."""
+    if isinstance(error, ValueError | OSError | ImportError | Claimed):
+        tell(str(error))
+        return MISTAKE
+    with tempfile.NamedTemporaryFile("w", prefix="logitclip-", suffix=".txt", delete=False) as file:
+        file.write("".join(traceback.format_exception(error)))
+    reason = " ".join(str(error).split())[:200]
+    tell(f"Unexpected {type(error).__name__}: {reason or 'no reason given'}. The traceback is in {file.name}.")
+    return UNEXPECTED

@@ -1,0 +1,169 @@
+"""The options that commands share: those of a run, in groups, read from a file if --config names one."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+import itertools
+import json
+import os
+import sys
+import tomllib
+import typing
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import FlagCreatePairsOff, arg
+
+from logitclip import config as config_module
+from logitclip.config import RunConfig
+from logitclip.registry import suggest
+
+Flag = Annotated[FlagCreatePairsOff[bool], arg(help_behavior_hint="")]  # without a --no- form
+Text = Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")]
+File = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
+Whole = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
+Quiet = Annotated[Flag, arg(aliases=["-q"], help="Print no progress, only warnings and errors.")]
+Verbose = Annotated[Flag, arg(aliases=["-v"], help="Print more: a line for every epoch, and the log.")]
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "data": ("data", "root", "limit", "val", "val_rule", "augment"),
+    "noise": ("noise", "noise_seed"),
+    "clip and loss": ("loss", "clip", "penalty"),
+    "network": ("model",),
+    "optimisation": (
+        *("method", "epochs", "batch_size", "lr", "momentum", "nesterov", "weight_decay", "schedule", "milestones"),
+        *("drop_last", "grad_clip", "seed"),
+    ),
+    "running": (),  # all other fields of RunConfig
+}
+
+
+def run_options() -> Any:
+    """A function from the groups of options to a `RunConfig`, for tyro to call with what was typed."""
+    defaults = _defaults()
+    grouped = {field for names in GROUPS.values() for field in names}
+    rest = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in grouped)
+    groups = {
+        title.replace(" ", "_"): Annotated[_group(title, names or rest, defaults), arg(name=title)]
+        for title, names in GROUPS.items()
+    }
+
+    def build(**typed: Any) -> RunConfig:
+        values = {name: value for group in typed.values() for name, value in vars(group).items()}
+        del values["config"]  # its content is in the defaults
+        return RunConfig(**values)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    build.__annotations__ = groups
+    build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, keyword, annotation=kind) for name, kind in groups.items()]
+    )
+    return build
+
+
+RunOptions = Annotated[RunConfig, arg(constructor_factory=run_options, name="")]
+
+
+def _group(title: str, names: tuple[str, ...], defaults: RunConfig) -> type:
+    """A dataclass with some fields of `RunConfig`, their help, and the defaults to start from."""
+    hints, helps = config_module._hints(), _helps()
+    fields = []
+    for name in names:
+        default = getattr(defaults, name)
+        more: dict[str, Any] = {}
+        if default is None:
+            more["help_behavior_hint"] = "" if name == "root" else functools.partial(_default_of_dataset, name)
+            more["metavar"] = _metavar(hints[name])
+        fields.append((name, Annotated[hints[name], arg(help=helps[name], **more)], default))
+    if title == "running":
+        about = "A file with options: run.toml, or the config.json of a run. Options on the command line win."
+        fields.insert(
+            0, ("config", Annotated[Path | None, arg(help=about, metavar="FILE", help_behavior_hint="")], None)
+        )
+    group = dataclasses.make_dataclass(title.replace(" ", "_"), fields)
+    group.__doc__ = ""
+    return group
+
+
+def _metavar(hint: Any) -> str:
+    """How an option that may be left to the dataset is written in the help.
+
+    >>> _metavar(int | None), _metavar(typing.Literal["cosine", "constant"] | None)
+    ('INT', '{cosine,constant}')
+    """
+    kind, _ = typing.get_args(hint)
+    choices = ("True", "False") if kind is bool else typing.get_args(kind)
+    return "{" + ",".join(choices) + "}" if choices else kind.__name__.upper()
+
+
+@functools.cache
+def _helps() -> dict[str, str]:
+    """The docstring of each field of `RunConfig`."""
+    (body,) = (node.body for node in ast.parse(inspect.getsource(RunConfig)).body if isinstance(node, ast.ClassDef))
+    pairs = itertools.pairwise(body)
+    return {
+        field.target.id: ast.literal_eval(text.value)
+        for field, text in pairs
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr)
+    }
+
+
+# -- defaults ----------------------------------------------------------------------------------------------------------
+
+
+def typed(option: str) -> str | None:
+    """The value of an option on this command line, before it is parsed."""
+    for word, following in itertools.pairwise([*sys.argv, ""]):
+        name, sign, value = word.partition("=")
+        if name == option:
+            return value if sign else following
+    return None
+
+
+def _defaults() -> RunConfig:
+    """The config to start from: the file of --config, if there is one, and $LOGITCLIP_RUNS."""
+    path = typed("--config")
+    values = {} if path is None else read_config(Path(path))
+    return RunConfig(**{"runs": str(runs_folder()), **values})
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The options in a TOML file or in the config.json of a run.
+
+    A config.json also names the folder that its run was kept in; that is left out, because this is another run.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is neither TOML (a name that ends in .toml) nor JSON: {error}.") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold options of a run by name, as in lr = 0.1.")
+    known = {field.name for field in dataclasses.fields(RunConfig)}
+    for name in values.keys() - known:
+        raise ValueError(f"{path} has an unknown option {name!r}. {suggest(name, known)}")
+    if path.suffix != ".toml":
+        values.pop("runs", None)
+    return values
+
+
+def runs_folder(given: Path | None = None) -> Path:
+    """The folder of runs: as given, or $LOGITCLIP_RUNS, or ./runs."""
+    return given or Path(os.environ.get("LOGITCLIP_RUNS") or "runs")
+
+
+def _default_of_dataset(field: str, _: str) -> str:
+    """What the help says about an option whose default depends on the dataset."""
+    data = typed("--data") or "digits"
+    try:
+        return f"(default for {data}: {getattr(_resolved(data), field)})"
+    except (ValueError, OSError, ImportError):
+        return "(default: the dataset's)"
+
+
+@functools.cache
+def _resolved(data: str) -> RunConfig:
+    return RunConfig(data=data).resolved()
