@@ -54,5 +54,5 @@ $(VENV)/.for-use: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.for-development: pyproject.toml | $(BIN)/python
-	$(BIN)/pip install --quiet --editable ".[dev]"
+	$(BIN)/pip install --quiet --editable ".[all]" --group dev
 	@touch $@ $(VENV)/.for-use
