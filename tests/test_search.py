@@ -36,7 +36,7 @@ def test_it_comes_near_the_peak_also_outside_the_range(peak):
 
 def test_more_trials_come_nearer():
     def distance(trials):
-        return abs(math.log(lc.tune(peaked(2.2), trials=trials).best / 2.2))
+        return abs(math.log(lc.tune(peaked(1.5), trials=trials).best / 1.5))
 
     assert distance(9) < distance(3)
     assert distance(9) < 0.1

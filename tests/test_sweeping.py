@@ -19,6 +19,7 @@ from processes import finished, wait_until
 from logitclip import progress, run_folder
 from logitclip.config import RunConfig
 from logitclip.run_folder import Failure, Result
+from logitclip.search import TRIALS
 from logitclip.studies import executors, sweeping, tuning
 from logitclip.studies.recipe import Cell, Recipe, load_recipe
 
@@ -109,7 +110,7 @@ def test_each_seed_may_tune_for_itself_and_step_by_step(tmp_path):
     log = Log()
     study = recipe(tmp_path, tune_seed=None, clip=["norm:temp=auto"], seed=[0, 1])
     rows = swept(study, log)
-    assert len(log.of("start")) == 2 * (tuning.FAST_TRIALS + 1)
+    assert len(log.of("start")) == 2 * (TRIALS + 1)
     assert [row.config and row.config.clip for row in rows] == [tuning.choose(c.config).clip for c in study.cells]
 
 

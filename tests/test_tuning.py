@@ -13,6 +13,7 @@ import pytest
 
 from logitclip.config import RunConfig, word_to_tune
 from logitclip.run_folder import Failure, Result, outcome
+from logitclip.search import TRIALS
 from logitclip.studies import executors, tuning
 from logitclip.studies.tuning import GRIDS, Search
 from logitclip.training import train
@@ -90,8 +91,8 @@ def test_the_fast_search_comes_near_the_peak_also_outside_the_grid(peak: float) 
     # Outside of its first three values it has two steps by a factor of 2.2.
     reach = 1.0 / 2.24**2 <= peak <= 5.0 * 2.24**2
     assert abs(math.log(found / peak)) < (math.log(2.24) / 2 + 0.02 if reach else math.log(1.3) + abs(math.log(peak)))
-    assert len(outcome.done) == tuning.FAST_TRIALS
-    assert len({config.clip for config in outcome.done}) == tuning.FAST_TRIALS
+    assert len(outcome.done) == TRIALS
+    assert len({config.clip for config in outcome.done}) == TRIALS
 
 
 def test_the_fast_search_costs_at_most_a_quarter_of_the_grid() -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-BETWEEN = (0.5, 5.0)  # where the search for temp starts: the paper's grid without its smallest value
+BETWEEN = (1.0, 5.0)  # where the search for temp starts; it may go beyond
 TRIALS = 5
-HELD_OUT = 0.51  # share of the noisy examples to validate on; training on the rest makes the trials cheap
+HELD_OUT = 0.51  # share of the examples to validate on; five trials on the rest cost a quarter of the paper's grid
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def tune(
     ...     wrong = rng.random(1000) < 0.3 * abs(math.log(temp / 2.5))
     ...     return np.where(wrong, (labels + 1) % 4, labels), labels
     >>> tune(train).best
-    2.81
+    2.24
     """
     if values is not None:
         if not len(values):

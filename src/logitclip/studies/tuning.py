@@ -14,12 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from logitclip import run_folder
 from logitclip.config import RunConfig, load_plugins, registries, word_to_tune
 from logitclip.registry import suggest
 from logitclip.run_folder import LAST, Failure, Result, outcome
+from logitclip.search import HELD_OUT, Trial, best, proposed, scored
 from logitclip.studies import executors
 
 Outcome = Callable[[RunConfig], Result | Failure | None]
@@ -33,9 +32,7 @@ GRIDS: Mapping[str, tuple[float, ...]] = {
     "clip.logit_norm.temperature": _ELEVEN,
     "penalty.norm.weight": (0.01, 0.05, 0.1, 0.5),
 }
-GRID_VAL = 0.1  # share of the noisy examples to validate on, as in the paper
-FAST_TRIALS = 5
-FAST_VAL = 0.51  # in the fast search: shorter runs, so that all five cost less than a quarter of the grid
+GRID_VAL = 0.1  # share of the noisy examples to validate on, as in the paper; for the fast search see `HELD_OUT`
 
 
 @dataclass(frozen=True)
@@ -109,20 +106,12 @@ def choose(config: RunConfig, outcome: Outcome = outcome, search: Search | None 
     return replace(with_value(config, search.option, best(tried(config, outcome, search))), val=0.0)
 
 
-def best(scores: Mapping[Any, float | None]) -> Any:
-    """The value with the highest score, the first of several; None is the score of a trial that failed."""
-    known = {value: score for value, score in scores.items() if score is not None}
-    if not known:
-        raise ValueError("No value can be chosen: all trials failed.")
-    return max(known, key=known.__getitem__)
-
-
 def trial(config: RunConfig, search: Search, value: float) -> RunConfig:
     """The run that tries a value: with some of the noisy examples held out."""
     config = with_value(config, search.option, value)
     if search.values:
         return replace(config, val=config.val or GRID_VAL)
-    return replace(config, val=config.val or FAST_VAL, val_rule="random")
+    return replace(config, val=config.val or HELD_OUT, val_rule="random")
 
 
 def tried(config: RunConfig, outcome: Outcome, search: Search) -> dict[float, float | None]:
@@ -142,40 +131,16 @@ def _found(
 # -- the fast search ---------------------------------------------------------------------------------------------------
 
 
-def _start(grid: tuple[float, ...]) -> tuple[float, ...]:
-    """Three values to begin with, evenly spaced in their logarithms."""
-    low, high = grid[len(grid) // 5], grid[-1]
-    return low, _rounded(math.sqrt(low * high)), high
-
-
 def _asked(config: RunConfig, outcome: Outcome, search: Search) -> list[float]:
-    """The values to try, as far as the outcomes so far decide them: the first three, then one after the other."""
-    values = list(_start(search.grid))
-    while len(values) < FAST_TRIALS:
-        found = _found(config, outcome, search, values)
-        if len(found) < len(values):
+    """The values to try, as far as the outcomes so far decide them."""
+    between = search.grid[len(search.grid) // 5], search.grid[-1]
+    done: dict[float, Trial | None] = {}
+    while ahead := [value for value in proposed(between, done) if value not in done]:
+        found = _found(config, outcome, search, ahead)
+        done |= _trials(found)
+        if len(found) < len(ahead):
             break
-        values.append(_next(_scores(found)))
-    return values
-
-
-def _next(scores: dict[float, float | None]) -> float:
-    """The next value: past the end if the best one lies there, else in the wider gap beside it (in logarithms)."""
-    values = sorted(scores)
-    best = max(range(len(values)), key=lambda i: _or_worst(scores[values[i]]))
-    if best in (0, len(values) - 1):
-        inner = values[1 if best == 0 else -2]
-        return _rounded(values[best] * values[best] / inner)
-    below, at, above = values[best - 1 : best + 2]
-    return _rounded(math.sqrt(at * above if above / at >= at / below else at * below))
-
-
-def _or_worst(score: float | None) -> float:
-    return -math.inf if score is None else score
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.3g}")
+    return proposed(between, done)
 
 
 def _validation(found: Result | Failure | None) -> float | None:
@@ -184,45 +149,27 @@ def _validation(found: Result | Failure | None) -> float | None:
 
 
 def _scores(found: Mapping[float, Result | Failure]) -> dict[float, float | None]:
-    """The scores of the fast search, in points: validation accuracy, less two signs that a value is not a good one.
+    """The scores of the fast search, in points: see `logitclip.search.scored`."""
+    return {value: None if score is None else 100 * score for value, score in scored(_trials(found)).items()}
 
-    The gap to the accuracy on the training labels: what is fitted but does not generalise is memorised. And the share
-    of held-out examples on which it is outvoted by the other trials: what a network has memorised, or failed to learn,
-    the others have not. Both show where validation is almost blind: under asymmetric noise right and wrong predictions
-    alike agree with many of the noisy labels.
-    """
-    scores: dict[float, float | None] = dict.fromkeys(found)
-    finished, held_out = dict[float, Result](), dict[float, dict[str, np.ndarray]]()
+
+def _trials(found: Mapping[float, Result | Failure]) -> dict[float, Trial | None]:
+    """What the search wants to know about each run; None if it failed."""
+    trials: dict[float, Trial | None] = dict.fromkeys(found)
     for value, result in found.items():
-        if isinstance(result, Result):
-            try:
-                held_out[value], finished[value] = result.validation, result
-            except ValueError as error:
-                warnings.warn(f"{error} Until then it counts as failed.", stacklevel=2)
-    voters = [value for value, file in held_out.items() if _has_learnt(file["label"], file["prediction"])]
-    for value, result in finished.items():
-        score = result.val_accuracy or 0.0
+        if not isinstance(result, Result):
+            continue
+        try:
+            held_out = result.validation
+        except ValueError as error:
+            warnings.warn(f"{error} Until then it counts as failed.", stacklevel=2)
+            continue
+        label = held_out["label"].argmax(1) if held_out["label"].ndim == 2 else held_out["label"]
+        # Not every method has a training accuracy: DivideMix has none.
         fitted = [row["train_accuracy"] for row in result.rows[-LAST:] if row["train_accuracy"] is not None]
-        # DivideMix, say, has no such accuracy; and with augmentation it may be below that of validation.
-        gap = max(0.0, sum(fitted) / len(fitted) - score) if fitted else 0.0
-        others = [held_out[voter]["prediction"] for voter in voters if voter != value]
-        apart = _outvoted(held_out[value]["prediction"], np.stack(others)) if len(voters) > 1 else 0.0
-        scores[value] = score - gap - 100 * apart
-    return scores
-
-
-def _outvoted(prediction: np.ndarray, others: np.ndarray) -> float:
-    """The share of examples for which fewer of the others [M, N] say the same than agree on something else."""
-    same = (others == prediction).sum(0)
-    most = (others[:, None] == others).sum(1).max(0)
-    return float((same < most).mean())
-
-
-def _has_learnt(label: np.ndarray, prediction: np.ndarray) -> bool:
-    """Whether it is better than always to answer with the most frequent label, by two standard errors."""
-    label = label.argmax(1) if label.ndim == 2 else label
-    share = np.bincount(label).max() / len(label)
-    return bool((prediction == label).mean() > share + 2 * math.sqrt(share * (1 - share) / len(label)))
+        train_accuracy = sum(fitted) / len(fitted) / 100 if fitted else None
+        trials[value] = Trial(held_out["prediction"], label, train_accuracy, (result.val_accuracy or 0.0) / 100)
+    return trials
 
 
 # -- studies -----------------------------------------------------------------------------------------------------------
