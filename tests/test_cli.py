@@ -3,8 +3,11 @@
 import inspect
 import json
 import resource
+import struct
 import subprocess
 import sys
+import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -134,6 +137,14 @@ def test_noise_previews_and_saves(command, tmp_path):
         (["noise", "symmetric:rate=0.5", "--data", "digitz"], ["Did you mean 'digits'?"]),
         (["paper", "Eq. 44"], ["Eq. 44", "Did you mean"]),
         (["train", "--clip", "norn:temp=1"], ["Did you mean 'norm'?"]),
+        (["train", "--loss", "taylor_ce:order=1000000000"], ["order must be at most 1000"]),
+        (["bound", "--tau", "1", "--classes", "9" * 400], ["classes must be at most 10^15"]),
+        (["train", "--data", "table:path=~nobody-here/x.csv,label=y"], ["~nobody-here"]),
+        (["train", "--data", "cifar10", "--root", "~nobody-here"], ["~nobody-here"]),
+        (["report", "~nobody-here/x.toml"], ["There is no recipe file ~nobody-here/x.toml"]),
+        (["train", "--config", "~nobody-here/x.toml"], ["~nobody-here"]),
+        (["train", "--config", "/dev/null"], ["is neither TOML"]),
+        (["trian"], ["Unknown command 'trian'. Did you mean 'train'?"]),
         (["train", "--data", "cifar10", "--root", "/nowhere"], ["cifar"]),
     ],
 )
@@ -151,6 +162,41 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(command, args, words):
 @pytest.mark.parametrize("args", [["trian"], ["bound", "--tau", "x"], ["list", "lossses"]])
 def test_what_cannot_be_parsed_is_exit_code_2(command, args):
     assert command(*args)[0] == 2
+
+
+def test_files_that_are_too_deep_or_claim_too_much_are_one_sentence(command, tmp_path):
+    deep = tmp_path / "deep.toml"
+    deep.write_text("x = " + "[" * 5000 + "]" * 5000)
+    huge = tmp_path / "huge.npz"
+    with zipfile.ZipFile(huge, "w") as archive:
+        header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }"
+        archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header)
+    for args in (
+        ["report", str(deep)],
+        ["train", "--config", str(deep)],
+        ["train", "--data", f"table:path={huge},label=x"],
+        ["noise", f"transition:matrix={huge}"],
+        ["noise", f"file:path={huge}"],
+    ):
+        code, out, err = command(*args)
+        assert (code, out) == (2, ""), err
+        assert err.startswith("logitclip: ")
+        assert err.count("\n") == 1
+
+
+def test_an_unexpected_error_is_one_sentence_with_the_place_of_the_traceback(command, monkeypatch):
+    def broken(*, x: int = 1) -> None:
+        """Break."""
+        raise ZeroDivisionError(f"cannot divide by {x}\x1b[31m")
+
+    monkeypatch.setitem(cli.COMMANDS, "broken", broken)
+    code, out, err = command("broken")
+    assert (code, out) == (70, "")
+    assert err.startswith("logitclip: Unexpected ZeroDivisionError: cannot divide by 1␛[31m. The traceback is in ")
+    assert err.count("\n") == 1
+    file = Path(err.split()[-1].rstrip("."))
+    assert "in broken" in file.read_text()
+    file.unlink()
 
 
 def test_help_is_quick_and_imports_no_torch():

@@ -346,3 +346,13 @@ def test_what_a_killed_process_left_is_cleared_away(tmp_path):
     folder = unpack(archive(tmp_path / "x.tar.gz", GOOD), tmp_path / "top")
     assert names(folder) == ["a.bin", "deep"]
     assert names(tmp_path) == ["top", "x.tar.gz"]
+
+
+def test_a_file_of_unknown_size_has_a_cap(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "_CAP", len(CONTENT) - 1)
+    with pytest.raises(ValueError, match=r"file\.bin sent more than 1,048,575 bytes\. Is it the right address\?"):
+        fetch(Remote(f"{server.url}/file.bin"), tmp_path)
+    assert not (tmp_path / "file.bin").exists()
+    assert (tmp_path / "file.bin.part").stat().st_size == 0
+    monkeypatch.setattr(download, "_CAP", len(CONTENT))
+    assert fetch(Remote(f"{server.url}/file.bin"), tmp_path).read_bytes() == CONTENT

@@ -10,6 +10,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
 
@@ -286,6 +287,76 @@ def test_csv_and_json_hold_every_cell(table):
     again = json.loads(json.dumps(reporting.as_json(table), allow_nan=False))
     assert [cell["mean"] for cell in again["cells"]] == [e.mean for e in table.entries.values()]
     assert again["notes"] == list(table.notes)
+
+
+# -- what others wrote -------------------------------------------------------------------------------------------------
+
+HOSTILE = r"""
+title = "Title \u001b[31m <script>pwned()</script> [link](javascript:pwned)"
+[base]
+data = "digits"
+epochs = 1
+limit = 64
+noise = "symmetric:rate=0.5"
+[grid]
+what = ["=pwned()", "</script><script>pwned()</script>", "bell \u0007\u001b]0;pwned\u0007 [/] $\\input{x}$ | `x`"]
+[variant."=pwned()"]
+loss = "ce"
+[variant."</script><script>pwned()</script>"]
+loss = "mae"
+[variant."bell \u0007\u001b]0;pwned\u0007 [/] $\\input{x}$ | `x`"]
+loss = "gce"
+[table]
+rows = ["what"]
+"""
+
+
+@pytest.fixture(scope="session")
+def hostile(tmp_path_factory):
+    """A recipe whose names try to be scripts, formulas, markup and commands to a terminal; and its folder of runs."""
+    folder = tmp_path_factory.mktemp("hostile")
+    (folder / "hostile.toml").write_text(HOSTILE)
+    recipe = load_recipe(str(folder / "hostile.toml"), runs=str(folder / "runs"))
+    sweeping.sweep(recipe, executor="inline")
+    return recipe, sweeping.collect(recipe)
+
+
+def test_no_writer_lets_a_name_be_more_than_text(hostile, command):
+    recipe, rows = hostile
+    table = tabulate(recipe, rows)
+    texts = {
+        "html": reporting.html(table, rows),
+        "markdown": reporting.markdown(table),
+        "latex": reporting.latex(table),
+        "csv": reporting.csv(table),
+    }
+    for text in texts.values():
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", text.partition("<script>")[0])
+    assert "<script>pwned" not in texts["html"]
+    for character in "<`[|":
+        assert f"{character}script" not in texts["markdown"]
+        assert not re.search(rf"(?<!\\){re.escape(character)}(?=x|link)", texts["markdown"])
+    rows_of_table = [line for line in texts["markdown"].splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in rows_of_table} == {3}
+    assert "\\input" not in texts["latex"]
+    assert [line["what"][:2] for line in csv.DictReader(io.StringIO(texts["csv"]))] == ["'=", "</", "be"]
+    code, out, err = command("report", *recipe.command("report").split()[2:])
+    assert code == 0, err
+    assert "\x1b" not in out + err
+    assert "␛[31m <script>" in out
+    assert "[/]" in out
+
+
+@pytest.mark.parametrize("suffix", ["html", "svg", "pdf", "png"])
+def test_no_figure_lets_a_name_be_more_than_text(hostile, tmp_path, suffix):
+    from logitclip.studies import figures
+
+    recipe, rows = hostile
+    figures.save(figures.draw(recipe, rows), tmp_path / f"figure.{suffix}")  # vl-convert aborts on control characters
+    content = (tmp_path / f"figure.{suffix}").read_bytes()
+    assert b"<script>pwned" not in content
+    if suffix == "svg":
+        ElementTree.fromstring(content)
 
 
 @pytest.fixture(scope="session")

@@ -170,9 +170,10 @@ def test_what_stops_one_of_two_processes_is_one_sentence(tmp_path):
 
 
 def test_the_table_and_the_bar(tmp_path, typed):
-    config = replace(SMALL, runs=str(tmp_path), epochs=3, clip="norm:temp=1.5")
+    config = replace(SMALL, runs=str(tmp_path / "x[/]"), epochs=3, clip="norm:temp=1.5")  # not markup
     code, out, err = typed(*options(config))
     assert code == 0
+    assert "x[/]" in out
     for text in ("test accuracy, mean of the last 10", "memorised", "recovered", "50.00 %", "clip norm:temp=1.5"):
         assert text in " ".join(out.split())
     assert "3/3" in err

@@ -296,7 +296,7 @@ def load_plugins(paths: tuple[str, ...]) -> None:
     import sys
 
     for path in paths:
-        file = Path(path).expanduser().resolve()
+        file = Path(os.path.expanduser(path)).resolve()
         name = f"logitclip_plugin_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
         if name in sys.modules:
             continue
@@ -336,7 +336,7 @@ def _digests(registry: Registry, spec: str, root: str | None) -> dict[str, str]:
     for value in knobs.values():
         if isinstance(value, str):
             names = (value, f"{value}.npz")
-            files = (folder / Path(name).expanduser() for folder in folders for name in names)
+            files = (folder / os.path.expanduser(name) for folder in folders for name in names)
             file = next((file for file in files if file.is_file()), None)
             if file is not None:
                 found[value] = _digest(file)
@@ -344,11 +344,11 @@ def _digests(registry: Registry, spec: str, root: str | None) -> dict[str, str]:
 
 
 def _root(root: str | None) -> Path:
-    return Path(root or os.environ.get("LOGITCLIP_DATA") or "data").expanduser()
+    return Path(os.path.expanduser(root or os.environ.get("LOGITCLIP_DATA") or "data"))
 
 
 def _digest(path: Path) -> str:
-    file = path.expanduser()
+    file = Path(os.path.expanduser(path))
     stat = file.stat()
     return _digest_of(str(file.resolve()), stat.st_mtime_ns, stat.st_size)
 

@@ -228,6 +228,8 @@ def taylor_ce(log_p: Tensor, _: None, *, order: int = 2) -> Tensor:
     The paper does not state its order; 2 is this project's choice.
     """
     at_least(1, order=order)
+    if order > 1000:
+        raise ValueError(f"order must be at most 1000, got {order}.")
     x = one_minus_p(log_p)
     total = x / order
     for i in range(order - 1, 0, -1):

@@ -98,7 +98,8 @@ class SweepBoard:
             if not self.console.is_terminal and now - self.printed >= self.PAUSE:
                 self.printed = now
                 came = f"{detail.last10_accuracy:.2f} %" if kind == "done" else detail.error
-                self.console.print(f"{self.state()}; {self.label(config)}: {came}", soft_wrap=True, markup=False)
+                line = printable(f"{self.state()}; {self.label(config)}: {came}")
+                self.console.print(line, soft_wrap=True, markup=False)
 
     def _note(self, config: RunConfig, found: Any) -> None:
         """Keep what went wrong for the end."""
@@ -128,13 +129,14 @@ class SweepBoard:
     def table(self) -> Any:
         """The state, and the runs at work."""
         from rich.console import Group
+        from rich.markup import escape
 
         table = make_table("", "run", "epoch", "accuracy")
         for config, (_, row) in list(self.running.items())[: max(1, self.console.height - 6)]:
             epoch = 0 if row is None else row["epoch"] + 1
             accuracy = "" if row is None else f"{row['test_accuracy']:.1f} %"
-            table.add_row(self.label(config), f"{epoch}/{self.epochs[config]}", accuracy)
-        return Group(self.state(), table) if self.running else self.state()
+            table.add_row(escape(self.label(config)), f"{epoch}/{self.epochs[config]}", accuracy)
+        return Printable(Group(escape(self.state()), table) if self.running else escape(self.state()))
 
     @property
     def seconds(self) -> float:
@@ -151,7 +153,7 @@ class SweepBoard:
         self.stop()
         for error, [(label, file), *more] in self.errors.items():
             others = f" and {len(more)} more" if more else ""
-            print(f"logitclip: {label}{others}: {error}{file}", file=sys.stderr)
+            print(printable(f"logitclip: {label}{others}: {error}{file}"), file=sys.stderr)
         if kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit):
             print("logitclip: interrupted. The same command goes on with what is left.", file=sys.stderr)
 
@@ -194,7 +196,9 @@ class TrainingBar:
 
 
 def result_table(result: Any) -> Any:
-    """What came out of a run."""
+    """The result of a run as a table."""
+    from rich.markup import escape
+
     known = result.noise_rate > 0
     rows = {
         "test accuracy, mean of the last 10 epochs": f"[bold]{result.last10_accuracy:.2f} %[/]",
@@ -204,7 +208,7 @@ def result_table(result: Any) -> Any:
         "of these memorised (predicted as given)": _percent(result.memorised),
         "of these recovered (predicted as true)": _percent(result.recovered),
         "time": f"{result.seconds:.1f} s for {result.epochs} epochs on {result.device}",
-        "folder": str(result.folder),
+        "folder": escape(str(result.folder)),
     }
     setting = f"{result.config['data']}, {result.config['loss']}, clip {result.clip}, noise {result.config['noise']}"
     table = make_table(setting, "", "")
@@ -222,8 +226,9 @@ def _percent(value: float | None) -> str | None:
 def make_table(title: str, *columns: str) -> Any:
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", header_style="bold")
+    table = Table(title=Text(title), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in ("lower", "upper") else "left", overflow="fold")
     return table

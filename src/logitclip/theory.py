@@ -571,6 +571,7 @@ def _require(rule: bool, sentence: str, value: object) -> None:
 def _check_classes(num_classes: int) -> int:
     whole = hasattr(num_classes, "__index__")
     _require(whole and num_classes >= 2, "num_classes must be an integer of at least 2", num_classes)
+    _require(num_classes <= 10**15, "num_classes must be at most 10^15", num_classes)
     return operator.index(num_classes)
 
 

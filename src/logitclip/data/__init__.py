@@ -49,5 +49,5 @@ def load(
     function = DATASETS.build(spec)
     wanted = inspect.signature(function).parameters
     given = {"download": download, "mirror": mirror}
-    folder = Path(root if root is not None else os.environ.get("LOGITCLIP_DATA") or "data").expanduser()
+    folder = Path(os.path.expanduser(root if root is not None else os.environ.get("LOGITCLIP_DATA") or "data"))
     return function(folder, **{name: value for name, value in given.items() if name in wanted})

@@ -28,6 +28,7 @@ _BLOCK = 1 << 18
 _TIMEOUT = 30.0  # seconds without a byte
 _PAUSE = 1.0  # seconds before a fruitless attempt is repeated
 _ATTEMPTS = 3  # fruitless ones in a row
+_CAP = 1 << 30  # bytes of a file whose size its publisher does not state
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,9 @@ def _receive(source: str, out: IO[bytes], remote: Remote) -> None:
             try:
                 with _open(source, out) as stream:
                     while (size is None or out.tell() <= size) and (block := stream.read(_BLOCK)):
+                        if size is None and out.tell() + len(block) > _CAP:
+                            _empty(out)
+                            raise ValueError(f"{source} sent more than {_CAP:,} bytes. Is it the right address?")
                         out.write(block)
                         progress.update(task, completed=out.tell())
                     if size is None:

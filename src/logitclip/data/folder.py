@@ -134,7 +134,7 @@ def _decode(path: str, size: int) -> Tensor:
 
 def locate(path: str, root: str | Path) -> Path:
     """What a user calls `path`: that, if it exists, else that within `root`."""
-    plain = Path(path).expanduser()
+    plain = Path(os.path.expanduser(path))
     return plain if path and plain.exists() else Path(root) / plain
 
 

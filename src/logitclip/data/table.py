@@ -54,7 +54,7 @@ def read_table(path: str | Path, *, text: Collection[str] = ()) -> dict[str, Col
     Args:
         text: columns of a csv file that are text whatever they look like (`007` is not 7).
     """
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     if not path.is_file():
         raise ValueError(f"There is no file {path}; name a csv, tsv, parquet or npz file.")
     kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
@@ -166,7 +166,7 @@ def _read_npz(path: Path, text: Collection[str]) -> dict[str, Column]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+    except (ValueError, OSError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(f"{path} could not be read ({error}); save plain arrays with numpy.savez.") from error
     columns: dict[str, Column] = {}
     for name, array in arrays.items():

@@ -18,6 +18,7 @@ from typing import Any
 from logitclip import theory
 from logitclip.config import RunConfig
 from logitclip.data import Split
+from logitclip.progress import printable
 from logitclip.run_folder import Result, write
 from logitclip.studies.recipe import Recipe
 from logitclip.studies.sweeping import Row
@@ -53,16 +54,40 @@ def check_suffix(path: Path) -> None:
 def save(chart: Any, path: Path) -> None:
     """Write a chart in the format that the end of the name says: .svg, .pdf, .png or .html (interactive, offline)."""
     check_suffix(path)
-    converter, spec = vl_convert(), chart.to_dict()
+    converter, spec = vl_convert(), _printable(chart.to_dict())
     version = vega_lite_version()
     suffix = path.suffix.lower()
-    if suffix == ".html":
-        content = converter.vegalite_to_html(spec, vl_version=version, bundle=True)
+    if suffix == ".html":  # not vl-convert's page, which does not escape the names in a chart
+        content = render("figure.html", title=path.stem, spec=spec, script=runtime())
     elif suffix == ".png":
         content = converter.vegalite_to_png(spec, vl_version=version, scale=2)
     else:
         content = getattr(converter, f"vegalite_to_{suffix[1:]}")(spec, vl_version=version)
     write(path, content.encode() if isinstance(content, str) else content)
+
+
+def _printable(spec: Any) -> Any:
+    """Make the control characters in a chart visible: vl-convert aborts the process on some."""
+    if isinstance(spec, dict):
+        return {_printable(key): _printable(value) for key, value in spec.items()}
+    if isinstance(spec, list):
+        return [_printable(value) for value in spec]
+    return printable(spec) if isinstance(spec, str) else spec
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill in a template of this package; text is escaped, control characters are made visible."""
+    try:
+        from jinja2 import Environment
+    except ImportError as error:
+        raise ImportError("The HTML page needs Jinja: pip install 'logitclip[report]'.") from error
+    page = Environment(
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,  # scripts are not of type str
+    )
+    return page.from_string((Path(__file__).parent / "templates" / template).read_text("utf-8")).render(values)
 
 
 def altair() -> Any:

@@ -57,6 +57,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import os
 import re
 import shlex
 import tomllib
@@ -200,14 +201,14 @@ def load_recipe(recipe: str, scale: str = "full", *, runs: str = "runs", root: s
 
 
 def _read(recipe: str) -> tuple[str, _Values]:
-    file = Path(recipe).expanduser() if recipe.endswith(".toml") else FOLDER / f"{recipe}.toml"
+    file = Path(os.path.expanduser(recipe)) if recipe.endswith(".toml") else FOLDER / f"{recipe}.toml"
     if not recipe.endswith(".toml") and recipe not in (known := recipe_names()):
         raise ValueError(f"Unknown recipe {recipe!r}. {suggest(recipe, known)} Or give the path of a .toml file.")
     if not file.is_file():
         raise ValueError(f"There is no recipe file {recipe}.")
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:  # of TOML, or of UTF-8
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested too deep
         raise ValueError(f"The recipe {file} is not valid TOML: {error}.") from error
     sections = {"base": dict, "grid": dict, "variant": dict, "override": list, "table": dict, "figure": dict}
     texts = {"title": str, "about": str, "paper": str}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import csv as csv_module
 import io
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from logitclip.config import RunConfig
-from logitclip.progress import duration
+from logitclip.progress import duration, printable
 from logitclip.run_folder import Result
 from logitclip.studies import figures
 from logitclip.studies.recipe import Recipe
@@ -61,18 +61,28 @@ def markdown(table: Table) -> str:
         return ours if entry.published is None else f"{ours} ({entry.theirs}; {entry.gap})"
 
     def line(texts: Iterable[str]) -> str:
-        return "| " + " | ".join(text.replace("|", "\\|") for text in texts) + " |"
+        return "| " + " | ".join(texts) + " |"
 
-    lines = [f"### {title(table.recipe)}", ""]
-    lines.append(line([*table.row_axes, *table.heads()]))
+    lines = [f"### {_md(title(table.recipe))}", ""]
+    lines.append(line(map(_md, [*table.row_axes, *table.heads()])))
     lines.append(line([*["---"] * len(table.row_axes), *["---:"] * len(table.columns)]))
-    lines += [line([*table.labels(row), *map(cell, table.line(row))]) for row in table.rows]
+    lines += [line([*map(_md, table.labels(row)), *map(cell, table.line(row))]) for row in table.rows]
     caption = table.caption.replace("Second line:", "In parentheses:")
-    lines += ["", caption, *(f"\n{note}" for note in table.notes), *(f"\n**Warning:** {w}" for w in table.warnings)]
-    lines.append(
-        "\nMade with " + ", ".join(f"{name} {' and '.join(found)}" for name, found in table.made_with.items()) + "."
-    )
+    lines += ["", caption, *(f"\n{_md(note)}" for note in table.notes)]
+    lines += [f"\n**Warning:** {_md(warning)}" for warning in table.warnings]
+    made = ", ".join(f"{name} {' and '.join(found)}" for name, found in table.made_with.items())
+    lines.append(f"\n{_md(f'Made with {made}.')}")
     return "\n".join(lines) + "\n"
+
+
+def _md(text: str) -> str:
+    r"""Text for Markdown: one line, without markup, HTML and links.
+
+    >>> print(_md("a|b <script> [x](y)"))
+    a\|b &lt;script&gt; \[x\](y)
+    """
+    escaped = re.sub(r"([\\`*|\[\]])", r"\\\1", " ".join(printable(text).split()))
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def latex(table: Table) -> str:
@@ -114,7 +124,7 @@ _TEX = {
 
 
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(character, character) for character in text)
+    return "".join(_TEX.get(c, c if c.isprintable() else "?") for c in " ".join(text.split()))
 
 
 def records(table: Table) -> list[dict[str, Any]]:
@@ -142,8 +152,19 @@ def csv(table: Table) -> str:
     names = list(rows[0]) if rows else []
     writer = csv_module.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _csv(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
+
+
+def _csv(value: Any) -> Any:
+    """A cell that no spreadsheet takes for a formula; numbers as they are.
+
+    >>> _csv("=HYPERLINK(1)"), _csv("ce"), _csv(-1.5)
+    ("'=HYPERLINK(1)", 'ce', -1.5)
+    """
+    if not isinstance(value, str):
+        return value
+    return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else printable(value)
 
 
 def as_json(table: Table) -> dict[str, Any]:
@@ -173,17 +194,12 @@ def title(recipe: Recipe) -> str:
 
 def html(table: Table, rows: Sequence[Row]) -> str:
     """One page with the table, curves, noise and settings that opens offline: everything it needs is inside."""
-    try:
-        from jinja2 import Environment
-    except ImportError as error:
-        raise ImportError("The HTML page needs Jinja: pip install 'logitclip[report]'.") from error
-    figures.vl_convert()  # it is missing, if it is, before anything is computed
+    figures.vl_convert()  # if it is missing, say so before anything is computed
     curves = figures.curves(table.recipe, rows)
     matrices, unknown = figures.noise_charts(rows)
     results = results_of(rows)
-    template = Path(__file__).parent / "templates" / "report.html"
-    page = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(template.read_text("utf-8"))
-    return page.render(
+    return figures.render(
+        "report.html",
         table=table,
         title=title(table.recipe),
         facts=_facts(rows),
