@@ -22,7 +22,7 @@ from logitclip import engine, models
 from logitclip.clip import CLIPS, norm_penalty
 from logitclip.criterion import LogitClip, Loss, clipped
 from logitclip.data import Dataset, Split, batch_indices, transform
-from logitclip.engine import Diverged, Progress, Settings, fit, launch, learning_rate, make_fabric
+from logitclip.engine import Diverged, Progress, Settings, fit, launch, learning_rate
 from logitclip.methods.standard import Standard, stream
 
 CLASSES = 4
@@ -625,7 +625,7 @@ def in_both(fabric: Any, folder: Path) -> None:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("pair")
-    launch(make_fabric(accelerator="cpu", devices=2), in_both, folder)
+    launch(in_both, folder, accelerator="cpu", devices=2)
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
@@ -730,7 +730,7 @@ def leave_work_behind(fabric: Any, end: str, folder: Path) -> None:
 def test_processes_end_whatever_their_group_is_doing(end: str, tmp_path: Path) -> None:
     raises = pytest.raises(ProcessRaisedException, match="raised on purpose")
     with contextlib.nullcontext() if end == "returns" else raises:
-        launch(make_fabric(accelerator="cpu", devices=2), leave_work_behind, end, tmp_path)
+        launch(leave_work_behind, end, tmp_path, accelerator="cpu", devices=2)
     if end == "returns":
         assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
     assert not multiprocessing.active_children()

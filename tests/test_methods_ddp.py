@@ -18,7 +18,7 @@ from torch.multiprocessing import ProcessRaisedException
 from logitclip import run_folder
 from logitclip.clip import clip_logits
 from logitclip.config import RunConfig
-from logitclip.engine import launch, make_fabric
+from logitclip.engine import launch
 from logitclip.methods import METHODS
 from logitclip.methods.sop import sop_loss
 from logitclip.training import train
@@ -71,7 +71,7 @@ def in_each_process(fabric: Any, path: Path) -> None:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("pair") / "results.json"
-    launch(make_fabric(accelerator="cpu", devices=2, precision="64"), in_each_process, path)
+    launch(in_each_process, path, accelerator="cpu", devices=2, precision="64")
     return json.loads(path.read_text())
 
 

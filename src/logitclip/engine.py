@@ -186,23 +186,37 @@ def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, 
     return fabric
 
 
-def launch(fabric: Any, function: Callable[..., None], *args: Any) -> None:
+def launch(function: Callable[..., None], *args: Any, devices: int, **options: Any) -> None:
     """Call `function(fabric, *args)` in a new process for each device, and wait until all of them have ended.
 
     The processes write their results to files: nothing is returned. None of them is left when this function ends,
     whatever ends it; those that still run get SIGTERM, and SIGKILL if that does not end them.
 
     Args:
-        fabric: from `make_fabric`, with several devices, not launched yet.
-        function: a function of a module, and its arguments: they are pickled.
+        function: a function of a module; it and its arguments are pickled.
+        devices: number of processes.
+        options: of `make_fabric`.
 
     Raises:
         torch.multiprocessing.ProcessRaisedException: a process raised an exception.
         torch.multiprocessing.ProcessExitedException: a process was killed or interrupted.
     """
+    # As torchrun does, this process keeps the store in which the others meet: its port is never free for anybody else,
+    # and it outlives each of them.
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(devices),
+        "LOCAL_WORLD_SIZE": str(devices),
+        "TORCHELASTIC_RUN_ID": "logitclip",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     others = set(multiprocessing.active_children())
     try:
-        fabric.launch(_in_process, function, *args)
+        torch.multiprocessing.spawn(
+            _in_process, (environment, {"devices": devices, **options}, function, args), devices
+        )
     finally:
         left = set(multiprocessing.active_children()) - others
         for process in left:
@@ -214,8 +228,13 @@ def launch(fabric: Any, function: Callable[..., None], *args: Any) -> None:
             process.join()
 
 
-def _in_process(fabric: Any, function: Callable[..., None], *args: Any) -> None:
+def _in_process(
+    rank: int, environment: dict[str, str], options: dict[str, Any], function: Callable[..., None], args: Any
+) -> None:
+    os.environ |= {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     with without_destructors():
+        fabric = make_fabric(**options)
+        fabric.launch()
         function(fabric, *args)
         fabric.barrier()  # none leaves while another still waits for what it sends
 

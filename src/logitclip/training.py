@@ -54,12 +54,11 @@ def train(config: RunConfig, *, on_epoch: OnEpoch | None = None) -> Result:
         return finished
     clipped(config.loss, config.clip)  # what is out of range is refused now, before anything is written
     settings(config, examples=0)
-    fabric = engine.make_fabric(
-        accelerator=config.accelerator, devices=config.devices, nodes=config.nodes, precision=config.precision
-    )
+    options = {"accelerator": config.accelerator, "devices": config.devices, "precision": config.precision}
+    fabric = engine.make_fabric(**options, nodes=config.nodes)
     if fabric.world_size > 1 and not torch.distributed.is_torchelastic_launched():
         with run_folder.claim(folder) as key:
-            return read_result(folder) or _spawn(fabric, config, id, key, on_epoch)
+            return read_result(folder) or _spawn(options, config, id, key, on_epoch)
     fabric.launch()
     with run_folder.claim(folder) if fabric.is_global_zero else contextlib.nullcontext("") as key:
         # Another process may have finished it just before the claim; processes of torchrun must all do the same.
@@ -87,11 +86,11 @@ def _as_launched(config: RunConfig) -> RunConfig:
 # -- several processes -------------------------------------------------------------------------------------------------
 
 
-def _spawn(fabric: Any, config: RunConfig, id: str, key: str, on_epoch: OnEpoch | None) -> Result:
+def _spawn(options: dict[str, Any], config: RunConfig, id: str, key: str, on_epoch: OnEpoch | None) -> Result:
     """Run in processes of its own, one for each device. An error of one of them is raised here."""
     failures = multiprocessing.get_context("spawn").SimpleQueue()
     try:
-        engine.launch(fabric, _spawned, vars(config), id, key, on_epoch, failures)
+        engine.launch(_spawned, vars(config), id, key, on_epoch, failures, **options)
     except ProcessExitedException as error:
         raise ChildProcessError(f"A training process has died ({error}). The run can be resumed.") from error
     except ProcessRaisedException:
