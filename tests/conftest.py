@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from multiprocessing import resource_tracker
 
 import pytest
 
@@ -20,6 +21,7 @@ def _processes_have_a_time_limit(pytestconfig, tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     code = f"import faulthandler\nfaulthandler.enable()\nfaulthandler.dump_traceback_later({limit}, exit=True)\n"
     (folder / "sitecustomize.py").write_text(code)  # which Python imports when it starts
+    resource_tracker.ensure_running()  # without a limit: it serves all tests of this process
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         yield

@@ -322,6 +322,19 @@ if __name__ == "__main__":
     assert outcome(config) is None  # to be ended with its parent is no failure
 
 
+def test_a_worker_that_starts_while_its_parent_dies_says_nothing(tmp_path):
+    code = """
+import os
+from logitclip import executors
+if __name__ == "__main__":
+    executors._started()
+    os._exit(0)
+"""
+    (tmp_path / "script.py").write_text(code)
+    answer = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True)
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, "", "")  # of both: the pipes end with the worker
+
+
 @pytest.mark.slow
 def test_runs_of_several_processes_in_the_pool(tmp_path):
     (config,) = configs(tmp_path, 1, devices=2, accelerator="cpu")

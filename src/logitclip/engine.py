@@ -231,6 +231,9 @@ def launch(function: Callable[..., None], *args: Any, devices: int, **options: A
 def _in_process(
     rank: int, environment: dict[str, str], options: dict[str, Any], function: Callable[..., None], args: Any
 ) -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None and not parent.is_alive():
+        return  # from now on its death is a signal, but it has died before that
     os.environ |= {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     with without_destructors():
         fabric = make_fabric(**options)

@@ -323,7 +323,7 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 def _work(pipe: Connection) -> None:
-    """The life of a worker."""
+    """The life of a worker. SIGTERM, also sent when its parent is dead, saves its run; without a run it just ends."""
 
     def stop(*_: Any) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not disturb the saving
@@ -336,12 +336,14 @@ def _work(pipe: Connection) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, stop)
     threading.Thread(target=follow, daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt, EOFError, OSError):
         while True:
             config, folder = pipe.recv()
-            pipe.send(("outcome", _attempt(config, folder, partial(_tell, pipe))))
+            signal.signal(signal.SIGTERM, stop)
+            found = _attempt(config, folder, partial(_tell, pipe))
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            pipe.send(("outcome", found))
 
 
 def _tell(pipe: Connection, _config: RunConfig, row: dict[str, Any] | None) -> None:
