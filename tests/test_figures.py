@@ -9,10 +9,8 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
-import torch
 
 from logitclip import cli
-from logitclip.data import Split
 from logitclip.run_folder import Result
 from logitclip.studies import figures, sweeping
 from logitclip.studies.recipe import load_recipe
@@ -202,19 +200,19 @@ def test_numbers_along_an_axis():
         figures._number("none")
 
 
-def test_transition_counts_the_true_classes():
-    split = Split(torch.zeros(5, 1), torch.tensor([0, 1, 1, 2, 2]), torch.tensor([0, 0, 1, 2, 2]))
-    assert figures.transition(split) == [[0.5, 0.5, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
-    clean = Split(torch.zeros(2, 1), torch.tensor([0, 1]), torch.tensor([0, 1]))
-    assert figures.transition(clean) is None
-
-
-def test_noise_that_cannot_be_made_again_is_a_sentence(rows):
+def test_noise_charts_need_no_data(rows, monkeypatch, tmp_path):
+    monkeypatch.setattr("logitclip.data.load", None)
     row = next(row for row in rows if isinstance(row.outcome, Result))
-    gone = replace(row.outcome, config={**row.outcome.config, "data": "cifar10", "root": "/nowhere"})
-    charts, sentences = figures.noise_charts([replace(row, outcome=gone)])
+    charts, sentences = figures.noise_charts([row])
+    assert sentences == []
+    shares = {(v["true"], v["given"]): v["share"] for v in charts[0]["spec"]["data"]["values"]}
+    matrix = row.outcome.noise["transition"]
+    assert shares["3", "3"] == round(100 * matrix[3][3], 2)
+    lost = replace(row.outcome, config={**row.outcome.config, "runs": str(tmp_path)})
+    charts, sentences = figures.noise_charts([replace(row, outcome=lost)])
     assert charts == []
-    assert sentences[0].startswith("The noise symmetric:rate=0.5 of cifar10 is not shown: ")
+    assert sentences[0].startswith("The noise symmetric:rate=0.5 of digits is not shown: ")
+    assert "noise.json is missing" in sentences[0]
 
 
 def test_figures_command(monkeypatch, capsys, folder, tmp_path):

@@ -13,7 +13,7 @@ import torch
 from jobs import CLIPS
 from torch import Tensor, nn
 
-from logitclip import cli, run_folder, training
+from logitclip import cli, training
 from logitclip.clip import PENALTIES
 from logitclip.config import RunConfig
 from logitclip.criterion import clipped
@@ -56,9 +56,7 @@ def stopping(after: int, error: BaseException) -> Callable[[RunConfig, Any], Non
 
 def written(result: Result) -> tuple[bytes, dict[str, Tensor]]:
     """The rows of a run as they stand on the disk, and its last weights."""
-    checkpoint = run_folder.load_checkpoint(result.folder, result.id)
-    assert checkpoint is not None
-    return (result.folder / "metrics.jsonl").read_bytes(), checkpoint[0]
+    return (result.folder / "metrics.jsonl").read_bytes(), result.weights()
 
 
 @pytest.mark.parametrize("clip", ["none", "norm:temp=0.8"])

@@ -438,3 +438,136 @@ def test_weights_shared_between_layers_are_saved(tmp_path):
     assert found is not None
     for name, weight in model.state_dict().items():
         assert torch.equal(found[0][name], weight)
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+RESULT = {
+    "config": {"runs": "elsewhere"},
+    "last10_accuracy": 90.0,
+    "best_accuracy": 91.0,
+    "val_accuracy": None,
+    "memorised": 3.5,
+    "recovered": 80,
+    "noise_rate": 50.0,
+    "clip": "none",
+    "epochs": 2,
+    "seconds": 1.0,
+    "versions": {"torch": "2.6"},
+    "device": "cpu",
+    "commit": None,
+}
+
+
+def finished(folder: Path) -> Path:
+    """A folder with a finished run."""
+    save(folder, 2)
+    run_folder.write_rows(folder / "metrics.jsonl", ROWS)
+    run_folder.write_json(folder / "noise.json", {"rule": "none"})
+    result = run_folder.Result(id=folder.name, **RESULT)
+    run_folder.finish(folder, result, {"w": torch.arange(4.0)})
+    return folder
+
+
+def test_a_finished_run_keeps_one_set_of_weights(tmp_path):
+    folder = finished(tmp_path / "run")
+    assert sorted(everything_in(folder)) == ["metrics.jsonl", "noise.json", "result.json", "weights.safetensors"]
+    result = run_folder.read_result(folder)
+    assert result is not None
+    assert result.rows == ROWS
+    assert result.noise == {"rule": "none"}
+    assert result.weights()["w"].tolist() == [0, 1, 2, 3]
+    assert result.folder == folder  # though it was written for another one: folders may be moved
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "noise.json", "weights.safetensors"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "changed"])
+def test_a_result_without_its_files_is_a_failure_that_is_logged(tmp_path, caplog, name, damage):
+    folder = finished(tmp_path / "run")
+    result = run_folder.read_result(folder)
+    file = folder / name
+    content = file.read_bytes()
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(content[:-3] if damage == "cut" else content[:-2] + b"!" + content[-1:])
+    if name == "weights.safetensors" and damage != "missing":  # large: checked when they are loaded
+        assert isinstance(result, run_folder.Result)
+        with pytest.raises(run_folder.Damaged, match="has been changed"):
+            result.weights()
+        return
+    reason = "is missing" if damage == "missing" else "has been changed"
+    sentence = f"The result in {folder} is not used: {name} {reason}. Repeat the run: it is trained again."
+    assert run_folder.read_outcome(folder) == run_folder.Failure("run", sentence, "", 0, False)
+    assert run_folder.read_result(folder) is None
+    assert sentence in caplog.text
+
+
+def test_the_result_of_another_folder_is_refused(tmp_path, caplog):
+    one, other = finished(tmp_path / "one"), finished(tmp_path / "other")
+    one.rename(tmp_path / "swap")
+    other.rename(one)
+    (tmp_path / "swap").rename(other)
+    for folder in (one, other):
+        assert run_folder.read_result(folder) is None
+    assert "result.json is of the run other" in caplog.text
+    assert "result.json is of the run one" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"last10_accuracy": "90"},
+        {"last10_accuracy": None},
+        {"last10_accuracy": True},
+        {"best_accuracy": float("nan")},
+        {"epochs": 2.5},
+        {"config": []},
+        {"config": {"runs": 3}},
+        {"config": {"unknown": 3}},
+        {"versions": "2.6"},
+        {"sha256": {}},
+        {"sha256": None},
+        {"more": 1},
+    ],
+)
+def test_a_result_with_other_types_is_refused(tmp_path, caplog, change):
+    folder = finished(tmp_path / "run")
+    content = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**content, **change}))
+    failure = run_folder.read_outcome(folder)
+    assert isinstance(failure, run_folder.Failure)
+    assert "result.json cannot be read" in failure.error
+    assert failure.error in caplog.text
+
+
+@pytest.mark.parametrize("content", ["3", "null", "[]", '"text"', "{", '{"id": 1}'])
+def test_json_of_another_type_is_no_outcome(tmp_path, content):
+    (tmp_path / "failure.json").write_text(content)
+    assert run_folder.read_outcome(tmp_path) is None
+    (tmp_path / "result.json").write_text(content)
+    assert isinstance(run_folder.read_outcome(tmp_path), run_folder.Failure)
+
+
+def test_writing_follows_links_and_does_not_replace_devices(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for content in (b"one", b"two"):
+        run_folder.write(tmp_path / "link", content)
+        assert (tmp_path / "real").read_bytes() == content
+    assert (tmp_path / "link").is_symlink()
+    run_folder.write(Path("/dev/null"), b"gone")
+    assert Path("/dev/null").is_char_device()
+    os.mkfifo(tmp_path / "fifo")
+    with subprocess.Popen(["cat", str(tmp_path / "fifo")], stdout=subprocess.PIPE) as reader:
+        run_folder.write(tmp_path / "fifo", b"through")
+        assert reader.communicate()[0] == b"through"
+    assert (tmp_path / "fifo").is_fifo()
+
+
+def test_a_rename_is_synced(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")))
+    run_folder.write(tmp_path / "file", b"")
+    save(tmp_path, 1)
+    assert synced[1] == str(tmp_path)
+    assert synced[-1] == str(tmp_path / "checkpoints")

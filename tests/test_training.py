@@ -18,9 +18,10 @@ import torch
 
 from logitclip import data, engine, run_folder
 from logitclip.config import RunConfig
+from logitclip.data.augment import transform
 from logitclip.methods.standard import Standard
 from logitclip.run_folder import Result, read_result
-from logitclip.training import _as_launched, prepare, train
+from logitclip.training import _as_launched, build_model, prepare, train
 
 SMALL = RunConfig(
     noise="symmetric:rate=0.5",
@@ -46,7 +47,7 @@ def lasting(result: Result) -> dict[str, Any]:
 
 
 def weights(result: Result) -> bytes:
-    return (result.folder / "checkpoints" / f"{result.epochs:06d}" / "weights.safetensors").read_bytes()
+    return (result.folder / "weights.safetensors").read_bytes()
 
 
 def in_folder(tmp_path: Path, name: str, config: RunConfig = SMALL, **change: Any) -> RunConfig:
@@ -75,11 +76,12 @@ def test_result_and_folder(tmp_path):
     assert result.seconds > 0
     assert sorted(p.name for p in result.folder.iterdir()) == [
         ".claim.lock",
-        "checkpoints",
         "config.json",
         "metrics.jsonl",
+        "noise.json",
         "result.json",
         "validation.npz",
+        "weights.safetensors",
     ]
     assert RunConfig(**json.loads((result.folder / "config.json").read_text())) == config.resolved()
     assert read_result(result.folder) == result
@@ -108,25 +110,51 @@ def test_a_finished_run_is_only_read_back(tmp_path, monkeypatch):
     assert moved.rows == json.loads("[" + ",".join(metrics(moved).decode().splitlines()) + "]")
 
 
-def test_a_result_that_is_lost_is_made_again_from_the_checkpoint(tmp_path, monkeypatch):
-    config = in_folder(tmp_path, "a")
+def test_a_result_that_is_damaged_is_made_again(tmp_path, caplog):
+    config = in_folder(tmp_path, "a", epochs=1)
     result = train(config)
     before = lasting(result)
-    monkeypatch.setattr(Standard, "train_step", None)  # not one step is needed
     for content in ("{", "[]", '{"id": "of another version"}'):
         (result.folder / "result.json").write_text(content)
         assert lasting(train(config)) == before
+        assert "result.json cannot be read" in caplog.text
+        caplog.clear()
+
+
+def test_weights_of_a_finished_run(tmp_path):
+    config = in_folder(tmp_path, "a", epochs=2, noise="none")
+    trained = train(config)
+    dataset, _ = prepare(config.resolved())
+    network = build_model(config.resolved(), dataset, seed=7)
+    network.load_state_dict(trained.weights())
+    view = transform("none", dataset.mean, dataset.std)
+    logits = network.eval()(view(dataset.test.x[torch.arange(200)], None))
+    assert 100 * (logits.argmax(1) == dataset.test.labels).double().mean() == trained.rows[-1]["test_accuracy"]
+
+
+def test_noise_record(tmp_path):
+    config = in_folder(tmp_path, "a", noise="asymmetric:rate=0.4", noise_seed=3, epochs=1)
+    result = train(config)
+    dataset, record = prepare(config.resolved())
+    kept = result.noise
+    assert (kept["rule"], kept["seed"], kept["data"]) == ("asymmetric:rate=0.4", 3, "digits")
+    assert kept["rate"] == record.rate == result.noise_rate / 100
+    assert kept["transition"] == record.transition.tolist()
+    assert kept["class_names"] == list("0123456789")
+    assert kept["class_sizes"] == dataset.train.clean_labels.bincount(minlength=10).tolist()
+    clean = train(in_folder(tmp_path, "a", noise="none", epochs=1)).noise
+    assert (clean["rule"], clean["rate"], clean["transition"][0][0]) == ("none", 0, 1)
 
 
 def test_limit_is_a_fixed_choice(tmp_path):
-    small, rate = prepare(RunConfig(limit=100).resolved())
-    assert (len(small.train), len(small.test), rate) == (100, 100, 0)
+    small, record = prepare(RunConfig(limit=100).resolved())
+    assert (len(small.train), len(small.test), record.rate) == (100, 100, 0)
     again, _ = prepare(RunConfig(limit=100, seed=5).resolved())
     everywhere = torch.arange(100)
     assert torch.equal(small.train.x[everywhere], again.train.x[everywhere])
-    noisy, rate = prepare(RunConfig(limit=100, noise="symmetric:rate=0.4").resolved())
+    noisy, record = prepare(RunConfig(limit=100, noise="symmetric:rate=0.4").resolved())
     assert torch.equal(noisy.train.x[everywhere], small.train.x[everywhere])
-    assert rate == pytest.approx(0.4, abs=0.011)
+    assert record.rate == pytest.approx(0.4, abs=0.011)
     full = data.load("digits")
     assert len(prepare(RunConfig(limit=10_000).resolved())[0].train) == len(full.train)
 
@@ -413,12 +441,14 @@ def test_a_damaged_checkpoint_costs_an_epoch_and_no_bit(tmp_path, caplog):
 
 
 def test_the_checkpoint_of_another_run_is_not_taken(tmp_path, caplog):
-    other = train(in_folder(tmp_path, "a", seed=9))
+    other = in_folder(tmp_path, "a", seed=9)
+    with pytest.raises(KeyboardInterrupt):
+        train(other, on_epoch=interrupt_after(2))
     config = in_folder(tmp_path, "a")
     (tmp_path / "a" / config.id).mkdir()
-    (other.folder / "checkpoints").rename(tmp_path / "a" / config.id / "checkpoints")
+    (tmp_path / "a" / other.id / "checkpoints").rename(tmp_path / "a" / config.id / "checkpoints")
     result = train(config)
-    assert "000004 is of another run" in caplog.text
+    assert "000003 is of another run" in caplog.text
     assert metrics(result) == metrics(train(in_folder(tmp_path, "whole")))
 
 
@@ -478,7 +508,7 @@ def test_a_full_disk_stops_the_run_and_costs_nothing(tmp_path, monkeypatch):
     def full(path: Path, content: bytes) -> None:
         nonlocal count
         count += 1
-        if count == 9:  # inside the second checkpoint
+        if count == 10:  # inside the second checkpoint
             path.write_bytes(content[: len(content) // 2])
             raise OSError(28, "No space left on device")
         write(path, content)
@@ -494,6 +524,7 @@ def test_a_full_disk_stops_the_run_and_costs_nothing(tmp_path, monkeypatch):
         *(f"checkpoints/000001/{name}" for name in checkpoint),
         "config.json",
         "metrics.jsonl",
+        "noise.json",
     ]
     assert metrics(train(config)) == metrics(whole)
 

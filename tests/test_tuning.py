@@ -14,7 +14,7 @@ import pytest
 from logitclip.config import RunConfig, word_to_tune
 from logitclip.run_folder import Failure, Result, outcome
 from logitclip.search import TRIALS
-from logitclip.studies import executors, tuning
+from logitclip.studies import executors, sweeping, tuning
 from logitclip.studies.tuning import GRIDS, Search
 from logitclip.training import train
 
@@ -33,6 +33,10 @@ class Trial(Result):
     @property
     def validation(self) -> dict[str, np.ndarray]:
         return self.held_out
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return []
 
 
 def trial(accuracy: float, clip: str = "none", label: np.ndarray = ONE, prediction: np.ndarray = ONE) -> Trial:
@@ -279,16 +283,22 @@ def test_the_numbering_of_the_classes_does_not_matter() -> None:
         assert all(other == first for other in others)
 
 
-def test_a_trial_whose_predictions_are_lost_is_named(tmp_path) -> None:
-    config = RunConfig(clip="norm:temp=auto", limit=100, epochs=1, runs=str(tmp_path))
+@pytest.mark.parametrize("name", ["validation.npz", "metrics.jsonl"])
+def test_a_trial_whose_files_are_lost_or_cut_has_failed_and_is_made_again(tmp_path, caplog, name) -> None:
+    config = RunConfig(clip="norm:temp=auto", limit=100, epochs=2, runs=str(tmp_path))
     executors.execute(tuning.trials(config), executor="inline")
-    lost = next(tmp_path.glob("*/validation.npz"))
-    whole, search = lost.read_bytes(), tuning.search_for(config)
-    for content in (b"", b"PK", whole[: len(whole) // 2], whole.replace(b"prediction", b"predicted?"), None):
+    search = tuning.search_for(config)
+    before = tuning.tried(config, outcome, search)
+    lost = tmp_path / tuning.trial(config, search, next(iter(before))).id / name
+    whole = lost.read_bytes()
+    for content in (b"", whole[: len(whole) // 2], None):
         lost.unlink() if content is None else lost.write_bytes(content)
-        with pytest.warns(UserWarning, match=f"{lost} is missing or damaged: remove {lost.parent}"):
-            scores = tuning.tried(config, outcome, search)
-        assert list(scores.values()).count(None) == 1
+        scores = tuning.tried(config, outcome, search)
+        assert [value for value, score in scores.items() if score is None] == [next(iter(before))]
+        assert f"The result in {lost.parent} is not used: {name} " in caplog.text
+        caplog.clear()
+    after = sweeping.tune(config, search, executor="inline")
+    assert {value: after[value] for value in before} == before
 
 
 def test_a_knob_without_a_value_can_be_studied(tmp_path) -> None:

@@ -116,7 +116,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for name, hint in _hints().items():
-            object.__setattr__(self, name, _checked(name, hint, getattr(self, name)))
+            object.__setattr__(self, name, checked(name, hint, getattr(self, name)))
         least = {"noise_seed": 0, "seed": 0, "limit": 0, "measure_every": 0, "checkpoint_seconds": 0}
         least |= {"devices": 1, "nodes": 1, "epochs": 1, "batch_size": 1}
         for name, bound in least.items():
@@ -243,26 +243,26 @@ def _hints() -> dict[str, Any]:
     return typing.get_type_hints(RunConfig)
 
 
-def _checked(name: str, hint: Any, value: Any) -> Any:
-    """`value`, if it is of the kind that its field is annotated with; a whole number will do for a fraction."""
+def checked(name: str, hint: Any, value: Any) -> Any:
+    """`value`, if it has the type that the field `name` is annotated with; an int is accepted for a float."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     kinds = typing.get_args(hint) if union else (hint,)
     for kind in kinds:
-        choices = typing.get_args(kind)
-        if typing.get_origin(kind) is Literal:
+        origin, choices = typing.get_origin(kind) or kind, typing.get_args(kind)
+        if origin is Literal:
             if value in choices:
                 return value
             if value is not None:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}.")
-        elif typing.get_origin(kind) is tuple:
+        elif origin is tuple:
             if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
                 return tuple(value)
-        elif kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        elif origin is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
-        elif isinstance(value, kind) and (kind is bool or not isinstance(value, bool)):
+        elif isinstance(value, origin) and (origin is bool or not isinstance(value, bool)):
             return value
     words = {int: "a whole number", float: "a number", bool: "True or False", str: "text", types.NoneType: "None"}
-    wanted = " or ".join(words.get(kind, "a list of texts") for kind in kinds)
+    wanted = " or ".join(words.get(kind, "a mapping" if "dict" in str(kind) else "a list of texts") for kind in kinds)
     raise ValueError(f"{name} must be {wanted}, got {value!r}.")
 
 

@@ -1,9 +1,12 @@
-"""The folder of a run: who works in it, what is written there, and reading it back.
+"""The folder of a run: claims, atomic writes, checkpoints, the result, and reading all of it back.
 
-`config.json`, `metrics.jsonl` (a row per epoch), `checkpoints/<epochs done>/`, `result.json`, and `validation.npz` if
-examples were held out. Every file appears whole or not at all: it is written under another name, flushed to the disk
-and renamed. Only `metrics.jsonl` grows while a run works; what is certain is in the checkpoint, from which it is
-written anew.
+A run in progress has `config.json`, `noise.json` (the noise record), `metrics.jsonl` (a row per epoch) and
+`checkpoints/<epochs done>/`. A finished run has `weights.safetensors` and `result.json` in place of the checkpoints,
+`validation.npz` if examples were held out, and `examples.npz` if asked for. `result.json` names its run and has the
+digest of every other file, so a result that is incomplete or of another run is never used.
+
+Files are atomic: each is written under a temporary name, synced to disk and renamed. Only `metrics.jsonl` grows during
+a run; a resumed run rewrites it from the checkpoint.
 """
 
 from __future__ import annotations
@@ -14,19 +17,21 @@ import hashlib
 import io
 import json
 import logging
+import math
 import os
 import shutil
 import socket
 import threading
+import typing
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from logitclip.config import RunConfig
+from logitclip.config import RunConfig, checked
 
 log = logging.getLogger(__name__)
 
@@ -48,17 +53,25 @@ class CannotWrite(OSError):
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file in one step: after a crash there is the old one or the new one, never half of it."""
+    """Write a file atomically: after a crash it has the old content or the new, never half of it.
+
+    A symbolic link is followed, and what is not a regular file (a device, a FIFO) is written to, not replaced.
+    """
     if not path.name:
         raise ValueError(f"{path} is a folder: give the name of a file in it.")
-    scratch = _scratch(path)
     with _explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_bytes(content)
+            return
+        path = Path(os.path.realpath(path))
+        scratch = _scratch(path)
         try:
             _write_synced(scratch, content)
             scratch.replace(path)
         finally:
             scratch.unlink(missing_ok=True)
+        _sync_folder(path.parent)
 
 
 @contextlib.contextmanager
@@ -79,6 +92,16 @@ def _write_synced(path: Path, content: bytes) -> None:
         stream.write(content)
         stream.flush()
         os.fsync(stream.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut, on systems where a folder can be synced."""
+    with contextlib.suppress(OSError):  # Windows, and some network file systems
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -262,13 +285,10 @@ def save_checkpoint(
 ) -> None:
     """Save a checkpoint after `len(rows)` epochs, as one directory that is renamed once, when it is complete."""
     import torch
-    from safetensors.torch import save
 
     state_file = io.BytesIO()
     torch.save(state, state_file)
-    # Copies, because weights may be shared between layers, which the format does not know.
-    own = {name: weight.detach().to("cpu", copy=True).contiguous() for name, weight in weights.items()}
-    contents = (save(own), state_file.getvalue(), _lines(rows))
+    contents = (_as_safetensors(weights), state_file.getvalue(), _lines(rows))
     files = dict(zip(FILES, contents, strict=True))
     manifest = {
         "epochs": len(rows),
@@ -288,9 +308,17 @@ def save_checkpoint(
             scratch.rename(target)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
+        _sync_folder(target.parent)
     older = [checkpoint for checkpoint in _checkpoints(folder) if checkpoint < target]
     for old in older[KEPT - 1 :]:
         shutil.rmtree(old, ignore_errors=True)
+
+
+def _as_safetensors(weights: dict[str, Any]) -> bytes:
+    from safetensors.torch import save
+
+    # Copies, because safetensors does not store weights that are shared between layers.
+    return save({name: weight.detach().to("cpu", copy=True).contiguous() for name, weight in weights.items()})
 
 
 Checkpoint = tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]
@@ -343,11 +371,13 @@ def _checkpoints(folder: Path) -> list[Path]:
 # -- results and failures ----------------------------------------------------------------------------------------------
 
 LAST = 10  # epochs that the reported accuracy is the mean of
+METRICS, NOISE, WEIGHTS = "metrics.jsonl", "noise.json", "weights.safetensors"
+VALIDATION, EXAMPLES = "validation.npz", "examples.npz"
 
 
 @dataclass(frozen=True)
 class Result:
-    """What came out of a run; accuracies and shares are percentages."""
+    """The result of a finished run; accuracies and shares are percentages."""
 
     id: str
     config: dict[str, Any]
@@ -365,24 +395,45 @@ class Result:
     commit: str | None
 
     @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return Path(self.config["runs"]) / self.id
+
+    @property
     def rows(self) -> list[dict[str, Any]]:
         """The rows of `metrics.jsonl`, one for each epoch."""
-        return read_rows(self.folder / "metrics.jsonl")
+        rows = read_rows(self.folder / METRICS)
+        if len(rows) != self.epochs:
+            raise Damaged(_damage(self.folder, f"{METRICS} has {len(rows)} rows, not {self.epochs}"))
+        return rows
+
+    @property
+    def noise(self) -> dict[str, Any]:
+        """The noise record: rule, seed, realised rate, transition matrix, and the classes by name and size."""
+        return json.loads(self._read(NOISE))
 
     @property
     def validation(self) -> dict[str, np.ndarray]:
         """The `index`, `label` and `prediction` (after the last epoch) of each held-out example of a run with `val`."""
-        path = self.folder / "validation.npz"
-        try:
-            with np.load(path) as file:
-                return {name: file[name] for name in ("index", "label", "prediction")}
-        except Exception as error:  # what a damaged archive makes zipfile, zlib and numpy raise has no common type
-            raise ValueError(f"{path} is missing or damaged: remove {self.folder}, and it is made again.") from error
+        with np.load(io.BytesIO(self._read(VALIDATION))) as file:
+            return {name: file[name] for name in ("index", "label", "prediction")}
 
-    @property
-    def folder(self) -> Path:
-        """The folder of the run."""
-        return Path(self.config["runs"]) / self.id
+    def weights(self) -> dict[str, Any]:
+        """The trained weights, as tensors by name."""
+        from safetensors.torch import load
+
+        return load(self._read(WEIGHTS))
+
+    def _read(self, name: str) -> bytes:
+        """The content of a file that belongs to the result, if it is unchanged."""
+        digests = (read_json(self.folder / "result.json") or {}).get("sha256", {})
+        try:
+            content = (self.folder / name).read_bytes()
+        except OSError as error:
+            raise Damaged(_damage(self.folder, f"{name} is missing")) from error
+        if hashlib.sha256(content).hexdigest() != digests.get(name):
+            raise Damaged(_damage(self.folder, f"{name} has been changed"))
+        return content
 
 
 @dataclass(frozen=True)
@@ -396,26 +447,92 @@ class Failure:
     final: bool  # it would fail again (it diverged), so it is not repeated
 
 
+class Damaged(ValueError):
+    """A result whose files are missing or changed, or that is of another run."""
+
+
+def finish(folder: Path, result: Result, weights: dict[str, Any]) -> None:
+    """Write the weights and the result, with the digests of all files that belong to it, and remove the checkpoints."""
+    write(folder / WEIGHTS, _as_safetensors(weights))
+    names = (METRICS, NOISE, WEIGHTS, VALIDATION, EXAMPLES)
+    digests = {name: _digest(folder / name) for name in names if (folder / name).exists()}
+    write_json(folder / "result.json", {**asdict(result), "sha256": digests})
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
 def outcome(config: RunConfig) -> Result | Failure | None:
-    """What came out of a run, read from its folder; a result wins over an old failure, and None is neither."""
+    """The outcome of a run, read from its folder; a result wins over an old failure, and None is neither."""
     return read_outcome(Path(config.runs) / config.id)
 
 
 def read_outcome(folder: Path) -> Result | Failure | None:
-    """The outcome in the folder of a run, for those who know its id."""
-    result = read_result(folder)
-    if result is not None:
-        return result
+    """The outcome in the folder of a run. A damaged result is a failure, which the log names as well."""
     try:
-        return Failure(**read_json(folder / "failure.json"))
-    except TypeError:  # there is none, or it is of another version
-        return None
+        result = _checked_result(folder)
+    except Damaged as error:
+        log.warning("%s", error)
+        return Failure(id=folder.name, error=str(error), traceback="", attempts=0, final=False)
+    return result or _failure(folder)
 
 
 def read_result(folder: Path) -> Result | None:
-    """The result of a finished run, or None."""
+    """The result of a finished run; None if there is none, or if it is damaged, which the log says."""
+    found = read_outcome(folder)
+    return found if isinstance(found, Result) else None
+
+
+def _checked_result(folder: Path) -> Result | None:
+    if not (folder / "result.json").exists():
+        return None
     content = read_json(folder / "result.json")
-    if not isinstance(content, dict) or content.keys() != {field.name for field in fields(Result)}:
-        return None  # not there, or of another version: it is made again, from the last checkpoint
-    content["config"] = {**content["config"], "runs": str(folder.parent)}  # folders may be moved
-    return Result(**content)
+    digests = content.pop("sha256", None) if isinstance(content, dict) else None
+    try:
+        result = _of_type(Result, content)
+        RunConfig(**result.config)
+        if not isinstance(digests, dict) or not {METRICS, NOISE, WEIGHTS} <= digests.keys():
+            raise ValueError("it has no digests")
+    except (TypeError, ValueError) as error:
+        raise Damaged(_damage(folder, f"result.json cannot be read ({error})")) from error
+    if result.id != folder.name:
+        raise Damaged(_damage(folder, f"result.json is of the run {result.id}"))
+    for name, digest in digests.items():
+        file = folder / Path(name).name
+        if not file.is_file():
+            raise Damaged(_damage(folder, f"{name} is missing"))
+        if name != WEIGHTS and _digest(file) != digest:  # weights are large: they are checked when they are read
+            raise Damaged(_damage(folder, f"{name} has been changed"))
+    result.config["runs"] = str(folder.parent)  # folders may be moved
+    return result
+
+
+def _failure(folder: Path) -> Failure | None:
+    content = read_json(folder / "failure.json")
+    try:
+        return None if content is None else _of_type(Failure, content)
+    except (TypeError, ValueError) as error:
+        log.warning("%s is ignored: %s", folder / "failure.json", error)
+        return None
+
+
+T = typing.TypeVar("T", Result, Failure)
+
+
+def _of_type(kind: type[T], content: Any) -> T:
+    """`content`, as read from JSON, as a dataclass whose fields have the types they are annotated with."""
+    if not isinstance(content, dict):
+        raise TypeError(f"it must be a JSON object, got {type(content).__name__}")
+    values = kind(**content)
+    for name, hint in typing.get_type_hints(kind).items():
+        value = checked(name, hint, getattr(values, name))
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} must be finite, got {value}.")
+    return values
+
+
+def _damage(folder: Path, reason: str) -> str:
+    return f"The result in {folder} is not used: {reason}. Repeat the run: it is trained again."
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import json
 import multiprocessing
 import os
 import platform
@@ -125,16 +126,16 @@ def _spawned(fabric: Any, config: dict[str, Any], id: str, key: str, on_epoch: O
 def _work(fabric: Any, config: RunConfig, id: str, key: str, on_epoch: OnEpoch | None) -> Result:
     load_plugins(config.plugin)
     with engine.using_threads(config.threads):
-        dataset, rate = prepare(config)
+        dataset, noisy = prepare(config)
         held = hold_out(
             len(dataset.train),
             config.val,
             rule=config.val_rule,
             generator=stream("cpu", config.seed, "validation"),
         )
-        record = _Record(fabric, config, id, key, on_epoch)
+        record = _Record(fabric, config, id, key, on_epoch, noise_record(dataset, noisy))
         try:
-            engine.fit(
+            worker = engine.fit(
                 dataset,
                 partial(build_model, config, dataset),
                 clipped(config.loss, config.clip),
@@ -148,45 +149,48 @@ def _work(fabric: Any, config: RunConfig, id: str, key: str, on_epoch: OnEpoch |
                 resume=record.resume,
                 after_epoch=record.after_epoch,
             )
-        except (run_folder.CannotWrite, run_folder.Claimed):  # there is nothing that one could or should still write
+            last = record.rows[-LAST:]
+            result = Result(
+                id=id,
+                config={**asdict(config), "plugin": list(config.plugin)},  # as JSON gives it back
+                last10_accuracy=_mean([row["test_accuracy"] for row in last]),
+                best_accuracy=max(row["test_accuracy"] for row in record.rows),
+                val_accuracy=_mean([row["val_accuracy"] for row in last]) if config.val else None,
+                memorised=last[-1]["memorised"],
+                recovered=last[-1]["recovered"],
+                noise_rate=100 * noisy.rate,
+                clip=config.clip,
+                epochs=len(record.rows),
+                seconds=round(record.seconds, 3),
+                versions=versions(),
+                device=device_name(fabric.device),
+                commit=_commit(),
+            )
+            if record.writes:
+                prediction = record.examples.pop("val_prediction", None)
+                if prediction is not None:
+                    file = record.folder / run_folder.VALIDATION
+                    _write_examples(file, dataset.train, held.val, prediction=prediction)
+                if config.per_example:
+                    _write_examples(record.folder / run_folder.EXAMPLES, dataset.train, **record.examples)
+                run_folder.write_rows(record.folder / run_folder.METRICS, record.rows)
+                run_folder.finish(record.folder, result, worker.weights())
+        except (run_folder.CannotWrite, run_folder.Claimed):  # nothing can or should be written any more
             raise
         except BaseException:
             record.rescue()
             raise
         finally:
             record.close()
-    last = record.rows[-LAST:]
-    result = Result(
-        id=id,
-        config={**asdict(config), "plugin": list(config.plugin)},  # as JSON gives it back
-        last10_accuracy=_mean([row["test_accuracy"] for row in last]),
-        best_accuracy=max(row["test_accuracy"] for row in record.rows),
-        val_accuracy=_mean([row["val_accuracy"] for row in last]) if config.val else None,
-        memorised=last[-1]["memorised"],
-        recovered=last[-1]["recovered"],
-        noise_rate=100 * rate,
-        clip=config.clip,
-        epochs=len(record.rows),
-        seconds=round(record.seconds, 3),
-        versions=versions(),
-        device=device_name(fabric.device),
-        commit=_commit(),
-    )
-    if record.writes:
-        prediction = record.examples.pop("val_prediction", None)
-        if prediction is not None:
-            _write_examples(record.folder / "validation.npz", dataset.train, held.val, prediction=prediction)
-        if config.per_example:
-            _write_examples(record.folder / "examples.npz", dataset.train, **record.examples)
-        run_folder.write_rows(record.folder / "metrics.jsonl", record.rows)
-        run_folder.write_json(record.folder / "result.json", asdict(result))
     return result
 
 
 class _Record:
-    """What a run has reached, taken from its folder at the start; the first process keeps the folder up to date."""
+    """The progress of a run, read from its folder at the start; rank 0 keeps the folder up to date."""
 
-    def __init__(self, fabric: Any, config: RunConfig, id: str, key: str, on_epoch: OnEpoch | None) -> None:
+    def __init__(
+        self, fabric: Any, config: RunConfig, id: str, key: str, on_epoch: OnEpoch | None, noise: dict[str, Any]
+    ) -> None:
         self.config, self.id, self.key, self.on_epoch = config, id, key, on_epoch
         self.folder, self.writes = Path(config.runs) / id, fabric.is_global_zero
         self.rows: list[dict[str, Any]] = []
@@ -207,8 +211,10 @@ class _Record:
         if not self.writes:
             return
         run_folder.tidy(self.folder)
+        (self.folder / "result.json").unlink(missing_ok=True)  # damaged, or there would be nothing to do
         run_folder.write_json(self.folder / "config.json", asdict(config))
-        run_folder.write_rows(self.folder / "metrics.jsonl", self.rows)
+        run_folder.write(self.folder / run_folder.NOISE, _line_per_key(noise))
+        run_folder.write_rows(self.folder / run_folder.METRICS, self.rows)
         if config.tensorboard:
             self.board = _tensorboard(self.folder, len(self.rows))
         if on_epoch is not None:
@@ -228,11 +234,11 @@ class _Record:
         run_folder.check_claim(self.folder, self.key)
         weights, rows = progress.weights(), list(self.rows)
         self.unsaved = weights, state, rows
-        if time.monotonic() - self.saved >= self.config.checkpoint_seconds or len(self.rows) == self.config.epochs:
+        if time.monotonic() - self.saved >= self.config.checkpoint_seconds:
             self.save()
         else:  # training goes on with these tensors, and may be interrupted before the end of the epoch
             self.unsaved = _copied(weights), _copied(state), rows
-        run_folder.append_row(self.folder / "metrics.jsonl", progress.row)
+        run_folder.append_row(self.folder / run_folder.METRICS, progress.row)
         if self.board is not None:
             for name, value in progress.row.items():
                 if isinstance(value, int | float) and name != "epoch":
@@ -272,20 +278,27 @@ def _copied(value: Any) -> Any:
 # -- from names to objects ---------------------------------------------------------------------------------------------
 
 
-def prepare(config: RunConfig) -> tuple[data.Dataset, float]:
-    """The dataset of a resolved config with its noise in place, and the realised rate of the noise."""
+def prepare(config: RunConfig) -> tuple[data.Dataset, noise.NoisyLabels]:
+    """The dataset of a resolved config with the noise applied, and the record of the noise."""
     dataset = data.load(config.data, config.root)
     if config.limit:
         dataset = _limited(dataset, config.limit)
-    if config.noise == "none":
-        train = dataset.train
-        wrong = engine.wrong_labels(train, torch.arange(len(train)))
-        return dataset, len(wrong) / len(train)
+    if config.noise == "none":  # the data may have wrong labels of their own
+        labels, clean = dataset.train.labels, dataset.train.clean_labels
+        labels = labels.argmax(1) if labels.is_floating_point() else labels
+        clean = labels if clean is None else clean
+        return dataset, noise.NoisyLabels(labels, clean, dataset.num_classes, "none", {}, config.noise_seed)
     record = noise.apply(config.noise, dataset, config.noise_seed, load=lambda source: data.load(source, config.root))
     train = dataset.train.relabel(record.labels)
     if record.images is not None:
         train = dataclasses.replace(train, x=record.images)
-    return dataclasses.replace(dataset, train=train), record.rate
+    return dataclasses.replace(dataset, train=train), record
+
+
+def noise_record(dataset: data.Dataset, record: noise.NoisyLabels) -> dict[str, Any]:
+    """The content of `noise.json`: the noise record, with the classes by name and size."""
+    classes = {"class_names": list(dataset.class_names), "class_sizes": record.class_sizes.tolist()}
+    return {"data": dataset.name, **classes, **record.describe()}
 
 
 def settings(config: RunConfig, examples: int) -> engine.Settings:
@@ -358,6 +371,11 @@ def _tensorboard(folder: Path, epoch: int) -> Any:
     except ImportError as error:
         raise ImportError("--tensorboard needs TensorBoard: pip install 'logitclip[tensorboard]'.") from error
     return SummaryWriter(str(folder / "tensorboard"), purge_step=epoch)  # what a killed run had shown is shown anew
+
+
+def _line_per_key(content: dict[str, Any]) -> bytes:
+    lines = (f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in content.items())
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def _mean(values: list[float]) -> float:

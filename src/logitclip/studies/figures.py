@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from logitclip import theory
-from logitclip.config import RunConfig
-from logitclip.data import Split
 from logitclip.progress import printable
 from logitclip.run_folder import Result, write
 from logitclip.studies.recipe import Recipe
 from logitclip.studies.sweeping import Row
 from logitclip.studies.tables import AVERAGED, axes_of, bare_axes, kind_of, label, results_of, series, tabulate
-from logitclip.training import prepare
 
 SUFFIXES = (".svg", ".pdf", ".png", ".html")
 COLOURS = (
@@ -446,9 +443,9 @@ def curve_charts(all_curves: Curves) -> list[tuple[str, list[dict[str, Any]]]]:
 
 
 def noise_charts(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The matrix of each noise as a chart, and a sentence for each that cannot be shown.
+    """The transition matrix of each noise as a chart, and a sentence for each noise that cannot be shown.
 
-    The labels are made again as the first of the runs had them.
+    The matrix is that of the first of the runs, as its folder keeps it.
     """
     first: dict[tuple[str, str], Result] = {}
     for result in results_of(rows):
@@ -456,23 +453,16 @@ def noise_charts(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
     charts, unknown = [], []
     for (name, noise), result in first.items():
         try:
-            dataset, _ = prepare(RunConfig(**{**result.config, "plugin": tuple(result.config["plugin"])}))
-        except (ValueError, OSError, ImportError) as error:
+            record = result.noise
+        except ValueError as error:
             unknown.append(f"The noise {noise} of {name} is not shown: {error}")
             continue
-        matrix = transition(dataset.train)
-        if matrix is not None:
-            charts.append(_heat_map(matrix, dataset.class_names, f"{name}, {label('noise', noise)}"))
+        matrix = record["transition"]
+        if matrix is None:
+            unknown.append(f"The noise {noise} of {name} is not shown: {record['num_classes']} classes are too many.")
+        elif any(share for i, row in enumerate(matrix) for j, share in enumerate(row) if i != j):
+            charts.append(_heat_map(matrix, record["class_names"], f"{name}, {label('noise', noise)}"))
     return charts, unknown
-
-
-def transition(split: Split) -> list[list[float]] | None:
-    """The share of each true class (row) that is labelled as each class; None if no wrong label is known."""
-    if split.clean_labels is None or split.labels.dim() > 1 or split.labels.equal(split.clean_labels):
-        return None
-    size = int(max(split.labels.max(), split.clean_labels.max())) + 1
-    counts = (split.clean_labels * size + split.labels).bincount(minlength=size * size).view(size, size).double()
-    return (counts / counts.sum(1, keepdim=True).clamp_min(1)).tolist()
 
 
 def _heat_map(matrix: list[list[float]], names: Sequence[str], title: str) -> dict[str, Any]:

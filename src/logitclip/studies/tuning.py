@@ -8,7 +8,6 @@ out of the runs, so tuning can be stopped, resumed and shared like the runs them
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -159,11 +158,7 @@ def _trials(found: Mapping[float, Result | Failure]) -> dict[float, Trial | None
     for value, result in found.items():
         if not isinstance(result, Result):
             continue
-        try:
-            held_out = result.validation
-        except ValueError as error:
-            warnings.warn(f"{error} Until then it counts as failed.", stacklevel=2)
-            continue
+        held_out = result.validation
         label = held_out["label"].argmax(1) if held_out["label"].ndim == 2 else held_out["label"]
         # Not every method has a training accuracy: DivideMix has none.
         fitted = [row["train_accuracy"] for row in result.rows[-LAST:] if row["train_accuracy"] is not None]
