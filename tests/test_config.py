@@ -12,7 +12,7 @@ import pytest
 from logitclip import data, engine, noise
 from logitclip.config import _UNCOUNTED, RunConfig, parse_milestones
 from logitclip.data.cifar import PROTOCOL as CIFAR
-from logitclip.data.folder import image_protocol
+from logitclip.data.images import image_protocol
 from logitclip.training import settings
 
 TABLE = "a,b,kind\n" + "".join(f"{i % 7},{i % 3},{'xy'[i % 2]}\n" for i in range(40))

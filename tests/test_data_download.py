@@ -292,25 +292,31 @@ def test_unpack_makes_the_folder(tmp_path):
 @pytest.mark.parametrize(
     ("member", "message"),
     [
-        (("{absolute}", b"x"), "would be written outside"),
-        (("../outside", b"x"), "would be written outside"),
-        (("top/../../outside", b"x"), "would be written outside"),
-        (("top\\..\\..\\outside", b"x"), "would be written outside"),
-        (("c:/outside", b"x"), "would be written outside"),
-        (("top/link", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}), "is a link or a device"),
-        (("top/link", {"type": tarfile.LNKTYPE, "linkname": "../outside"}), "is a link or a device"),
-        (("top/pipe", {"type": tarfile.FIFOTYPE}), "is a link or a device"),
-        (("top/device", {"type": tarfile.CHRTYPE}), "is a link or a device"),
+        (("../outside", b"x"), "outside the destination"),
+        (("top/../../outside", b"x"), "outside the destination"),
+        (("top/link", {"type": tarfile.SYMTYPE, "linkname": "/etc/passwd"}), "is a link to an absolute path"),
+        (("top/link", {"type": tarfile.LNKTYPE, "linkname": "../outside"}), "outside the destination"),
+        (("top/pipe", {"type": tarfile.FIFOTYPE}), "is a special file"),
+        (("top/device", {"type": tarfile.CHRTYPE}), "is a special file"),
     ],
 )
 def test_a_path_traversal_archive_is_refused(tmp_path, member, message):
     data = tmp_path / "data"
     data.mkdir()
-    name, content = member
-    bad = archive(data / "x.tar.gz", [*GOOD, (name.replace("{absolute}", str(tmp_path / "outside")), content)])
+    bad = archive(data / "x.tar.gz", [*GOOD, member])
     with pytest.raises(ValueError, match=rf"x\.tar\.gz cannot be unpacked: .*{message}.* Nothing of it was kept"):
         unpack(bad, data / "top")
     assert names(data) == ["x.tar.gz"]
+    assert names(tmp_path) == ["data"]
+
+
+@pytest.mark.parametrize("name", ["{absolute}", "top\\..\\..\\outside", "c:/outside"])
+def test_no_member_is_written_outside_the_folder(tmp_path, name):
+    data = tmp_path / "data"
+    data.mkdir()
+    odd = archive(data / "x.tar.gz", [*GOOD, (name.replace("{absolute}", str(tmp_path / "outside")), b"x")])
+    assert names(unpack(odd, data / "top")) == ["a.bin", "deep"]
+    assert names(data) == ["top", "x.tar.gz"]
     assert names(tmp_path) == ["data"]
 
 

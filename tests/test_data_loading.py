@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logitclip.data import Dataset, Split, batch_indices, batches, hold_out, load
+from logitclip.data.loading import stratified_split
 
 
 def generator(seed=0):
@@ -241,3 +242,40 @@ def test_load_names_what_it_does_not_know():
     with pytest.raises(ValueError, match="has no knob 'download'"):
         load("cifar10:download=true")
     assert isinstance(load("digits", download=True), Dataset)
+
+
+# -- stratified splits ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
+def test_the_split_keeps_the_share_of_every_class_and_loses_nobody(share):
+    labels = torch.randint(0, 7, (1000,), generator=torch.Generator().manual_seed(0))
+    train, test = stratified_split(labels, share, seed=3)
+    assert torch.equal(torch.cat([train, test]).sort().values, torch.arange(1000))
+    counts = torch.bincount(labels)
+    assert torch.equal(torch.bincount(labels[test]), (counts * share).round().long())
+
+
+def test_the_split_never_empties_a_class():
+    train, test = stratified_split(torch.tensor([0, 1, 1, 1, 1]), 0.9, seed=0)
+    assert torch.tensor([0, 1, 1, 1, 1])[train].tolist() == [0, 1]
+    assert len(test) == 3
+    with pytest.raises(ValueError, match="less than one of 4 examples; raise it"):
+        stratified_split(torch.tensor([0, 0, 1, 1]), 0.1, seed=0)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.25, 0.2, 0.1])
+def test_folds_are_disjoint_and_cover_every_example(share):
+    labels = torch.randint(0, 7, (1003,), generator=torch.Generator().manual_seed(1))
+    parts = [stratified_split(labels, share, 0, fold=k)[1] for k in range(round(1 / share))]
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(1003))
+    for part in parts:
+        shares = torch.bincount(labels[part], minlength=7) - torch.bincount(labels) * share
+        assert shares.abs().max() <= 1
+
+
+def test_a_class_with_one_example_is_always_trained_on():
+    labels = torch.tensor([0] * 9 + [1])
+    assert all(9 in stratified_split(labels, 0.2, 0, fold=k)[0] for k in range(5))
+    with pytest.raises(ValueError, match=r"fold must be in 0..4 for test=0.2, got 5"):
+        stratified_split(labels, 0.2, 0, fold=5)

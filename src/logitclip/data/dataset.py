@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -11,10 +13,13 @@ from torch import Tensor
 
 from logitclip.registry import Registry
 
+FAMILIES = (
+    *("digits", "fashion_mnist", "cifar", "webvision", "clothing1m", "animal10n", "food101n", "folder", "table"),
+)
 DATASETS = Registry(
     "dataset",
     injected=("root", "download", "mirror"),
-    modules=tuple(f"logitclip.data.{m}" for m in ("digits", "fashion_mnist", "cifar", "webvision", "folder", "table")),
+    modules=tuple(f"logitclip.data.{family}" for family in FAMILIES),
 )
 
 
@@ -32,6 +37,7 @@ class Split:
     x: Examples  # [N, C, H, W] uint8 images or [N, D] float32 features
     labels: Tensor  # [N] int64, or [N, K] float32 when they are soft
     clean_labels: Tensor | None = None  # [N] int64
+    rows: Tensor | None = None  # [N] int64, the row of the file or listing that each example comes from
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.labels):
@@ -53,7 +59,8 @@ class Split:
     def select(self, index: Tensor) -> Split:
         """The examples at `index` alone. Inputs that are not a tensor must have a `select` of their own."""
         x = self.x[index] if isinstance(self.x, Tensor) else self.x.select(index)  # type: ignore[attr-defined]
-        return Split(x, self.labels[index], None if self.clean_labels is None else self.clean_labels[index])
+        optional = {name: getattr(self, name) for name in ("clean_labels", "rows")}
+        return Split(x, self.labels[index], **{k: None if v is None else v[index] for k, v in optional.items()})
 
     def relabel(self, labels: Tensor) -> Split:
         """The same inputs under other labels; what were the labels become the clean ones, unless these are known."""
@@ -95,3 +102,9 @@ class Dataset:
 
     def __repr__(self) -> str:
         return f"Dataset({self.name!r}, train={self.train}, test={self.test}, {self.num_classes} classes)"
+
+
+def locate(path: str, root: str | Path) -> Path:
+    """Return `path` itself if it exists, else `path` within `root`."""
+    plain = Path(os.path.expanduser(path))
+    return plain if path and plain.exists() else Path(root) / plain

@@ -16,7 +16,7 @@ import urllib.request
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import IO
 
 from rich.console import Console
@@ -101,7 +101,8 @@ def fetch(remote: Remote, folder: str | Path, mirror: str | Path | None = None) 
 def unpack(archive: Path, folder: Path) -> Path:
     """Unpack the top folder of a tar.gz archive as `folder`, which appears complete or not at all.
 
-    Absolute and parent paths, links and devices are refused, and then nothing of the archive is kept.
+    Members that would be written outside the folder, links that point out of it, and devices are refused, and nothing
+    of the archive is kept. Absolute paths lose their leading slash (the rules of tarfile's filter "data").
     """
     scratch = folder.with_name(f".{folder.name}.unpacking")
     with _one_process_in(folder.parent):
@@ -111,8 +112,7 @@ def unpack(archive: Path, folder: Path) -> Path:
         try:
             with gzip.open(archive) as stream:
                 with tarfile.open(fileobj=stream, mode="r:") as tar:
-                    for member in tar:
-                        _unpack_member(tar, member, scratch)
+                    tar.extractall(scratch, filter="data")
                 while stream.read(_BLOCK):  # its checksum is at the very end
                     pass
             if not (scratch / folder.name).is_dir():
@@ -125,21 +125,6 @@ def unpack(archive: Path, folder: Path) -> Path:
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
     return folder
-
-
-def _unpack_member(tar: tarfile.TarFile, member: tarfile.TarInfo, scratch: Path) -> None:
-    path = PurePosixPath(member.name)
-    if path.is_absolute() or ".." in path.parts or "\\" in member.name or ":" in member.name:
-        raise ValueError(f"its member {member.name!r} would be written outside of its folder")
-    if member.isdir():
-        (scratch / path).mkdir(parents=True, exist_ok=True)
-        return
-    content = tar.extractfile(member) if member.isreg() else None
-    if content is None:
-        raise ValueError(f"its member {member.name!r} is a link or a device")
-    (scratch / path).parent.mkdir(parents=True, exist_ok=True)
-    with content, (scratch / path).open("wb") as out:
-        shutil.copyfileobj(content, out)
 
 
 @contextlib.contextmanager

@@ -50,6 +50,43 @@ def hold_out(
     return Holdout(train, val, augmented=rule == "released")
 
 
+def stratified_split(labels: Tensor, share: float, seed: int, *, fold: int = 0) -> tuple[Tensor, Tensor]:
+    """Split positions into a training and a test part with the same share of every class.
+
+    Args:
+        labels: Class of each example, int64 [N].
+        share: Share of each class in the test part.
+        seed: Seed of the random order within classes.
+        fold: Which of the `1 / share` disjoint test parts to use. Together they cover every example, except that a
+            class with one example always stays in the training part.
+
+    Returns:
+        Training and test positions, both sorted.
+
+    Raises:
+        ValueError: If `share` is not between 0 and 1, `fold` is out of range, or the test part would be empty.
+
+    >>> train, test = stratified_split(torch.tensor([0, 0, 0, 0, 1, 1, 1, 1]), 0.25, seed=0)
+    >>> len(train), len(test)
+    (6, 2)
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"test must be a share between 0 and 1, got {share}.")
+    folds = max(1, round(1 / share))
+    if not 0 <= fold < folds:
+        raise ValueError(f"fold must be in 0..{folds - 1} for test={share}, got {fold}.")
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    order = order[labels[order].argsort(stable=True)]  # by class, in random order within each
+    counts = torch.bincount(labels)
+    rank = torch.arange(len(labels)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+    start, stop = ((counts * share * part).round().long() for part in (fold, fold + 1))
+    stop = torch.minimum(stop, start + counts - 1)  # at least one example of every class is trained on
+    tested = (rank >= start.repeat_interleave(counts)) & (rank < stop.repeat_interleave(counts))
+    if not tested.any():
+        raise ValueError(f"test={share} of each class is less than one of {len(labels)} examples; raise it.")
+    return order[~tested].sort().values, order[tested].sort().values
+
+
 def batch_indices(
     index: Tensor,
     batch_size: int,

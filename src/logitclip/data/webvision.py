@@ -9,20 +9,9 @@ from typing import Literal
 
 import torch
 
-from logitclip.data.dataset import DATASETS, Dataset, Split
-from logitclip.data.folder import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    ImageFiles,
-    Listing,
-    check_every_class,
-    collect,
-    find_images,
-    image_protocol,
-    locate,
-    read_lines,
-    read_list,
-)
+from logitclip.data.dataset import DATASETS, Dataset, Split, locate
+from logitclip.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, find_images, image_protocol
+from logitclip.data.listings import Listing, check_every_class, collect, read_lines, read_list
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,262 @@
+"""Columns of numbers and text from csv, tsv, parquet and npz files and from pandas data frames."""
+
+from __future__ import annotations
+
+import csv as builtin_csv
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+MISSING = frozenset({"", "?", "na", "n/a", "#n/a", "nan", "null"})  # in lower case
+
+
+class Text(NamedTuple):
+    """A column of text: row i is `values[codes[i]]`; code -1 means missing."""
+
+    codes: np.ndarray  # [N] int64
+    values: list[str]  # distinct
+
+
+class Unusable(NamedTuple):
+    """A column that cannot be a feature or a label, and the reason."""
+
+    rows: int
+    reason: str
+
+
+Column = np.ndarray | Text | Unusable  # numbers are float64 [N], nan where missing
+Columns = Mapping[str, Column]
+
+
+def read_table(path: str | Path, *, text: Collection[str] = ()) -> dict[str, Column]:
+    """Read a csv, tsv, parquet or npz file.
+
+    Booleans become 0 and 1. A two-dimensional array `x` of an npz file becomes the columns `x0`, `x1`, ... Dates,
+    lists and other types that are neither numbers nor text become `Unusable`.
+
+    Args:
+        path: The file; csv and tsv may be gzipped, and the delimiter is detected.
+        text: Columns of a csv file to read as text even if they look like numbers (`007` is not 7).
+
+    Returns:
+        The columns by name, all with the same number of rows.
+
+    Raises:
+        ValueError: If the file is missing, empty or damaged, or if two columns share a name.
+    """
+    path = Path(os.path.expanduser(path))
+    if not path.is_file():
+        raise ValueError(f"There is no file {path}; name a csv, tsv, parquet or npz file.")
+    kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    readers = {".csv": _read_csv, ".tsv": _read_csv, ".parquet": _read_parquet, ".npz": _read_npz}
+    if kind not in readers:
+        raise ValueError(f"{path} should be a csv, tsv, parquet or npz file, and its name should end so.")
+    columns = readers[kind](path, text)
+    if not columns or not row_count(columns):
+        raise ValueError(f"{path} holds no rows.")
+    return columns
+
+
+def from_frame(frame: Any) -> dict[str, Column]:
+    """Convert a pandas data frame.
+
+    Args:
+        frame: A `pandas.DataFrame`, N rows.
+
+    Returns:
+        The columns by name.
+
+    Raises:
+        ValueError: If two columns share a name.
+    """
+    pa = _pyarrow()
+    named = zip(map(str, frame.columns), (frame.iloc[:, i] for i in range(frame.shape[1])), strict=True)
+
+    def column(values: Any) -> Any:
+        try:
+            return pa.chunked_array([pa.array(values, from_pandas=True)])
+        except pa.ArrowException:  # values of several types
+            return pa.chunked_array([pa.array([None if v is None or v != v else str(v) for v in values], pa.string())])
+
+    return _unique(((name, column(values)) for name, values in named), "The data frame")
+
+
+def row_count(columns: Columns) -> int:
+    """Return the number of rows."""
+    column = next(iter(columns.values()))
+    if isinstance(column, Unusable):
+        return column.rows
+    return len(column.codes if isinstance(column, Text) else column)
+
+
+def _read_csv(path: Path, text: Collection[str]) -> dict[str, Column]:
+    pa = _pyarrow()
+    from pyarrow import csv
+
+    def read() -> Any:
+        with pa.input_stream(path) as stream:  # also decompresses
+            start = stream.read(1 << 16).decode("utf-8-sig", errors="replace")
+        header = (start.splitlines() or [""])[0]
+        unquoted = re.sub(r'"[^"]*"', "", header)
+        delimiter = max(",;\t|", key=unquoted.count)
+        names = next(builtin_csv.reader([header], delimiter=delimiter), [])
+        nulls = [*csv.ConvertOptions().null_values, "?"]
+        return csv.read_csv(
+            path,
+            parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            convert_options=csv.ConvertOptions(
+                strings_can_be_null=True,
+                null_values=nulls + [f" {null}" for null in nulls],  # after the comma of "a, b"
+                column_types={name: pa.string() for name in names if name.strip() in text},
+            ),
+        )
+
+    return _from_arrow(path, read)
+
+
+def _read_parquet(path: Path, text: Collection[str]) -> dict[str, Column]:
+    _pyarrow()
+    from pyarrow import parquet
+
+    def read() -> Any:
+        with parquet.ParquetFile(path) as file:
+            return file.read()
+
+    return _from_arrow(path, read)
+
+
+def _pyarrow() -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise ImportError("Reading csv and parquet files needs pyarrow: pip install 'logitclip[data]'.") from error
+    return pyarrow
+
+
+def _from_arrow(path: Path, read: Callable[[], Any]) -> dict[str, Column]:
+    try:
+        table = read()
+    except (_pyarrow().ArrowException, builtin_csv.Error, OSError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise ValueError(f"{path} could not be read ({reason}); repair it or save it anew.") from error
+    return _unique(zip(table.column_names, table.columns, strict=True), path)
+
+
+def _unique(named: Iterable[tuple[str, Any]], source: str | Path) -> dict[str, Column]:
+    columns: dict[str, Column] = {}
+    for name, values in named:
+        name = name.strip()
+        if name in columns:
+            raise ValueError(f"{source} has two columns called {name!r}; rename one.")
+        columns[name] = _arrow_column(values)
+    return columns
+
+
+def _arrow_column(values: Any) -> Column:
+    import pyarrow as pa
+    import pyarrow.types as is_a
+
+    if is_a.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    kind = values.type
+    if is_a.is_null(kind):
+        return np.full(len(values), np.nan)
+    if is_a.is_boolean(kind):
+        values, kind = values.cast(pa.int8()), pa.int8()
+    if is_a.is_integer(kind) or is_a.is_floating(kind) or is_a.is_decimal(kind):
+        return values.cast(pa.float64(), safe=False).to_numpy()
+    if is_a.is_temporal(kind):
+        return Unusable(len(values), "is a date or time; derive numbers from it, such as an age in days, to use it")
+    if is_a.is_string(kind) or is_a.is_large_string(kind) or is_a.is_string_view(kind):
+        # One chunk: unifying the dictionaries of many takes quadratic time.
+        encoded = values.cast(pa.large_string()).combine_chunks().dictionary_encode()
+        return _text(encoded.indices.fill_null(-1).to_numpy(), encoded.dictionary.to_pylist())
+    if is_a.is_binary(kind) or is_a.is_large_binary(kind):
+        return Unusable(len(values), "is not UTF-8 text; save the file as UTF-8 to use it")
+    return Unusable(len(values), f"is of type {kind}, neither numbers nor text")
+
+
+def _read_npz(path: Path, text: Collection[str]) -> dict[str, Column]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (ValueError, OSError, EOFError, KeyError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(f"{path} could not be read ({error}); save plain arrays with numpy.savez.") from error
+    columns: dict[str, Column] = {}
+    for name, array in arrays.items():
+        parts = {f"{name}{i}": array[:, i] for i in range(array.shape[1])} if array.ndim == 2 else {name: array}
+        for part, values in parts.items():
+            if columns and len(values) != row_count(columns):
+                raise ValueError(
+                    f"{path}: {part!r} has {len(values)} rows and others {row_count(columns)}; save as many of each."
+                )
+            columns[part] = from_numpy(values)
+    return columns
+
+
+def from_numpy(values: np.ndarray) -> Column:
+    """Convert an array of N rows to a column.
+
+    >>> from_numpy(np.array(["b", "a", "", "b"]))
+    Text(codes=array([ 1,  0, -1,  1]), values=['a', 'b'])
+    """
+    if values.ndim == 1 and values.dtype.kind in "biuf":
+        return values.astype(np.float64)
+    if values.ndim == 1 and values.dtype.kind in "SU":
+        distinct, codes = np.unique(values, return_inverse=True)
+        return _text(codes, [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in distinct.tolist()])
+    if values.dtype.kind in "mM":
+        return Unusable(len(values), "is a date or time; derive numbers from it, such as an age in days, to use it")
+    return Unusable(len(values) if values.ndim else 1, f"is an array {values.shape} of {values.dtype}, not a column")
+
+
+def _text(codes: np.ndarray, values: list[str]) -> Text:
+    """Strip values and mark placeholders for missing values as missing."""
+    stripped = [value.strip() for value in values]
+    distinct = [value for value in dict.fromkeys(stripped) if value.lower() not in MISSING]
+    position = {value: i for i, value in enumerate(distinct)}
+    moved = np.array([position.get(value, -1) for value in stripped] + [-1])  # the code -1 finds the last
+    return Text(moved[codes], distinct)
+
+
+def as_text(column: np.ndarray | Text) -> Text:
+    """Write numbers as text, `1` rather than `1.0`."""
+    if isinstance(column, Text):
+        return column
+    distinct, codes = np.unique(column[~np.isnan(column)], return_inverse=True)
+    all_codes = np.full(len(column), -1)
+    all_codes[~np.isnan(column)] = codes
+    return Text(all_codes, [str(int(v)) if v.is_integer() else repr(v) for v in distinct.tolist()])
+
+
+def is_number(text: str) -> bool:
+    """Return whether `text` can be read as a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def take(columns: Columns, index: Tensor) -> dict[str, Column]:
+    """Select rows.
+
+    Args:
+        columns: Columns of N rows.
+        index: The n positions to keep, int64 [n].
+    """
+    i = index.numpy()
+
+    def rows(column: Column) -> Column:
+        if isinstance(column, Unusable):
+            return Unusable(len(i), column.reason)
+        return Text(column.codes[i], column.values) if isinstance(column, Text) else column[i]
+
+    return {name: rows(column) for name, column in columns.items()}

@@ -1,0 +1,230 @@
+"""From the columns of a table to the features of a network, with scikit-learn's transformers."""
+
+from __future__ import annotations
+
+import logging
+import os
+import zipfile
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from logitclip.data.columns import Column, Columns, Text, Unusable, as_text, is_number
+from logitclip.registry import suggest
+
+log = logging.getLogger(__name__)
+
+MAX_LEVELS = 64  # of a category; the rarest ones share one feature
+MAX_TERMS = 5000  # of a text column
+FEW_WORDS = 5  # texts with fewer words on average are split into character n-grams
+LARGEST = 1e150  # the squares of larger numbers overflow
+TRUSTED = ("numpy.dtype",)  # what a saved preprocessor may hold beside scikit-learn's own transformers
+
+Kind = Literal["number", "category", "text"]
+
+
+@dataclass(frozen=True, eq=False)
+class Preprocessor:
+    """Features from columns. Every statistic comes from the columns given to `fit`.
+
+    Numbers: missing values become the median, then each column is standardised. Categories: one-hot; values that occur
+    once and values never seen share one feature. Text: TF-IDF of words and word pairs, or of character n-grams where
+    texts are short.
+
+    >>> columns = {"age": np.array([20.0, 40.0, np.nan]), "sex": Text(np.array([0, 1, 1]), ["f", "m"])}
+    >>> preprocessor = Preprocessor.fit(columns)
+    >>> preprocessor.kinds
+    {'age': 'number', 'sex': 'category'}
+    >>> preprocessor.transform({"age": np.array([30.0]), "sex": Text(np.array([0]), ["x"])})
+    tensor([[0., 0., 1.]])
+    """
+
+    kinds: Mapping[str, Kind]  # the columns that are features
+    dropped: Mapping[str, str]  # the columns that are not, and why
+    transformer: Any  # a fitted ColumnTransformer
+
+    @classmethod
+    def fit(cls, columns: Columns, text: Collection[str] = ()) -> Preprocessor:
+        """Learn medians, means, deviations, levels and terms.
+
+        Args:
+            columns: The columns of the training rows.
+            text: The columns to use as free text.
+
+        Raises:
+            ValueError: If no column is usable.
+        """
+        kinds: dict[str, Kind] = {}
+        dropped: dict[str, str] = {}
+        for name, column in columns.items():
+            reason = _unusable(column, name in text)
+            if reason is not None:
+                dropped[name] = reason
+            else:
+                kinds[name] = "text" if name in text else "category" if isinstance(column, Text) else "number"
+        reasons = "; ".join(f"{name!r} {reason}" for name, reason in dropped.items())
+        if not kinds:
+            raise ValueError(f"No column is left as a feature: {reasons or 'there is none beside the label'}.")
+        if dropped:
+            log.warning("columns left out: %s", reasons)
+        frame = _frame(columns, kinds)
+        transformer = _transformer(frame, kinds)
+        try:
+            transformer.fit(frame)
+        except ValueError as error:
+            raise ValueError(f"The columns cannot be preprocessed: {error}") from error
+        return cls(kinds, dropped, transformer)
+
+    @property
+    def text_columns(self) -> set[str]:
+        """The columns that `read_table` should read as text, because they were text when this was fitted."""
+        return {name for name, kind in self.kinds.items() if kind != "number"}
+
+    def transform(self, columns: Columns) -> Tensor:
+        """Return the features, float32 [N, D]. Columns unknown to `fit` are ignored.
+
+        Raises:
+            ValueError: If a column is missing, or holds text where `fit` saw numbers.
+        """
+        missing = [name for name in self.kinds if name not in columns]
+        if missing:
+            others = f" (and {len(missing) - 1} others)" if len(missing) > 1 else ""
+            raise ValueError(f"There is no column {missing[0]!r}{others}. {suggest(missing[0], columns)}")
+        features = self.transformer.transform(_frame(columns, self.kinds))
+        dense = features if isinstance(features, np.ndarray) else features.toarray()
+        limit = float(np.finfo(np.float32).max)
+        return torch.from_numpy(np.clip(dense, -limit, limit).astype(np.float32, copy=False))
+
+    def save(self, path: str | Path) -> None:
+        """Write a skops file (JSON and arrays in a zip, no pickle), atomically."""
+        state = {"version": 1, "kinds": self.kinds, "dropped": self.dropped, "transformer": self.transformer}
+        part = Path(f"{path}.{os.getpid()}.part")
+        try:
+            part.write_bytes(_skops().dumps(state, compression=zipfile.ZIP_DEFLATED))
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Preprocessor:
+        """Read a file that `save` wrote. Types other than scikit-learn's and NumPy's are refused.
+
+        Raises:
+            ValueError: If the file is missing, damaged, or not a preprocessor.
+        """
+        skops = _skops()
+        try:
+            state = skops.loads(Path(path).read_bytes(), trusted=list(TRUSTED))
+            if not isinstance(state, dict) or state.get("version") != 1:
+                raise ValueError("it is not a preprocessor saved by this version of logitclip")
+            return cls(state["kinds"], state["dropped"], state["transformer"])
+        except Exception as error:  # of many types: damaged zips, unknown types, other versions of scikit-learn
+            reason = (str(error).strip() or type(error).__name__).partition("\n")[0].rstrip(".")
+            raise ValueError(f"{path} could not be read: {reason}.") from error
+
+
+def _unusable(column: Column, free_text: bool) -> str | None:
+    """Return why a column cannot be a feature, or None."""
+    if isinstance(column, Unusable):
+        return column.reason
+    if isinstance(column, Text):
+        counts = np.bincount(column.codes + 1, minlength=len(column.values) + 1)
+        missing, present = int(counts[0]), counts[1:][counts[1:] > 0]
+        if not len(present):
+            return "has no values"
+        if free_text:
+            return None
+        if len(present) + (missing > 0) < 2:
+            return "has the same value in every row"
+        frequent = int(np.sort(present[present > 1])[::-1][:MAX_LEVELS].sum())
+        if 2 * (frequent + missing) < len(column.codes):
+            return f"is text with {len(present):,} different values in {len(column.codes):,} rows"
+        return None
+    present = column[np.isfinite(column)]
+    if not len(present):
+        return "has no values"
+    if (present == present[0]).all():
+        return "has the same value in every row"
+    if len(column) == len(present) >= 20 and (np.diff(column) > 0).all() and (column == np.round(column)).all():
+        return "numbers the rows"
+    return None
+
+
+def _transformer(frame: Any, kinds: Mapping[str, Kind]) -> Any:
+    _skops()  # say now which packages are missing
+    from sklearn.compose import ColumnTransformer
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    def named(kind: Kind) -> list[str]:
+        return [name for name, found in kinds.items() if found == kind]
+
+    single: Any = np.float32  # scikit-learn's annotations know float64 alone
+    # Dense features must fit in memory: at most a gigabyte for all rows.
+    terms = max(128, min(MAX_TERMS, 250_000_000 // len(frame)))
+
+    def vectorizer(name: str) -> Any:
+        short = frame[name].str.split().str.len().mean() < FEW_WORDS
+        units: dict[str, Any] = (
+            {"analyzer": "char_wb", "ngram_range": (2, 4)}
+            if short
+            else {"token_pattern": r"\w+|[^\w\s]", "ngram_range": (1, 2)}
+        )
+        return TfidfVectorizer(**units, max_features=terms, sublinear_tf=True, dtype=single)
+
+    return ColumnTransformer(
+        [
+            ("numbers", make_pipeline(SimpleImputer(strategy="median"), StandardScaler()), named("number")),
+            (
+                "categories",
+                OneHotEncoder(
+                    min_frequency=2,
+                    max_categories=MAX_LEVELS + 1,
+                    handle_unknown="infrequent_if_exist",
+                    sparse_output=False,
+                    dtype=single,
+                ),
+                named("category"),
+            ),
+            *((f"text {i}", vectorizer(name), name) for i, name in enumerate(named("text"))),
+        ]
+    )
+
+
+def _frame(columns: Columns, kinds: Mapping[str, Kind]) -> Any:
+    """Return the columns as a data frame, each converted to the kind it has in `kinds`."""
+    _skops()
+    import pandas as pd
+
+    return pd.DataFrame({name: _values(name, columns[name], kind) for name, kind in kinds.items()})
+
+
+def _values(name: str, column: Column, kind: Kind) -> np.ndarray:
+    if isinstance(column, Unusable):
+        raise ValueError(f"Column {name!r} {column.reason}.")
+    if kind == "number":
+        if isinstance(column, Text):
+            wrong = [value for value in column.values if not is_number(value)]
+            if wrong:
+                raise ValueError(f"Column {name!r} held numbers when the model was fitted, now it holds {wrong[0]!r}.")
+            column = np.array([*map(float, column.values), np.nan])[column.codes]
+        return np.clip(np.where(np.isfinite(column), column, np.nan), -LARGEST, LARGEST)
+    text = as_text(column)
+    return np.array([*text.values, "" if kind == "text" else "<missing>"], dtype=object)[text.codes]
+
+
+def _skops() -> Any:
+    try:
+        import pandas  # noqa: F401
+        import sklearn  # noqa: F401
+        import skops.io
+    except ImportError as error:
+        raise ImportError("Tables need pandas, scikit-learn and skops: pip install 'logitclip[own-data]'.") from error
+    return skops.io

@@ -1,0 +1,205 @@
+"""Columns from files of every kind."""
+
+import numpy as np
+import pytest
+
+from logitclip.data.columns import Text, Unusable, from_frame, read_table
+
+pa = pytest.importorskip("pyarrow")
+
+
+def shown(column):
+    """A column as plain values, None where missing."""
+    if isinstance(column, Unusable):
+        return column.reason
+    if isinstance(column, Text):
+        return [None if code < 0 else column.values[code] for code in column.codes]
+    return [None if np.isnan(value) else value for value in column.tolist()]
+
+
+def write(path, content):
+    path.write_text(content, encoding="utf-8")
+    return path
+
+
+ROWS = """age,city,member,since,score
+39, Paris ,true,1970-01-02,1.5
+?,Rome,false,1970-01-03,
+41,,,,nan
+40,Paris,true,1970-01-04,-2
+"""
+EXPECTED = {
+    "age": [39, None, 41, 40],
+    "city": ["Paris", "Rome", None, "Paris"],
+    "member": [1, 0, None, 1],
+    "since": "is a date or time; derive numbers from it, such as an age in days, to use it",
+    "score": [1.5, None, None, -2],
+}
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_csv(tmp_path, delimiter):
+    path = write(tmp_path / "x.csv", "\ufeff" + ROWS.replace(",", delimiter))
+    assert {name: shown(column) for name, column in read_table(path).items()} == EXPECTED
+
+
+def test_csv_with_blanks_after_the_commas(tmp_path):
+    """As the UCI repository's adult.data has them."""
+    path = write(tmp_path / "x.csv", "age, work, hours\n39, State-gov, 40\n50, ?, ?\n")
+    assert {name: shown(column) for name, column in read_table(path).items()} == {
+        "age": [39, 50],
+        "work": ["State-gov", None],
+        "hours": [40, None],
+    }
+
+
+def test_csv_types_are_inferred_from_every_row(tmp_path):
+    path = write(tmp_path / "x.csv", "a,b\n" + "1,2\n" * 400_000 + "1.5,two\n")
+    columns = read_table(path)
+    assert columns["a"][-1] == 1.5
+    assert shown(columns["b"])[-2:] == ["2", "two"]
+
+
+def test_csv_with_newlines_in_values(tmp_path):
+    """More than a block of them: a reader that splits at newlines would cut some in two."""
+    columns = read_table(write(tmp_path / "x.csv", "a,b\n" + '1,"two\nlines, and a comma"\n' * 100_000))
+    assert columns["b"].values == ["two\nlines, and a comma"]
+    assert len(columns["a"]) == 100_000
+
+
+def test_csv_text_on_request_and_compressed(tmp_path):
+    import gzip
+
+    (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b"zip,n\n007,1\n010,2\n"))
+    assert shown(read_table(tmp_path / "x.csv.gz", text=["zip"])["zip"]) == ["007", "010"]
+    assert shown(read_table(tmp_path / "x.csv.gz")["zip"]) == [7, 10]
+
+
+def test_parquet_of_every_type(tmp_path):
+    import datetime as dt
+    from decimal import Decimal
+
+    import pyarrow.parquet as pq
+
+    day = dt.datetime(1970, 1, 2, 12, tzinfo=dt.UTC)
+    content = {
+        "int": pa.array([1, None, 3], pa.uint64()),
+        "half": pa.array([np.float16(0.5), None, np.float16(2)], pa.float16()),
+        "decimal": pa.array([Decimal("1.25"), None, Decimal("2.50")]),
+        "bool": pa.array([True, None, False]),
+        "date": pa.array([day.date(), None, day.date()]),
+        "stamp": pa.array([day, None, day], pa.timestamp("ns", "UTC")),
+        "time": pa.array([dt.time(6), None, dt.time(12)], pa.time32("s")),
+        "span": pa.array([dt.timedelta(days=2), None, dt.timedelta(hours=12)]),
+        "text": pa.array(["b", None, "a"]),
+        "large": pa.array(["b", None, "a"], pa.large_string()),
+        "coded": pa.array(["b", None, "b"]).dictionary_encode(),
+        "nothing": pa.nulls(3),
+        "list": pa.array([[1], None, [2, 3]]),
+        "bytes": pa.array([b"x", None, b"y"]),
+    }
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table(content), path, row_group_size=2)
+    columns = read_table(path)
+    reasons = {name: columns.pop(name).reason for name in ("date", "stamp", "time", "span", "list", "bytes")}
+    assert {name: shown(column) for name, column in columns.items()} == {
+        "int": [1, None, 3],
+        "half": [0.5, None, 2],
+        "decimal": [1.25, None, 2.5],
+        "bool": [1, None, 0],
+        "text": ["b", None, "a"],
+        "large": ["b", None, "a"],
+        "coded": ["b", None, "b"],
+        "nothing": [None, None, None],
+    }
+    assert all(reasons[name].startswith("is a date or time") for name in ("date", "stamp", "time", "span"))
+    assert reasons["list"].startswith("is of type list<")
+    assert reasons["bytes"].startswith("is not UTF-8 text")
+
+
+def test_npz(tmp_path):
+    path = tmp_path / "x.npz"
+    days = np.array(["1970-01-03", "NaT"], "datetime64[D]")
+    arrays = {"x": np.arange(4).reshape(2, 2), "y": np.array(["b", "a"]), "s": np.array([b"u", b"?"]), "when": days}
+    np.savez(path, **arrays, image=np.zeros((2, 3, 3)))
+    columns = read_table(path)
+    assert columns.pop("when").reason.startswith("is a date or time")
+    assert columns.pop("image") == Unusable(2, "is an array (2, 3, 3) of float64, not a column")
+    assert {name: shown(column) for name, column in columns.items()} == {
+        "x0": [0, 2],
+        "x1": [1, 3],
+        "y": ["b", "a"],
+        "s": ["u", None],
+    }
+
+
+def test_data_frames():
+    pd = pytest.importorskip("pandas")
+    frame = pd.DataFrame({"n": [1, 2], "f": [0.5, None], "t": ["a", None], "c": pd.Categorical(["x", "y"])})
+    frame["mixed"], frame["when"] = [1, "one"], pd.to_datetime(["2020-01-01", "2020-01-02"])
+    columns = from_frame(frame)
+    assert isinstance(columns.pop("when"), Unusable)
+    assert {name: shown(column) for name, column in columns.items()} == {
+        "n": [1, 2],
+        "f": [0.5, None],
+        "t": ["a", None],
+        "c": ["x", "y"],
+        "mixed": ["1", "one"],
+    }
+    with pytest.raises(ValueError, match="The data frame has two columns called 'n'; rename one"):
+        from_frame(pd.concat([frame[["n"]], frame[["n"]]], axis=1))
+
+
+def test_wrong_files_are_one_sentence(tmp_path):
+    cases = {
+        "gone.csv": (None, "There is no file .*gone.csv"),
+        "x.xlsx": (b"PK", r"x.xlsx should be a csv, tsv, parquet or npz file"),
+        "empty.csv": (b"", r"empty.csv could not be read \(Empty CSV file\)"),
+        "header.csv": (b"a,b\n", r"header.csv holds no rows"),
+        "ragged.csv": (b"a,b\n1,2\n1,2,3\n", r"ragged.csv could not be read .*Expected 2 columns, got 3"),
+        "twice.csv": (b"a,a\n1,2\n", r"twice.csv has two columns called 'a'"),
+        "broken.parquet": (b"PAR1 nonsense", r"broken.parquet could not be read"),
+        "broken.npz": (b"PK\x03\x04 nonsense", r"broken.npz could not be read"),
+        "broken.csv.gz": (b"\x1f\x8b nonsense", r"broken.csv.gz could not be read"),
+    }
+    for name, (content, message) in cases.items():
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(ValueError, match=message) as error:
+            read_table(tmp_path / name)
+        assert "\n" not in str(error.value)
+    (tmp_path / "carriage.csv").write_bytes(b"a,b\r1,2\r3,4\r")  # the line ends of old Macs are no mistake
+    assert {name: list(values) for name, values in read_table(tmp_path / "carriage.csv").items()} == {
+        "a": [1, 3],
+        "b": [2, 4],
+    }
+    np.savez(tmp_path / "uneven.npz", x=np.zeros((3, 2)), y=np.zeros(4))
+    with pytest.raises(ValueError, match="'y' has 4 rows and others 3"):
+        read_table(tmp_path / "uneven.npz")
+
+
+def test_text_that_is_not_utf8_has_a_reason(tmp_path):
+    (tmp_path / "x.csv").write_bytes(b"a,b\n1,caf\xe9\n2,x\n")
+    assert read_table(tmp_path / "x.csv")["b"].reason.startswith("is not UTF-8 text; save the file as UTF-8")
+    with pytest.raises(ValueError, match=r"x.csv could not be read \(.*invalid UTF8 data"):
+        read_table(tmp_path / "x.csv", text=["b"])
+
+
+def test_a_pickle_in_an_npz_is_not_opened(tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return (write, (tmp_path / "sprung", "x"))
+
+    np.savez(tmp_path / "x.npz", x=np.array([Trap()], dtype=object))
+    with pytest.raises(ValueError, match=r"x.npz could not be read \(Object arrays cannot be loaded"):
+        read_table(tmp_path / "x.npz")
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_without_pyarrow_the_extra_is_named_and_npz_still_works(tmp_path, monkeypatch):
+    np.savez(tmp_path / "x.npz", x=np.zeros((3, 2)))
+    write(tmp_path / "x.csv", "a\n1\n")
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    assert list(read_table(tmp_path / "x.npz")) == ["x0", "x1"]
+    with pytest.raises(ImportError, match=r"pip install 'logitclip\[data\]'"):
+        read_table(tmp_path / "x.csv")

@@ -1,0 +1,164 @@
+"""From columns to features, and back from a file."""
+
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logitclip.data.columns import Unusable, from_numpy
+from logitclip.data.preprocessing import LARGEST, MAX_LEVELS, Preprocessor
+
+pytest.importorskip("skops")
+
+
+def text(*values):
+    return from_numpy(np.array(values))
+
+
+def categories(prep):
+    """The levels with a feature of their own, and the number of features."""
+    encoder = prep.transformer.named_transformers_["categories"]
+    return [str(level) for level in encoder.get_feature_names_out()]
+
+
+def test_numbers_are_filled_with_the_median_and_standardised():
+    values = np.array([1.0, 2.0, np.nan, 4.0, np.inf])
+    prep = Preprocessor.fit({"a": values})
+    filled = np.array([1.0, 2.0, 2.0, 4.0, 2.0])
+    features = prep.transform({"a": values})
+    assert features.dtype == torch.float32
+    np.testing.assert_allclose(features[:, 0], (filled - filled.mean()) / filled.std(), rtol=1e-6)
+
+
+def test_levels_others_and_missing_values():
+    prep = Preprocessor.fit({"c": text("x", "x", "y", "y", "rare", "?", "?")})
+    assert categories(prep) == ["c_<missing>", "c_x", "c_y", "c_infrequent_sklearn"]
+    seen = prep.transform({"c": text("y", "x", "rare", "never seen", "", " x ")})
+    assert seen.argmax(1).tolist() == [2, 1, 3, 3, 0, 1]
+    assert seen.sum(1).tolist() == [1] * 6
+
+
+def test_at_most_so_many_levels():
+    values = [f"v{i:03}" for i in range(MAX_LEVELS + 6) for _ in range(2 if i < 6 else 3)]
+    prep = Preprocessor.fit({"c": text(*values)})
+    assert categories(prep)[:-1] == [f"c_v{i:03}" for i in range(6, MAX_LEVELS + 6)]
+
+
+def test_useless_columns_are_dropped_and_named(caplog):
+    n = 40
+    columns = {
+        "id": text(*(f"user {i}" for i in range(n))),
+        "constant": np.full(n, 0.1),
+        "same": text(*["x"] * n),
+        "empty": np.full(n, np.nan),
+        "blank": text(*[""] * n),
+        "row": np.arange(n, dtype=float),
+        "when": Unusable(n, "is a date"),
+        "kept": np.arange(n, dtype=float) % 7,
+        "seldom": text(*["x"] * 3, *[""] * (n - 3)),
+    }
+    prep = Preprocessor.fit(columns)
+    assert prep.kinds == {"kept": "number", "seldom": "category"}
+    assert prep.dropped == {
+        "id": "is text with 40 different values in 40 rows",
+        "constant": "has the same value in every row",
+        "same": "has the same value in every row",
+        "empty": "has no values",
+        "blank": "has no values",
+        "row": "numbers the rows",
+        "when": "is a date",
+    }
+    assert "columns left out: 'id' is text with 40 different values" in caplog.text
+    with pytest.raises(ValueError, match="No column is left as a feature: 'a' has the same value in every row"):
+        Preprocessor.fit({"a": np.ones(3)})
+    with pytest.raises(ValueError, match="there is none beside the label"):
+        Preprocessor.fit({})
+
+
+def test_extreme_numbers():
+    """Squares of the largest and smallest floats neither overflow nor make NaNs."""
+    for unit in (1e-140, 1.0, 1e140):
+        prep = Preprocessor.fit({"a": unit * np.array([1.0, 2.0, 3.0])})
+        np.testing.assert_allclose(prep.transform({"a": unit * np.array([2.0, 3.0])})[:, 0], [0, 1.5**0.5], atol=1e-6)
+        assert prep.transform({"a": np.array([1.7e308, -1.7e308, np.inf])}).isfinite().all()
+    assert Preprocessor.fit({"a": np.array([1e300, 2 * LARGEST, 0.0])}).transform({"a": np.zeros(1)}).isfinite().all()
+
+
+def test_words_and_letters():
+    long = [f"the quick brown fox number {word} jumps" for word in ("one", "two", "three")]
+    prep = Preprocessor.fit({"t": text(*long)}, text=["t"])
+    assert prep.kinds == {"t": "text"}
+    words = prep.transform({"t": text("quick two", "nothing known here", "")})
+    assert (words != 0).sum(1).tolist() == [2, 0, 0]
+    short = Preprocessor.fit({"t": text("abcd", "bcde", "xyz")}, text=["t"])
+    assert (short.transform({"t": text("bcd")}) != 0).sum() >= 3  # bc, cd, bcd
+
+
+def test_other_files_later():
+    prep = Preprocessor.fit({"n": np.array([1.0, 3.0, 1, 3]), "c": text("1", "1", "2", "2")})
+    same = prep.transform({"n": np.array([3.0]), "c": text("2")})
+    assert torch.equal(prep.transform({"new": text("?"), "c": np.array([2.0]), "n": text("3")}), same)
+    assert prep.transform({"n": text("?"), "c": np.array([np.nan])}).tolist() == [[0.0, 0, 0]]
+    with pytest.raises(ValueError, match=r"There is no column 'n' \(and 1 others\). Known: x."):
+        prep.transform({"x": np.zeros(1)})
+    with pytest.raises(ValueError, match=r"There is no column 'c'. Did you mean 'cc'?"):
+        prep.transform({"n": np.zeros(1), "cc": text("1")})
+    with pytest.raises(ValueError, match="Column 'n' held numbers when the model was fitted, now it holds 'many'"):
+        prep.transform({"n": text("3", "many"), "c": text("1", "1")})
+    with pytest.raises(ValueError, match="Column 'n' is a date"):
+        prep.transform({"n": Unusable(1, "is a date"), "c": text("1")})
+
+
+names = st.text(min_size=1, max_size=8)
+numbers = st.lists(st.floats(-1e9, 1e9) | st.just(float("nan")), min_size=6, max_size=6)
+words = st.lists(st.sampled_from(["a", "b", "ü", "", "NA", "  c"]), min_size=6, max_size=6)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.dictionaries(names, numbers.map(np.array) | words.map(lambda w: text(*w)), max_size=5))
+def test_saved_and_read_back_it_does_the_same(tmp_path_factory, columns):
+    path = tmp_path_factory.mktemp("prep") / "p.skops"
+    columns = {**columns, "sure to stay": np.arange(6.0), "words": text(*["one", "two", "one", "two", "three"], "?")}
+    prep = Preprocessor.fit(columns, text=["words"])
+    features = prep.transform(columns)
+    assert features.isfinite().all()
+    prep.save(path)
+    again = Preprocessor.load(path)
+    assert (again.kinds, again.dropped) == (prep.kinds, prep.dropped)
+    assert torch.equal(again.transform(columns), features)
+
+
+def test_a_damaged_file_and_a_trap_are_refused(tmp_path):
+    prep = Preprocessor.fit({"n": np.array([1.0, 3.0]), "c": text("x", "")})
+    prep.save(tmp_path / "p.skops")
+    assert [p.name for p in tmp_path.iterdir()] == ["p.skops"]
+    assert zipfile.is_zipfile(tmp_path / "p.skops")
+    import skops.io
+
+    (tmp_path / "cut.skops").write_bytes((tmp_path / "p.skops").read_bytes()[:400])
+    (tmp_path / "pickle.skops").write_bytes(pickle.dumps(print))
+    skops.io.dump({"version": 1, "kinds": {}, "dropped": {}, "transformer": Trap()}, tmp_path / "trap.skops")
+    skops.io.dump([1], tmp_path / "list.skops")
+    for name in ("none", "cut", "pickle", "trap", "list"):
+        with pytest.raises(ValueError, match=f"{name}.skops could not be read: ") as error:
+            Preprocessor.load(tmp_path / f"{name}.skops")
+        assert "\n" not in str(error.value)
+
+
+class Trap:
+    """A type that is not scikit-learn's."""
+
+
+def test_a_row_may_be_as_wide_as_it_likes():
+    columns = {f"c{i}": np.arange(5.0) + i for i in range(300)}
+    assert Preprocessor.fit(columns).transform(columns).shape == (5, 300)
+
+
+def test_without_skops_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "skops.io", None)
+    with pytest.raises(ImportError, match=r"pip install 'logitclip\[own-data\]'"):
+        Preprocessor.fit({"a": np.arange(3.0)})
