@@ -204,19 +204,9 @@ def launch(function: Callable[..., None], *args: Any, devices: int, **options: A
     # As torchrun does, this process keeps the store in which the others meet: its port is never free for anybody else,
     # and it outlives each of them.
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    environment = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "WORLD_SIZE": str(devices),
-        "LOCAL_WORLD_SIZE": str(devices),
-        "TORCHELASTIC_RUN_ID": "logitclip",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
     others = set(multiprocessing.active_children())
     try:
-        torch.multiprocessing.spawn(
-            _in_process, (environment, {"devices": devices, **options}, function, args), devices
-        )
+        torch.multiprocessing.spawn(_in_process, (store.port, devices, options, function, args), devices)
     finally:
         left = set(multiprocessing.active_children()) - others
         for process in left:
@@ -229,14 +219,23 @@ def launch(function: Callable[..., None], *args: Any, devices: int, **options: A
 
 
 def _in_process(
-    rank: int, environment: dict[str, str], options: dict[str, Any], function: Callable[..., None], args: Any
+    rank: int, port: int, devices: int, options: dict[str, Any], function: Callable[..., None], args: tuple[Any, ...]
 ) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         return  # from now on its death is a signal, but it has died before that
-    os.environ |= {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(devices),
+        "LOCAL_WORLD_SIZE": str(devices),
+        "TORCHELASTIC_RUN_ID": "logitclip",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     with without_destructors():
-        fabric = make_fabric(**options)
+        fabric = make_fabric(devices=devices, **options)
         fabric.launch()
         function(fabric, *args)
         fabric.barrier()  # none leaves while another still waits for what it sends

@@ -1,0 +1,145 @@
+"""Start and end process groups again and again, half of them beside busy processes: none may hang or abort.
+
+    python benchmarks/process_groups.py
+    python benchmarks/process_groups.py --end destroy --trains 0     # how it was: some of them hang
+
+A life is two processes that join a gloo group, train a small network wrapped in DDP, gather and broadcast, and end. The
+processes are forks of this one, which has imported everything, but end as any Python process does. A training is
+`logitclip train --devices 2` as it is typed. What hangs is ended with its stack after a time limit. The outcome of each
+goes to benchmarks/results/; the exit code is 1 if one has not ended well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import faulthandler
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from logitclip import engine
+
+LIMIT = 60.0  # seconds that a life may take; a training has five times as many
+
+
+def work(fabric: Any, end: str) -> None:
+    """What methods do with a group, in a moment. The wrapper is freed after the last statement."""
+    wrapper = fabric.setup(nn.Linear(8, 8))
+    for _ in range(3):
+        wrapper(torch.ones(4, 8)).sum().backward()
+        fabric.broadcast({"epoch": 1})
+        torch.distributed.all_gather([torch.zeros(3), torch.zeros(3)], torch.ones(3))
+    if end == "destroy":
+        torch.distributed.destroy_process_group()
+
+
+def life(end: str) -> str:
+    """How the two processes of a group have ended."""
+    reading, writing = os.pipe()
+    keeper = os.fork()
+    if not keeper:  # the store has threads, so it must not be here when processes are forked
+        store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(writing, str(store.port).encode())
+        signal.pause()
+    port = int(os.read(reading, 10))
+    children = []
+    for rank in (0, 1):
+        child = os.fork()
+        if not child:
+            faulthandler.dump_traceback_later(LIMIT, exit=True)
+            engine._in_process(rank, port, 2, {"accelerator": "cpu"}, work, (end,))
+            sys.exit()
+        children.append(child)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    os.kill(keeper, signal.SIGKILL)
+    os.waitpid(keeper, 0)
+    os.close(reading)
+    os.close(writing)
+    return "ended" if codes == [0, 0] else f"exit codes {codes}"
+
+
+def training(folder: Path) -> str:
+    """How `logitclip train --devices 2` has ended."""
+    options = "--devices 2 --accelerator cpu --limit 200 --epochs 3 --model mlp:width=16,depth=1,norm=batch"
+    command = [sys.executable, "-m", "logitclip.cli", "train", *options.split(), "--runs", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        _, errors = process.communicate(timeout=5 * LIMIT)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGABRT)  # each process writes its stack
+        print(process.communicate()[1].decode())
+        return "hung"
+    if process.returncode:
+        print(errors.decode())
+    return "ended" if not process.returncode else f"exit code {process.returncode}"
+
+
+@contextlib.contextmanager
+def busy(count: int) -> Iterator[None]:
+    """So many processes that compute as fast as they can."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lives", type=int, default=300)
+    parser.add_argument("--trains", type=int, default=40)
+    parser.add_argument("--busy", type=int, default=4, help="processes beside the second half")
+    parser.add_argument("--end", choices=["leave", "destroy"], default="leave", help="of a life: as now, or as it was")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    args = parser.parse_args()
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+    engine.make_fabric(accelerator="cpu")  # imported once, before any fork
+    if args.end == "destroy":
+        engine.without_destructors = contextlib.nullcontext
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for beside in (0, args.busy):
+            with busy(beside):
+                for kind, count in (("life", args.lives), ("train", args.trains)):
+                    for i in range(count // 2):
+                        start = time.monotonic()
+                        outcome = life(args.end) if kind == "life" else training(Path(folder) / f"{beside}-{i}")
+                        seconds = round(time.monotonic() - start, 2)
+                        load = round(os.getloadavg()[0], 1)
+                        rows.append(
+                            {"kind": kind, "busy": beside, "outcome": outcome, "seconds": seconds, "load": load}
+                        )
+                    mine = [row for row in rows if (row["kind"], row["busy"]) == (kind, beside)]
+                    if mine:
+                        longest, loads = max(row["seconds"] for row in mine), [row["load"] for row in mine]
+                        print(
+                            f"{kind} ({args.end}), {beside} busy: {dict(Counter(row['outcome'] for row in mine))}, "
+                            f"longest {longest} s, load average {min(loads)} to {max(loads)}",
+                            flush=True,
+                        )
+    if args.end == "leave":
+        name = f"process_groups-cpu-{platform.machine()}-torch{torch.__version__}.csv"
+        with (args.out / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    sys.exit(any(row["outcome"] != "ended" for row in rows))
+
+
+if __name__ == "__main__":
+    main()
