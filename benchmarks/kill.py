@@ -42,7 +42,7 @@ def start(config: RunConfig) -> subprocess.Popen[bytes]:
     for name, value in changed.items():
         flag = f"--{name.replace('_', '-')}"
         flags += [flag] if value is True else [flag, *(value if isinstance(value, tuple) else [str(value)])]
-    command = [sys.executable, "-m", "logitclip.cli", "train", *flags]
+    command = [sys.executable, "-m", "logitclip", "train", *flags]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 

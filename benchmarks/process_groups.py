@@ -74,7 +74,7 @@ def life(end: str) -> str:
 def training(folder: Path) -> str:
     """How `logitclip train --devices 2` has ended."""
     options = "--devices 2 --accelerator cpu --limit 200 --epochs 3 --model mlp:width=16,depth=1,norm=batch"
-    command = [sys.executable, "-m", "logitclip.cli", "train", *options.split(), "--runs", str(folder)]
+    command = [sys.executable, "-m", "logitclip", "train", *options.split(), "--runs", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
     try:
         _, errors = process.communicate(timeout=5 * LIMIT)
