@@ -14,7 +14,8 @@ from logitclip import engine, models, search
 from logitclip.criterion import LogitClip, Loss
 from logitclip.data import Dataset, Split
 from logitclip.data.loading import hold_out
-from logitclip.methods.standard import Job, Step, standard, stream
+from logitclip.methods.base import Job, Settings, Step
+from logitclip.methods.standard import Standard
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -128,7 +129,7 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
 
     def _tune(self, split: Split, weights: Tensor | None, seed: int) -> search.Tuned:
         """Search for temp on a random half of the examples, validated on the others with their noisy labels."""
-        part = hold_out(len(split), search.HELD_OUT, generator=stream("cpu", seed, "validation"))
+        part = hold_out(len(split), search.HELD_OUT, generator=torch.Generator().manual_seed(seed))
 
         def train(temp: float) -> Any:
             try:
@@ -151,8 +152,8 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
                 Dataset("X", split, nothing, classes, tuple(map(str, self.classes_))),
                 partial(_mlp, f"mlp:width={self.width},depth={self.depth}", classes, features),
                 Loss(self.loss) if temp is None else LogitClip(self.loss, temp=temp),
-                standard if weights is None else partial(_Weighted, weights=weights),
-                engine.Settings(
+                Standard if weights is None else partial(_Weighted, weights=weights),
+                Settings(
                     epochs=self.epochs,
                     batch_size=self.batch_size,
                     lr=self.lr,
@@ -170,7 +171,7 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
         return tags
 
 
-class _Weighted(standard):
+class _Weighted(Standard):
     """SGD on weighted examples; the weights have the mean 1 over the training set, not in every batch."""
 
     def __init__(self, job: Job, weights: Tensor) -> None:
