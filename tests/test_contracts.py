@@ -153,14 +153,16 @@ def test_each_item_of_the_paper_has_one_home() -> None:
 # -- the public names --------------------------------------------------------------------------------------------------
 
 USES = {
+    "LinearLogitClip": "lc.LinearLogitClip(3, 3, tau=1.0)(z, y)",
     "LogitClip": "lc.LogitClip('ce', tau=1.0)(z, y)",
     "Loss": "lc.Loss('gce:q=0.7')(z, y)",
     "Result": "lc.Result.__doc__",
     "RunConfig": "lc.RunConfig(data='digits')",
     "clip_by_value": "lc.clip_by_value(z, 1.0)",
+    "clip_hidden": "lc.clip_hidden(z, z, tau=1.0)",
     "clip_logits": "lc.clip_logits(z, 1.0)",
     "data": "lc.data.load",
-    "linear_clip_cross_entropy": "lc.linear_clip_cross_entropy(z, z, y, tau=1.0)",
+    "linear_cross_entropy": "lc.linear_cross_entropy(z, z, y, tau=1.0)",
     "logit_norm": "lc.logit_norm(z, 1.0)",
     "losses": "lc.losses.gce(z, y, q=0.7)",
     "models": "lc.models.build('mlp', 3, (4,))",

@@ -1,10 +1,7 @@
-"""The closed form against plain operations, under every transform of torch, and the linear layer without its logits."""
+"""The closed form against plain operations, under every transform of torch."""
 
 from __future__ import annotations
 
-import itertools
-import math
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -13,16 +10,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from memory import Memory
 from torch import Tensor, nn
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from logitclip import fused, losses
 from logitclip.clip import clip_logits
 from logitclip.criterion import LogitClip, Loss
-from logitclip.fused import linear_clip_cross_entropy, linear_row_log_probs, row_log_probs
+from logitclip.fused import row_log_probs
 
 torch.set_num_threads(1)
 
@@ -438,97 +434,7 @@ def test_clip_equals_its_plain_form(clip: Any) -> None:
                 torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
 
 
-# -- the linear layer --------------------------------------------------------------------------------------------------
-
-
-class Memory(TorchDispatchMode):
-    """The largest tensor made, in entries, and the most bytes alive at a time of all tensors but the inputs."""
-
-    def __init__(self, *inputs: Tensor) -> None:
-        super().__init__()
-        self.largest = self.live = self.peak = 0
-        self.seen: dict[int, Any] = {x.untyped_storage()._cdata: x for x in inputs}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for x in tree_leaves(result):
-            if isinstance(x, Tensor):
-                self.largest = max(self.largest, x.numel())
-                self.count(x.untyped_storage())
-        return result
-
-    def count(self, storage: Any) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self.seen:
-            self.live += size
-            self.peak = max(self.peak, self.live)
-            self.seen[key] = weakref.ref(storage, lambda _: self.forget(key, size))
-
-    def forget(self, key: int, size: int) -> None:
-        self.live -= size
-        del self.seen[key]
-
-
-def layer(n: int = 12, width: int = 5, classes: int = 9) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A batch of hidden vectors, weight, bias and labels; the norms of the logits are below and above 2."""
-    g = torch.Generator().manual_seed(0)
-    sizes = (n, width), (classes, width), (classes,)
-    hidden, weight, bias = (torch.randn(*s, generator=g, dtype=torch.float64) / classes**0.5 for s in sizes)
-    hidden *= torch.linspace(0.1, 10, n)[:, None]
-    labels = torch.randint(classes, (n,), generator=g)
-    return hidden.requires_grad_(), weight.requires_grad_(), bias.requires_grad_(), labels
-
-
-@pytest.mark.parametrize("entries", [10**6, 9 * 5, 3])  # all at once; five rows, which do not divide 12; row by row
-@pytest.mark.parametrize("with_bias", [True, False])
-@pytest.mark.parametrize("clip", [None, (2.0, None), (2.0, 0.5)], ids=str)
-def test_linear_equals_the_unfused_computation(
-    clip: Any, with_bias: bool, entries: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hidden, weight, bias, target = layer()
-    tau, delta = clip or (None, None)
-    wanted = (hidden, weight, bias) if with_bias else (hidden, weight)
-    logits = F.linear(hidden, weight, bias if with_bias else None)
-    norms = logits.detach().norm(dim=1)
-    assert norms.min() < 2 < norms.max()  # some rows are clipped, some are not
-    with plain():
-        expected = row_log_probs(logits, target, tau, delta)
-        slopes = torch.autograd.grad((expected[0] * expected[1]).sum(), wanted, retain_graph=True)  # type: ignore[operator]
-        of_loss = torch.autograd.grad(-expected[0].mean(), wanted)
-    monkeypatch.setattr(fused, "LINEAR_BLOCK", entries)
-    arguments: Any = {"bias": bias if with_bias else None}
-    got = linear_row_log_probs(hidden, weight, target, tau, delta, **arguments)
-    got_slopes = torch.autograd.grad((got[0] * got[1]).sum(), wanted)  # type: ignore[operator]
-    loss = linear_clip_cross_entropy(hidden, weight, target, tau, delta, **arguments)
-    for a, b in itertools.chain(
-        zip(got, expected, strict=True),
-        zip(got_slopes, slopes, strict=True),
-        zip(torch.autograd.grad(loss, wanted), of_loss, strict=True),
-        [(loss, -expected[0].mean())],
-    ):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-13)
-
-
-@pytest.mark.parametrize("p", [1.0, math.inf])
-def test_linear_in_other_norms(p: float) -> None:
-    hidden, weight, bias, target = layer()
-    loss = linear_clip_cross_entropy(hidden, weight, target, 1.0, bias=bias, p=p)
-    torch.testing.assert_close(loss, F.cross_entropy(clip_logits(F.linear(hidden, weight, bias), 1.0, p=p), target))
-
-
-def test_linear_never_holds_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    n, width, classes, rows = 200, 4, 5000, 10
-    monkeypatch.setattr(fused, "LINEAR_BLOCK", rows * classes)
-    hidden, weight, bias, target = (x.detach().requires_grad_(x.is_floating_point()) for x in layer(n, width, classes))
-    with Memory(hidden, weight, bias, target) as memory:
-        linear_clip_cross_entropy(hidden, weight, target, 2.0, bias=bias).backward()
-    assert memory.largest == rows * classes
-    parameters = 8 * (n * width + classes * (width + 1))
-    assert memory.peak < 4 * 8 * rows * classes + 3 * parameters  # a few blocks and the gradients
-    assert memory.peak < 8 * n * classes / 2  # far below what the logits alone would take
-    with Memory(hidden, weight, bias, target) as memory:
-        F.cross_entropy(F.linear(hidden, weight, bias), target).backward()
-    assert memory.peak > 2 * 8 * n * classes  # the gauge sees what it should
+# -- memory ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -554,28 +460,3 @@ def test_targets_out_of_range(shape: tuple[int, int], bad: int) -> None:
     for function in (losses.ce, CRITERIA["ce"], CRITERIA["nce"]):
         with pytest.raises(ValueError, match=rf"Targets must lie in 0..{shape[1] - 1}, got {bad}"):
             function(z, y)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"target": torch.tensor([0] * 11 + [9])}, r"Targets must lie in 0\.\.8, got 9"),
-        ({"target": torch.tensor([0] * 11 + [-1])}, r"Targets must lie in 0\.\.8, got -1"),
-        ({"target": torch.zeros(11, dtype=torch.int64)}, r"target must have the shape \(12,\), got \(11,\)"),
-        ({"target": torch.zeros(12)}, "target must hold class indices as torch.int64, got torch.float32"),
-        ({"hidden": torch.zeros(12, 4)}, r"do not fit: got \(12, 4\) and \(9, 5\)"),
-        ({"hidden": torch.zeros(3, 12, 5)}, r"do not fit: got \(3, 12, 5\)"),
-        ({"bias": torch.zeros(8)}, r"bias must have the shape \(9,\), got \(8,\)"),
-        ({"tau": 0.0}, "tau must be positive"),
-        ({"delta": -1.0}, "delta must be positive"),
-        ({"p": 0.5}, "p must be at least 1"),
-    ],
-    ids=str,
-)
-def test_bad_arguments_of_the_linear_layer(change: dict[str, Any], message: str) -> None:
-    hidden, weight, bias, target = (x.detach() for x in layer())
-    arguments: dict[str, Any] = {"hidden": hidden.float(), "weight": weight.float(), "target": target, "tau": 1.0}
-    arguments |= {"bias": bias.float()} | change
-    for function in (linear_clip_cross_entropy, linear_row_log_probs):
-        with pytest.raises(ValueError, match=message):
-            function(**arguments)

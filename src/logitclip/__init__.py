@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [
+    "LinearLogitClip",
     "LogitClip",
     "Loss",
     "Result",
     "RunConfig",
     "clip_by_value",
+    "clip_hidden",
     "clip_logits",
     "data",
-    "linear_clip_cross_entropy",
+    "linear_cross_entropy",
     "logit_norm",
     "losses",
     "models",
@@ -37,7 +39,7 @@ if TYPE_CHECKING:  # where each lives
     from logitclip.clip import clip_by_value, clip_logits, logit_norm, norm_penalty
     from logitclip.config import RunConfig
     from logitclip.criterion import LogitClip, Loss
-    from logitclip.fused import linear_clip_cross_entropy
+    from logitclip.linear import LinearLogitClip, clip_hidden, linear_cross_entropy
     from logitclip.run_folder import Result
     from logitclip.search import tune
     from logitclip.training import train
@@ -46,7 +48,7 @@ _WHERE = {
     "clip": ("clip_logits", "clip_by_value", "logit_norm", "norm_penalty"),
     "config": ("RunConfig",),
     "criterion": ("LogitClip", "Loss"),
-    "fused": ("linear_clip_cross_entropy",),
+    "linear": ("LinearLogitClip", "clip_hidden", "linear_cross_entropy"),
     "run_folder": ("Result",),
     "search": ("tune",),
     "training": ("train",),

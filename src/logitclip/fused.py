@@ -11,13 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from logitclip.clip import (
     check_clip,
     clip_factor,
     clip_logits,
-    eager_on_cpu,
     full_precision,
     plain_clip,
     plain_gradient,
@@ -29,7 +27,6 @@ from logitclip.clip import (
 BLOCK = 256 * 1024  # entries in a block: a few of them fit the second-level cache
 KEPT = 1024 * 1024  # exponentials kept for the backward pass; where there are more, they are computed again
 MIN_BLOCKED = 64 * 1024  # entries below which, with nothing to clip, torch's own log_softmax is as fast
-LINEAR_BLOCK = 16 * 1024 * 1024  # entries of the logits of a linear layer held at once
 EXP_SAFE = 40.0  # exp of a clipped logit needs no shift by the row's maximum below this
 
 
@@ -82,75 +79,6 @@ def clipped_log_probs(logits: Tensor, tau: float | None, delta: float | None, *,
     """`log softmax(clip(z))` over the last dimension, [..., K]; half precision is computed in float32."""
     logits = full_precision(logits)
     return torch.log_softmax(logits if tau is None else clip_logits(logits, tau, delta, p=p), dim=-1)
-
-
-def linear_row_log_probs(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    tau: float | None = None,
-    delta: float | None = None,
-    *,
-    bias: Tensor | None = None,
-    p: float = 2.0,
-    mean: bool = True,
-) -> tuple[Tensor, Tensor | None]:
-    """`row_log_probs` of ``hidden @ weight.T + bias``, without ever holding these logits as a whole.
-
-    Rows are taken in blocks; each block's logits are computed, used and dropped, and computed again in the backward
-    pass. So the extra memory is that of one block, whatever the number of classes.
-
-    Args:
-        hidden: [N, D]; weight: [K, D]; bias: [K] or None; target: [N].
-    """
-    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
-        raise ValueError(
-            f"hidden [N, D] and weight [K, D] do not fit: got {tuple(hidden.shape)} and {tuple(weight.shape)}."
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias must have the shape {tuple(weight.shape[:1])}, got {tuple(bias.shape)}.")
-    if target.shape != hidden.shape[:1]:
-        raise ValueError(f"target must have the shape {tuple(hidden.shape[:1])}, got {tuple(target.shape)}.")
-    if target.dtype != torch.int64:
-        raise ValueError(f"target must hold class indices as torch.int64, got {target.dtype}: use target.long().")
-    if target.numel() and eager_on_cpu(target):
-        low, high = map(int, target.aminmax())
-        if low < 0 or high >= len(weight):
-            raise ValueError(f"Targets must lie in 0..{len(weight) - 1}, got {low if low < 0 else high}.")
-
-    def block(hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor) -> Any:
-        logits = torch.nn.functional.linear(hidden, weight, bias)
-        return row_log_probs(logits, target, tau, delta, p=p, mean=mean)
-
-    step = max(1, LINEAR_BLOCK // len(weight))
-    parts = [
-        checkpoint(block, h, weight, bias, t, use_reentrant=False)
-        for h, t in zip(hidden.split(step), target.split(step), strict=True)
-    ]
-    log_p, mean_log_p = zip(*parts, strict=True)  # type: ignore[misc]
-    return torch.cat(log_p), torch.cat(mean_log_p) if mean else None
-
-
-def linear_clip_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    target: Tensor,
-    tau: float | None = None,
-    delta: float | None = None,
-    *,
-    bias: Tensor | None = None,
-    p: float = 2.0,
-) -> Tensor:
-    """The mean clipped cross entropy of a last linear layer, for a million classes: see `linear_row_log_probs`.
-
-    Rows that are not to count are left out beforehand: ``hidden[mask], target[mask]``. The mean of none is 0.
-
-    >>> hidden, weight = torch.ones(2, 3), torch.zeros(1000, 3)
-    >>> linear_clip_cross_entropy(hidden, weight, torch.tensor([0, 999]), tau=1.0)
-    tensor(6.9078)
-    """
-    log_p, _ = linear_row_log_probs(hidden, weight, target, tau, delta, bias=bias, p=p, mean=False)
-    return -log_p.sum() / max(len(log_p), 1)
 
 
 class _Blocked(torch.autograd.Function):

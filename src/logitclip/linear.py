@@ -1,0 +1,695 @@
+"""The losses of a last linear layer, for up to millions of classes: the logits are never held as a whole.
+
+`linear_cross_entropy` and `LinearLogitClip` take the hidden states and the weight of the layer. Rows are processed in
+blocks, and the gradient with respect to a block of logits is computed together with its loss, so that three matrix
+products suffice, as without fusion. `clip_hidden` does the clip alone, for other fused kernels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from logitclip.clip import clip_factor, threshold_and_scale
+from logitclip.criterion import Loss, Reduction
+from logitclip.fused import EXP_SAFE
+from logitclip.losses import check_target, evaluate
+
+# Chosen by measurement on CPUs, see benchmarks/million_classes.py.
+SHARE_OF_ROWS = 11  # a block has this fraction of the rows, so that it takes 1/22 of what logits and gradient would
+SMALL_BLOCK = 4 * 1024 * 1024  # entries that a block may have in any case
+MOST_ROWS = 256  # more rows in a block do not make the matrix products faster
+CHUNK = 192 * 1024  # entries of a block that are processed at a time, while they are in the cache
+
+_STEP = 4096  # classes whose weights are converted or summed at a time
+LOG2_E = math.log2(math.e)  # exp2 is about twice as fast as exp on CPUs: logits are held in units of 1 / LOG2_E
+
+Clip = tuple[float, float]
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+Run = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, tuple[bool, ...]], tuple[Tensor, Gradients]]
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Tensor,
+    target: Tensor,
+    *,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: Reduction = "mean",
+    ignore_index: int | None = None,
+    label_smoothing: float = 0.0,
+    tau: float | None = None,
+    delta: float | None = None,
+    temp: float | None = None,
+    example_weight: Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """Cross entropy of the clipped logits `clip(W h + b)`, which are never held as a whole.
+
+    The arguments of `torch.nn.functional.linear_cross_entropy`, and the clip of Eq. 4 with p = 2.
+
+    Time: three matrix products of N K D multiplications, as without fusion, and about two exponentials per logit; a
+    fourth product with ``reduction="none"``, whose gradient has to wait for the backward pass. Memory, beyond the
+    gradients: 1/11 of the rows of the logits, at least 16 MB and at most 256 rows. There is no second derivative.
+
+    Args:
+        input: hidden states, [..., D].
+        linear_weight: [K, D]; linear_bias: [K] or None.
+        target: class indices [...], or probabilities [..., K].
+        weight: a weight per class, [K].
+        reduction: "mean", "sum" or "none". The mean divides by the sum of the weights of the class indices, or by the
+            number of probability targets. The mean over nothing at all is 0, not NaN.
+        ignore_index: class indices with this value do not count; None means -100.
+        label_smoothing: share of the target that is spread evenly over all classes.
+        tau, delta, temp: threshold and scale of the clip, or temp for both (threshold temp, scale 1/temp). Without
+            them nothing is clipped.
+        example_weight: a weight per example or token, [...], which also counts in the mean.
+        group: processes that share the classes. Each has its own rows of `linear_weight` and `linear_bias` in the order
+            of the ranks, and all have the same `input`, `target` (indices of all classes) and `weight` [K]. Each gets
+            the loss, the gradient of its rows and the whole gradient of `input`.
+
+    Returns:
+        A scalar, or [...] for "none"; float32 for half-precision arguments.
+
+    Raises:
+        ValueError: if shapes do not fit, a target is out of range or an option is invalid.
+
+    >>> hidden, head = torch.ones(2, 3), torch.zeros(1000, 3)
+    >>> linear_cross_entropy(hidden, head, torch.tensor([0, 999]), tau=1.0)
+    tensor(6.9078)
+    """
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}.")
+    if ignore_index is not None and target.is_floating_point():
+        raise ValueError(f"ignore_index={ignore_index} needs class indices, got probability targets.")
+    criterion = Loss(
+        "ce", reduction=reduction, weight=weight, ignore_index=-100 if ignore_index is None else ignore_index
+    )
+    clip = _clip(tau, delta, temp)
+    return _loss(
+        criterion, input, linear_weight, linear_bias, target, clip, example_weight, group, smoothing=label_smoothing
+    )
+
+
+class LinearLogitClip(nn.Linear):
+    """A last linear layer with any loss of the library on its clipped logits, which are never held as a whole.
+
+    Args:
+        in_features: D.
+        num_classes: K.
+        loss: a loss and its knobs, as in ``"gce:q=0.7"``; knobs may also be given as keywords.
+        tau, delta, temp: the clip, as in `LogitClip`; without them nothing is clipped.
+        bias: whether the layer has a bias.
+        reduction, ignore_index: as in `Loss`.
+        class_weight: a weight per class, [K].
+        group: processes that share the classes, see `linear_cross_entropy`. Each owns its part of the weight: K is
+            split as evenly as possible, and the first ranks have one class more. CORES cannot be shared.
+
+    The call takes hidden states [..., D], targets [...] (or probabilities [..., K]) and optionally `example_weight`
+    [...], and returns the loss. `logits(hidden)` returns [..., K] for predictions. See `linear_cross_entropy` for time
+    and memory; CORES and probability targets need four to six times the memory.
+
+    >>> head = LinearLogitClip(3, 1000, "gce:q=0.7", tau=1.0)
+    >>> loss = head(torch.ones(2, 3), torch.tensor([0, 999]))
+    >>> loss.backward()
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        loss: str = "ce",
+        *,
+        tau: float | None = None,
+        delta: float | None = None,
+        temp: float | None = None,
+        bias: bool = True,
+        reduction: Reduction = "mean",
+        class_weight: Tensor | None = None,
+        ignore_index: int = -100,
+        group: dist.ProcessGroup | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+        **knobs: Any,
+    ) -> None:
+        here = num_classes
+        if group is not None:
+            each, more = divmod(num_classes, dist.get_world_size(group))
+            here = each + (dist.get_rank(group) < more)
+        super().__init__(in_features, here, bias=bias, device=device, dtype=dtype)
+        self.criterion = Loss(loss, reduction=reduction, weight=class_weight, ignore_index=ignore_index, **knobs)
+        self.clip = _clip(tau, delta, temp)
+        self.num_classes, self.group = num_classes, group
+
+    def forward(self, hidden: Tensor, target: Tensor, example_weight: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        return _loss(self.criterion, hidden, self.weight, self.bias, target, self.clip, example_weight, self.group)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The logits before the clip (of this process's classes), [..., K]: the prediction is their argmax."""
+        return nn.functional.linear(hidden, self.weight, self.bias)
+
+    def start_epoch(self, epoch: int, class_counts: Tensor | None = None) -> None:
+        """Passed on to the loss; see `Loss.start_epoch`."""
+        self.criterion.start_epoch(epoch, class_counts)
+
+    def extra_repr(self) -> str:
+        clip = "" if self.clip is None else f", tau={self.clip[0]}, delta={self.clip[1]}"
+        return f"{self.in_features}, {self.num_classes}{clip}, bias={self.bias is not None}"
+
+
+def clip_hidden(
+    hidden: Tensor,
+    weight: Tensor,
+    tau: float | None = None,
+    delta: float | None = None,
+    *,
+    temp: float | None = None,
+    bias: Tensor | None = None,
+    gram: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Rescale hidden states so that their logits are clipped: `W(s h) + s b = clip(W h + b)`.
+
+    So a kernel that knows nothing of the clip (torch's `linear_cross_entropy`, Liger, cut-cross-entropy) trains with
+    it. The norm comes from the Gram matrix, `|W h + b|^2 = h~' (W~' W~) h~` with h~ = [h, 1] and W~ = [W, b], which
+    costs K D^2 multiplications in float64. Gradients with respect to all arguments are exact.
+
+    Args:
+        hidden: [..., D].
+        weight: [K, D].
+        tau, delta, temp: the clip, as in `LogitClip`.
+        bias: [K] or None. A kernel whose bias is the same for all rows needs it as one more feature: give it
+            ``torch.cat([hidden, factor], -1)`` and ``torch.cat([weight, bias[:, None]], 1)``.
+        gram: `gram_matrix(weight, bias)` of a frozen head, computed once; the weight then gets no gradient from the
+            norm.
+
+    Returns:
+        The rescaled hidden states, [..., D], and the factor s, [..., 1].
+
+    >>> hidden, head = torch.tensor([[3.0, 4.0]]), torch.eye(2)
+    >>> clip_hidden(hidden, head, tau=1.0)
+    (tensor([[0.6000, 0.8000]]), tensor([[0.2000]]))
+    """
+    threshold, scale = threshold_and_scale(tau, delta, temp)
+    _check_layer(hidden, weight, bias)
+    if gram is None:
+        gram = gram_matrix(weight, bias)
+    size = weight.shape[1] + (bias is not None)
+    if gram.shape != (size, size):
+        raise ValueError(f"gram must be the gram_matrix of weight and bias, ({size}, {size}), got {tuple(gram.shape)}.")
+    h = hidden.double()
+    if bias is not None:
+        h = torch.cat([h, torch.ones_like(h[..., :1])], -1)
+    square = ((h @ gram.double()) * h).sum(-1, keepdim=True)
+    norm = square.clamp_min(torch.finfo(torch.float32).tiny).sqrt()  # the root has no gradient at 0
+    factor = clip_factor(norm, threshold, scale).to(hidden.dtype)
+    return hidden * factor, factor
+
+
+def gram_matrix(weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`W' W`, or `[W, b]' [W, b]` with a bias, accumulated in float64: [D, D] or [D + 1, D + 1].
+
+    >>> gram_matrix(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    tensor([[10., 14.],
+            [14., 20.]], dtype=torch.float64)
+    """
+    return _Gram.apply(weight, bias)
+
+
+class _Gram(torch.autograd.Function):
+    """Without a float64 copy of the weight. For an upstream gradient G, d[W, b] = [W, b] (G + G')."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(weight, bias)
+        size = weight.shape[1] + (bias is not None)
+        gram = torch.zeros(size, size, dtype=torch.float64, device=weight.device)
+        for k in range(0, len(weight), _STEP):
+            w = weight[k : k + _STEP].double()
+            if bias is not None:
+                w = torch.cat([w, bias[k : k + _STEP, None].double()], 1)
+            gram.addmm_(w.t(), w)
+        return gram
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor):  # type: ignore[override]
+        weight, bias = ctx.saved_tensors
+        both = (upstream + upstream.t()).to(weight.dtype)
+        if bias is None:
+            return weight @ both, None
+        last = both[:-1, -1]
+        return weight @ both[:-1, :-1] + torch.outer(bias, last), weight @ last + bias * both[-1, -1]
+
+
+# -- from a criterion to blocks ----------------------------------------------------------------------------------------
+
+
+def _clip(tau: float | None, delta: float | None, temp: float | None) -> Clip | None:
+    return None if tau is delta is temp is None else threshold_and_scale(tau, delta, temp)
+
+
+def _check_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    if weight.ndim != 2 or hidden.ndim < 1 or hidden.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"Hidden states [..., D] and a weight [K, D] do not fit: got {tuple(hidden.shape)} and "
+            f"{tuple(weight.shape)}."
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"The bias must have the shape {tuple(weight.shape[:1])}, got {tuple(bias.shape)}.")
+
+
+def _eager_loss(
+    criterion: Loss,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    clip: Clip | None,
+    example_weight: Tensor | None,
+    group: dist.ProcessGroup | None,
+    smoothing: float = 0.0,
+) -> Tensor:
+    """The reduced loss of `criterion` on the logits of a linear layer."""
+    _check_layer(hidden, weight, bias)
+    shard = _Shard(len(weight), weight.device, group)
+    shape = hidden.shape[:-1]
+    logits = weight.new_empty(()).expand(*shape, shard.num_classes)  # their shape, without their memory
+    target, kept = check_target(logits, target, criterion.ignore_index)
+    class_weight = criterion.weight
+    if class_weight is not None and len(class_weight) != shard.num_classes:
+        raise ValueError(f"weight has {len(class_weight)} entries for {shard.num_classes} classes.")
+    if example_weight is not None and example_weight.shape != shape:
+        raise ValueError(f"example_weight must have the shape {tuple(shape)}, got {tuple(example_weight.shape)}.")
+
+    soft = target.is_floating_point()
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    target = target.reshape(-1, shard.num_classes) if soft else target.flatten()
+    row_weight = None if example_weight is None else example_weight.flatten()
+    index = None if kept is None else kept.flatten().nonzero().squeeze(1)
+    if index is not None:  # rows that do not count cost nothing
+        rows, target = rows[index], target[index]
+        row_weight = None if row_weight is None else row_weight[index]
+    dtype = _compute_dtype(hidden, weight)
+    full = torch.promote_types(dtype, torch.float32)
+    row_weight = None if row_weight is None else row_weight.to(full)
+
+    run = _by_autograd if soft or criterion.function.second == "log_probs" else _closed_form
+    run = run(criterion, target, clip, row_weight, dtype, shard, smoothing)
+    values = _Fused.apply(run, torch.is_grad_enabled() and criterion.reduction != "none", rows, weight, bias)
+    if criterion.reduction != "none":
+        return values
+    return (values if index is None else values.new_zeros(shape.numel()).index_copy(0, index, values)).view(shape)
+
+
+_loss: Callable[..., Tensor] = torch.compiler.disable(_eager_loss)  # a graph break around blocks and chunks
+
+
+def _compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
+    """What the matrix products are computed in. Gradients with respect to logits are below the range of float16."""
+    device = weight.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    else:
+        dtype = torch.promote_types(hidden.dtype, weight.dtype)
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
+class _Fused(torch.autograd.Function):
+    """A function that computes its gradient together with its value.
+
+    `run(hidden, weight, bias, upstream, needs)` returns the values and the gradients that are needed, for an upstream
+    gradient of 1 if it is None. Without `eager`, and when the backward pass is repeated, it runs again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, run: Run, eager: bool, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        needs = ctx.needs_input_grad[2:] if eager else (False,) * 3
+        values, gradients = _run(run, hidden, weight, bias, None, needs)
+        ctx.run, ctx.gradients = run, gradients if eager else None
+        ctx.save_for_backward(hidden, weight, bias)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor):  # type: ignore[override]
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "The loss of a linear layer without its logits has no second derivative: use LogitClip on the logits."
+            )
+        gradients, ctx.gradients = ctx.gradients, None  # they are given away: autograd may write into them
+        if gradients is None:
+            _, gradients = _run(ctx.run, *ctx.saved_tensors, upstream, ctx.needs_input_grad[2:])
+        elif not upstream.is_cpu or upstream != 1:
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.mul_(upstream)
+        return None, None, *gradients
+
+
+def _run(run: Run, hidden: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> tuple[Tensor, list[Any]]:
+    """`run`, outside autocast, with gradients in the dtypes of their arguments."""
+    arguments: Any = [None if x is None else x.detach() for x in (hidden, weight, bias)]
+    with torch.autocast(weight.device.type, enabled=False):
+        values, gradients = run(*arguments, *args)
+    pairs = zip(gradients, arguments, strict=True)
+    return values, [None if g is None or x is None else g.to(x.dtype) for g, x in pairs]
+
+
+class _Shard:
+    """Which classes this process has, and sums and maxima over the processes that have the others."""
+
+    def __init__(self, classes: int, device: torch.device, group: dist.ProcessGroup | None) -> None:
+        self.group, self.first, self.num_classes = group, 0, classes
+        if group is not None:
+            sizes = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device)
+            sizes[dist.get_rank(group)] = classes
+            sizes = self.sum(sizes).tolist()
+            self.first, self.num_classes = sum(sizes[: dist.get_rank(group)]), sum(sizes)
+
+    def sum(self, x: Tensor) -> Tensor:
+        if self.group is not None:
+            dist.all_reduce(x, dist.ReduceOp.SUM, group=self.group)
+        return x
+
+    def max(self, x: Tensor) -> Tensor:
+        if self.group is not None:
+            dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
+        return x
+
+
+# -- losses of log p_y and the mean log-probability --------------------------------------------------------------------
+
+
+def _closed_form(
+    criterion: Loss,
+    target: Tensor,
+    clip: Clip | None,
+    row_weight: Tensor | None,
+    dtype: torch.dtype,
+    shard: _Shard,
+    smoothing: float,
+) -> Run:
+    """A `run` in terms of four numbers per row.
+
+    These are the norm n of the logits z, L = log sum exp(s z) with s the factor of the clip, z_y, and the mean v.z with
+    v = 1/K. Then log p_y = s z_y - L, the mean log-probability is s v.z - L sum v, and dL = s p, dn = z / n. The other
+    two are linear in the hidden states: z_y = W_y h + b_y and v.z = (v W) h + v.b.
+    """
+    function, classes = criterion.function, shard.num_classes
+    knobs = {**criterion.knobs, "num_classes": classes} if "num_classes" in function.wants else criterion.knobs
+    full = torch.promote_types(dtype, torch.float32)
+    class_weight = None if criterion.weight is None else criterion.weight.to(full)
+    of_class = None if class_weight is None else class_weight[target]
+    if criterion.reduction == "mean":
+        weights = torch.ones(len(target), dtype=full, device=target.device) if row_weight is None else row_weight
+        total = (weights if of_class is None else weights * of_class).sum()
+        row_weight = weights / torch.where(total == 0, 1.0, total)
+
+    def value(log_p: Tensor, mean_log_p: Tensor | None, rows: slice) -> Tensor:
+        value = function.phi(log_p, mean_log_p, **knobs)
+        if of_class is not None:
+            value = value * of_class[rows]
+        if smoothing and mean_log_p is not None:  # with class weights, v has them
+            value = (1 - smoothing) * value - smoothing * mean_log_p
+        return value if row_weight is None else value * row_weight[rows]
+
+    def run(hidden: Tensor, weight: Tensor, bias: Tensor | None, upstream: Tensor | None, needs: tuple[bool, ...]):
+        hidden, bias = hidden.to(dtype), None if bias is None else bias.to(full)
+        v = None
+        if smoothing or function.second != "_":
+            v = torch.full((len(weight),), 1 / classes, dtype=full, device=weight.device)
+            if smoothing and class_weight is not None:
+                v *= class_weight[shard.first : shard.first + len(weight)]
+        rank_one = _RankOne(hidden.to(full), weight, bias, target, v, shard)
+        head = _Head(hidden, weight, bias, clip, needs, shard)
+        values = torch.empty(len(hidden), dtype=full, device=weight.device)
+        for rows in head.blocks:
+            norm, log_total, expected = head.statistics(rows)
+            z_y, mean = rank_one.at_target[rows], None if rank_one.mean is None else rank_one.mean[rows]
+            leaves = [x.requires_grad_(any(needs)) for x in (z_y, log_total, norm, mean) if x is not None]
+            with torch.set_grad_enabled(any(needs)):
+                scale = 1.0
+                if norm is not None and clip is not None:
+                    scale = clip_factor(norm, *clip)
+                    if expected is not None:  # dL/ds is the expectation of z under p
+                        log_total = log_total + expected * (scale - scale.detach())
+                log_p = (scale * z_y - log_total).clamp(max=0)
+                result = value(log_p, None if mean is None else scale * mean - rank_one.v_sum * log_total, rows)
+            values[rows] = result.detach()
+            if any(needs):
+                ones = torch.ones_like(result) if upstream is None else upstream.expand(len(hidden))[rows].to(full)
+                d = iter(torch.autograd.grad(result, leaves, ones, allow_unused=True, materialize_grads=True))
+                rank_one.d_at_target[rows] = next(d)
+                head.add_gradients(next(d), None if norm is None else next(d))
+                if mean is not None:
+                    rank_one.d_mean[rows] = next(d)
+        gradients = rank_one.add_to(head.d_hidden, head.d_weight, head.d_bias)
+        return values if criterion.reduction == "none" else values.sum(), gradients
+
+    return run
+
+
+class _RankOne:
+    """z_y = W_y h + b_y and v.z = (v W) h + v.b: what can be known of the logits without computing all of them."""
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, v: Tensor | None, shard: _Shard
+    ) -> None:
+        self.hidden, self.v, self.shard = hidden, v, shard
+        index = target - shard.first
+        self.mine = ((index >= 0) & (index < len(weight))).to(hidden.dtype)  # 1 where this process has the class
+        self.index = index.clamp(0, len(weight) - 1)
+        self.of_target = weight[self.index].to(hidden.dtype)
+        at_target = (hidden * self.of_target).sum(1)
+        self.at_target = shard.sum((at_target if bias is None else at_target + bias[self.index]) * self.mine)
+        self.d_at_target, self.d_mean = torch.zeros_like(at_target), torch.zeros_like(at_target)
+        self.mean = self.of_mean = None
+        self.v_sum = 1.0
+        if v is not None:
+            parts = zip(v.split(_STEP), weight.split(_STEP), strict=True)
+            self.of_mean = torch.stack([a @ w.to(v.dtype) for a, w in parts]).sum(0)
+            mean = hidden @ self.of_mean
+            self.mean = shard.sum(mean if bias is None else mean + v @ bias)
+            self.v_sum = shard.sum(v.sum())
+
+    def add_to(self, d_hidden: Tensor | None, d_weight: Tensor | None, d_bias: Tensor | None) -> Gradients:
+        """Add what z_y and v.z contribute to the gradients; each process adds its own part."""
+        at_target = (self.d_at_target * self.mine).unsqueeze(1)
+        if d_hidden is not None:
+            d_hidden.addcmul_(self.of_target, at_target)
+            if self.of_mean is not None:
+                d_hidden.addr_(self.d_mean, self.of_mean)
+            self.shard.sum(d_hidden)
+        if d_weight is not None:
+            d_weight.index_add_(0, self.index, self.hidden * at_target)
+            if self.v is not None:
+                d_weight.addr_(self.v, self.d_mean @ self.hidden)
+        if d_bias is not None:
+            d_bias.index_add_(0, self.index, at_target.squeeze(1))
+            if self.v is not None:
+                d_bias.add_(self.v * self.d_mean.sum())
+        return d_hidden, d_weight, d_bias
+
+
+class _Head:
+    """All logits of a block of rows at a time, in chunks of classes that stay in the cache.
+
+    The chunks hold z, then, without a clip, exp(z - shift), and with one s z log2(e), as the gradient needs both.
+    """
+
+    def __init__(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        clip: Clip | None,
+        needs: tuple[bool, ...],
+        shard: _Shard,
+    ) -> None:
+        self.hidden, self.weight, self.bias, self.clip, self.shard = hidden, weight, bias, clip, shard
+        self.shifted = clip is None or max(clip) > EXP_SAFE
+        self.needs_gradient = any(needs)
+        n, classes = len(hidden), len(weight)
+        self.blocks = _blocks(n, classes)
+        size = max((rows.stop - rows.start for rows in self.blocks), default=0)
+        self.step = max(1, min(classes, CHUNK // max(size, 1))) if weight.is_cpu else classes
+        make = {"dtype": torch.promote_types(hidden.dtype, torch.float32), "device": weight.device}
+        self.buffer = torch.empty(size * classes, **make)
+        self.scratch = torch.empty(size * self.step, **make)
+        self.d_hidden = torch.zeros(hidden.shape, **make) if needs[0] else None
+        # The first block writes the gradient of the weight, the others add to it.
+        self.d_weight = (torch.empty if n else torch.zeros)(weight.shape, **make) if needs[1] else None
+        self.d_bias = torch.zeros(classes, **make) if bias is not None and needs[2] else None
+
+    def statistics(self, rows: slice) -> tuple[Tensor | None, Tensor, Tensor | None]:
+        """The norm, `log sum exp(s z)` and the expectation of z under p; without a clip, only the second."""
+        self.rows = rows
+        h = self.hidden[rows]
+        square, largest = [], []
+        for part, w, z, _ in self._chunks():
+            _multiply(h, w.t(), out=z)
+            if self.bias is not None:
+                z += self.bias[part]
+            if self.clip is not None:
+                square.append(torch.linalg.vector_norm(z, dim=1).square_())
+            if self.shifted:
+                largest.append(z.amax(1))
+        self.norm = self.scale = self.shift = None
+        if self.clip is not None:
+            self.norm = self.shard.sum(torch.stack(square).sum(0)).sqrt_()
+            self.scale = clip_factor(self.norm, *self.clip)
+        if self.shifted:
+            shift = self.shard.max(torch.stack(largest).amax(0))
+            self.shift = ((shift if self.scale is None else shift * self.scale) * LOG2_E).unsqueeze(1)
+        factor = LOG2_E if self.scale is None else (self.scale * LOG2_E).unsqueeze(1)
+        total, dot = [], []
+        for _, _, z, scratch in self._chunks():
+            z.mul_(factor)
+            e = self._exponentials(z, out=z if self.scale is None else scratch)
+            total.append(e.sum(1))
+            if self.scale is not None and self.needs_gradient:
+                dot.append(e.mul_(z).sum(1))
+        self.total = self.shard.sum(torch.stack(total).sum(0))
+        log_total = self.total.log() if self.shift is None else self.total.log() + self.shift.squeeze(1) / LOG2_E
+        expected = None
+        if dot and self.scale is not None:
+            expected = self.shard.sum(torch.stack(dot).sum(0)) / (self.total * self.scale * LOG2_E)
+        return None if self.norm is None else self.norm.clone(), log_total, expected
+
+    def add_gradients(self, d_log_total: Tensor, d_norm: Tensor | None) -> None:
+        """Add what the logits of the block contribute to the gradients, through the log of the sum and the norm."""
+        h = self.hidden[self.rows]
+        of_e = (d_log_total / self.total).unsqueeze(1)
+        of_z = None
+        if d_norm is not None and self.norm is not None and self.scale is not None:
+            of_e = of_e * self.scale.unsqueeze(1)
+            tiny = torch.finfo(self.norm.dtype).tiny  # zero logits are not clipped: d_norm is 0
+            of_z = (d_norm / (self.norm.clamp_min(tiny) * self.scale * LOG2_E)).unsqueeze(1)
+        for part, w, z, scratch in self._chunks():
+            if of_z is None:
+                dz = z.mul_(of_e)
+            else:
+                dz = self._exponentials(z, out=scratch).mul_(of_e).addcmul_(z, of_z)
+            if self.d_bias is not None:
+                self.d_bias[part] += dz.sum(0)
+            dz = dz.to(h.dtype)
+            if self.d_hidden is not None:
+                _add_product(dz, w, self.d_hidden[self.rows])
+            if self.d_weight is not None:
+                (_multiply if self.rows.start == 0 else _add_product)(dz.t(), h, self.d_weight[part])
+
+    def _exponentials(self, z: Tensor, out: Tensor) -> Tensor:
+        return torch.exp2(z if self.shift is None else torch.sub(z, self.shift, out=out), out=out)
+
+    def _chunks(self) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Classes, their weight, their part of the block and scratch memory of its size."""
+        n = self.rows.stop - self.rows.start
+        for k in range(0, len(self.weight), self.step):
+            w = self.weight[k : k + self.step].to(self.hidden.dtype)
+            z = self.buffer[n * k : n * (k + len(w))].view(n, len(w))
+            yield slice(k, k + self.step), w, z, self.scratch[: z.numel()].view_as(z)
+
+
+def _blocks(rows: int, classes: int, copies: int = 1) -> list[slice]:
+    """Which rows to process at a time, if a block is held `copies` times."""
+    size = max(rows // SHARE_OF_ROWS, SMALL_BLOCK // classes)
+    size = -(-max(1, min(size, MOST_ROWS) // copies) // 8) * 8  # whole vectors of the processor
+    return [slice(i, min(i + size, rows)) for i in range(0, rows, size)]
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """`out = a b`; `out` is float32 for bfloat16."""
+    if a.dtype == out.dtype:
+        torch.mm(a, b, out=out)
+    else:
+        out.copy_(a @ b)
+
+
+def _add_product(a: Tensor, b: Tensor, out: Tensor) -> None:
+    """`out += a b`."""
+    if a.dtype == out.dtype:
+        out.addmm_(a, b)
+    else:
+        out.add_(a @ b)
+
+
+# -- losses of all log-probabilities, and probability targets ----------------------------------------------------------
+
+
+def _by_autograd(
+    criterion: Loss,
+    target: Tensor,
+    clip: Clip | None,
+    row_weight: Tensor | None,
+    dtype: torch.dtype,
+    shard: _Shard,
+    smoothing: float,
+) -> Run:
+    """A `run` that leaves the gradient with respect to the logits of a block to autograd."""
+    soft = target.is_floating_point()
+    if shard.group is not None:
+        what = "Probability targets" if soft else criterion.name
+        raise ValueError(f"{what} cannot be used with sharded classes: all classes of a row are needed at once.")
+    full = torch.promote_types(dtype, torch.float32)
+    knobs = criterion.knobs
+    if criterion.scheduled and criterion.epoch is not None:
+        knobs = {**knobs, "epoch": criterion.epoch, "class_counts": criterion.class_counts}
+
+    def block_loss(logits: Tensor, rows: slice, count: bool) -> tuple[Tensor, Tensor]:
+        """The weighted values of a block, and the weights."""
+        y = target[rows]
+        if soft and smoothing:
+            y = y * (1 - smoothing) + smoothing / shard.num_classes
+        values, weights = evaluate(
+            criterion.function, logits, y, knobs, None if clip is None else (*clip, 2.0), criterion.weight
+        )
+        if weights is None:
+            weights = torch.ones_like(values)
+        elif count and criterion.removed is not None and criterion.training:
+            criterion._count_removed(1 - weights, y, None)
+        if row_weight is not None:
+            weights = weights * row_weight[rows]
+        if criterion.weight is not None and not soft:
+            weights = weights * criterion.weight.to(full)[y]
+        return values * weights, weights
+
+    def run(hidden: Tensor, weight: Tensor, bias: Tensor | None, upstream: Tensor | None, needs: tuple[bool, ...]):
+        hidden, w = hidden.to(dtype), weight.to(dtype)
+        values, weights = (torch.zeros(len(hidden), dtype=full, device=weight.device) for _ in range(2))
+        d_hidden = torch.zeros(hidden.shape, dtype=full, device=weight.device) if needs[0] else None
+        d_weight = torch.zeros(weight.shape, dtype=full, device=weight.device) if needs[1] else None
+        d_bias = torch.zeros(len(weight), dtype=full, device=weight.device) if bias is not None and needs[2] else None
+        for rows in _blocks(len(hidden), len(weight), copies=4):
+            h = hidden[rows]
+            logits = (h @ w.t()).to(full)
+            if bias is not None:
+                logits += bias
+            with torch.set_grad_enabled(any(needs)):
+                result, weights[rows] = block_loss(logits.requires_grad_(any(needs)), rows, count=upstream is None)
+            values[rows] = result.detach()
+            if any(needs):
+                ones = torch.ones_like(result) if upstream is None else upstream.expand(len(hidden))[rows].to(full)
+                dz = torch.autograd.grad(result, logits, ones)[0]
+                if d_bias is not None:
+                    d_bias += dz.sum(0)
+                dz = dz.to(dtype)
+                if d_hidden is not None:
+                    _add_product(dz, w, d_hidden[rows])
+                if d_weight is not None:
+                    _add_product(dz.t(), h, d_weight)
+        if criterion.reduction == "none":
+            return values, (d_hidden, d_weight, d_bias)
+        if criterion.reduction == "sum":
+            return values.sum(), (d_hidden, d_weight, d_bias)
+        total = weights.sum()
+        total = torch.where(total == 0, 1.0, total)
+        for gradient in (d_hidden, d_weight, d_bias):
+            if gradient is not None:
+                gradient /= total
+        return values.sum() / total, (d_hidden, d_weight, d_bias)
+
+    return run
