@@ -17,13 +17,16 @@ def _processes_have_a_time_limit(pytestconfig, tmp_path_factory):
 
     faulthandler needs no GIL, so this works in a process that hangs while it holds the GIL.
     """
-    limit = 0.8 * float(pytestconfig.getini("timeout"))
     folder = tmp_path_factory.mktemp("site")
-    code = f"import faulthandler\nfaulthandler.enable()\nfaulthandler.dump_traceback_later({limit}, exit=True)\n"
-    (folder / "sitecustomize.py").write_text(code)  # which Python imports when it starts
+    (folder / "sitecustomize.py").write_text(  # Python imports it when it starts
+        "import faulthandler, os\n"
+        "faulthandler.enable()\n"
+        "faulthandler.dump_traceback_later(float(os.environ['SECONDS_TO_LIVE']), exit=True)\n"
+    )
     resource_tracker.ensure_running()  # without a limit: it serves all tests of this process
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        patch.setenv("SECONDS_TO_LIVE", str(0.8 * float(pytestconfig.getini("timeout"))))
         yield
 
 

@@ -46,6 +46,9 @@ def train(config: RunConfig, *, on_epoch: OnEpoch | None = None) -> Result:
         on_epoch: called with the resolved config and the row of each epoch, for progress bars and the like; and once
             before, with the last row of a resumed run or None. With several devices it is called in the first of the
             processes that are started, so it must be picklable.
+
+    Under torchrun, the process group is left initialised, and nothing holds it any more: a script may train again, or
+    call `torch.distributed.destroy_process_group()` before it ends.
     """
     config = _as_launched(config).resolved()
     id = config.id
