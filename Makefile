@@ -11,7 +11,7 @@ JOBS ?= 2
 
 demo: $(VENV)/.for-use  ## the effect on real digits: 36 short runs, a table and a page to look at
 	$(BIN)/logitclip sweep quickstart
-	$(BIN)/logitclip report quickstart --html quickstart.html
+	$(BIN)/logitclip report quickstart -o quickstart.html
 
 test: lint types layers tests package  ## everything that CI checks
 

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import resource
 import struct
 import subprocess
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+import logitclip
 from logitclip import cli
+from logitclip.config import registries
 
 
 def run(capsys, monkeypatch, *args: str) -> tuple[int, str, str]:
@@ -39,6 +42,61 @@ def test_help_teaches(command, name):
     assert "logitclip" in out
     if name:
         assert len(out.splitlines()) > 5
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_has_an_example(name):
+    assert f"Example: logitclip {name} " in (cli.COMMANDS[name].__doc__ or "")
+
+
+def test_alone_it_says_what_to_try(command):
+    code, out, err = command()
+    assert (code, err) == (0, "")
+    commands = re.findall(r"^ (logitclip .*?)  ", out, re.M)
+    assert len(commands) == 3
+    assert all(line.split()[1] in cli.COMMANDS for line in commands)
+
+
+def test_version_and_module():
+    shown = subprocess.run([sys.executable, "-m", "logitclip", "--version"], capture_output=True, text=True)
+    assert (shown.returncode, shown.stdout) == (0, f"logitclip {logitclip.__version__}\n")
+
+
+def test_help_has_groups_and_real_defaults(command):
+    _, out, _ = command("train", "--help")
+    for group in ("data", "noise", "clip and loss", "network", "optimisation", "running"):
+        assert f"{group} options" in out
+    words = " ".join(out.replace("│", " ").split())
+    assert "Passes over the training data. (default for digits: 150)" in words
+    assert "{multistep,cosine,constant}" in words
+    assert "default: None" not in words
+
+
+def test_completion_is_written(command, tmp_path):
+    command("--tyro-write-completion", "bash", str(tmp_path / "script"))
+    script = (tmp_path / "script").read_text()
+    assert all(name in script for name in cli.COMMANDS)
+    assert "--noise-seed" in script
+
+
+def test_one_name_is_explained(command):
+    code, out, _ = command("list", "data", "table")
+    assert code == 0
+    knobs = registries()["data"].knobs("table")
+    lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
+    assert lines.keys() >= knobs.keys()
+    assert "required" in lines["label"]
+    assert all(len(lines[knob].split()) > 4 for knob in knobs)  # each has its help
+    assert [knob["knob"] for knob in json.loads(command("list", "data", "table", "--json")[1])["knobs"]] == list(knobs)
+
+
+def test_list_imports_plugins(command, tmp_path):
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        'from logitclip.losses import loss\n\n\n@loss\ndef listed(log_p, _):\n    """Mine."""\n    return -log_p\n'
+    )
+    assert "listed" not in command("list", "losses")[1]
+    assert "listed" in command("list", "losses", "--plugin", str(plugin))[1]
 
 
 @pytest.mark.parametrize("kind", ["losses", "clips", "noises", "data", "models", "augments", "methods", "penalties"])
@@ -106,7 +164,16 @@ def test_paper_finds_equations_by_several_spellings(command):
         code, out, _ = command("paper", item)
         assert code == 0
         assert "clip_logits" in out
-    assert "Thm E.1" in command("paper")[1]
+    everything = command("paper")[1]
+    for item in ("Thm E.1", "Table 9", "Figure 4", "LC-V"):
+        assert item in everything
+    for item, home in (
+        ("Table 1", "the recipe table1"),
+        ("fig. 2", "the recipe figure2"),
+        ("relu6", "make_activation"),
+    ):
+        assert home in command("paper", item)[1]
+    assert "Step along the gradients" in command("paper", "Gradient clipping")[1]
 
 
 def test_paper_prints_the_docstring_as_it_is(command):
@@ -144,6 +211,12 @@ def test_noise_previews_and_saves(command, tmp_path):
         (["report", "~nobody-here/x.toml"], ["There is no recipe file ~nobody-here/x.toml"]),
         (["train", "--config", "~nobody-here/x.toml"], ["~nobody-here"]),
         (["train", "--config", "/dev/null"], ["is neither TOML"]),
+        (["train", "--loss", "mine"], ["Unknown loss 'mine'", "--plugin FILE.py"]),
+        (["train", "--data", "my.csv"], ["Unknown dataset 'my.csv'", "table:path=my.csv,label=", "folder:path=my.csv"]),
+        (["list", "data", "tabel"], ["Did you mean 'table'?"]),
+        (["sweep", "quickstart", "--shard", "5/4"], ["shard must be one of n parts", "'5/4'"]),
+        (["report", "quickstart", "-o", "x.bmp"], [".html, .md, .tex, .csv, .json", "'x.bmp'"]),
+        (["train", "-q", "-v"], ["--quiet and --verbose exclude each other"]),
         (["trian"], ["Unknown command 'trian'. Did you mean 'train'?"]),
         (["train", "--data", "cifar10", "--root", "/nowhere"], ["cifar"]),
     ],

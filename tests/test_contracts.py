@@ -136,6 +136,8 @@ HOMES = {
     "LC-V": "clip_by_value",
     "LogitNorm": "logit_norm",
     "Norm Regularization": "norm_penalty",
+    "ReLU6": "make_activation",
+    "gradient clipping": "update",
 }
 
 

@@ -48,6 +48,7 @@ def test_commands_are_understood(command, monkeypatch):
         called.append(name)
 
     monkeypatch.setitem(cli.COMMANDS, name, stand_in)
+    monkeypatch.setattr("logitclip.cli.options.read_config", lambda path: {})
     monkeypatch.setattr("sys.argv", [*shlex.split(command, comments=True)])
     cli.main()
     assert called == [name]

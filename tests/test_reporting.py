@@ -429,13 +429,15 @@ def command(capsys, monkeypatch):
 
 
 def test_report_command_writes_what_it_is_asked_for(command, folder, tmp_path, table):
-    files = {f"--{name}": tmp_path / "new" / f"report.{name}" for name in ("html", "markdown", "latex", "csv")}
-    options = [part for pair in files.items() for part in pair]
+    files = [tmp_path / "new" / f"report.{suffix}" for suffix in ("html", "md", "tex", "csv", "json")]
+    options = [part for file in files for part in ("-o", file)]
     code, out, err = command("report", folder / "mine.toml", "--runs", folder / "runs", *options)
     assert code == 0, err
     assert entry(table, **CELL).ours in out
-    assert (tmp_path / "new" / "report.markdown").read_text() == reporting.markdown(table)
-    assert all(path.stat().st_size > 500 for path in files.values())
+    assert (tmp_path / "new" / "report.md").read_text() == reporting.markdown(table)
+    assert all(path.stat().st_size > 500 for path in files)
+    assert command("report", folder / "mine.toml", "--runs", folder / "runs", "--strict")[0] == 3  # one run diverged
+    assert command("report", folder / "mine.toml", "--runs", tmp_path / "none", "--strict")[0] == 4
     code, out, _ = command("report", folder / "mine.toml", "--runs", folder / "runs", "--json")
     assert code == 0
     assert json.loads(out)["cells"][0]["n"] == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -266,7 +267,7 @@ def test_a_sweep_that_is_interrupted_and_killed_repeats_nothing(tmp_path, first)
         assert code == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number], err
         assert "Traceback" not in err
         if number == first:
-            assert "logitclip: interrupted. The same command goes on with what is left." in err
+            assert "logitclip: interrupted. Repeat the command to resume." in err
             assert not list(folder.glob("*/claim"))
     before = results(folder)
     assert 6 <= len(before) < 16
@@ -336,17 +337,18 @@ def test_summary_exit_code_and_failures_in_a_sentence_each(tmp_path, typed):
         RECIPE.format(epochs=1).replace("seed = [0, 1]", "lr = [0.1, 1e30]").replace('["noise"]', '["noise", "lr"]')
     )
     code, out, err = typed(own, "--runs", tmp_path / "runs")
-    assert code == 1
-    assert out.startswith("12 runs done, 0 skipped as they were done before, 10 failed, in ")
-    sentences = [line for line in err.splitlines() if line.startswith("logitclip: ")]
+    assert code == 3
+    assert out.startswith("12 runs done, 0 done before, 12 failed, in ")  # 10, and 2 that no value was chosen for
+    opening, *sentences = [line for line in err.splitlines() if line.startswith("logitclip: ")]
+    assert opening.startswith("logitclip: own (full): ")
     assert len(sentences) == 2  # one reason, one sentence
     assert "lr 1e+30" in sentences[0]
     assert "tuning and 9 more: Diverged: Training diverged in epoch 0" in sentences[0]
     assert "failure.json." in sentences[0]
     assert "and 1 more: No value can be chosen: all trials failed." in sentences[1]
     code, out, err = typed(own, "--runs", tmp_path / "runs")
-    assert code == 1
-    assert out.startswith("0 runs done, 6 skipped as they were done before, 0 failed, in ")
+    assert code == 3
+    assert out.startswith("0 runs done, 4 done before, 4 failed, in ")
     assert "Diverged" in err
 
 
@@ -355,16 +357,23 @@ def test_no_terminal_no_more_than_a_line_every_few_seconds(tmp_path, typed, monk
     own.write_text(RECIPE.format(epochs=1))
     code, out, err = typed(own, "--runs", tmp_path / "one", "--shard", "1/2")
     assert code == 0
-    assert len(err.splitlines()) <= 2
+    lines = err.splitlines()
+    assert lines[0].startswith("logitclip: own (full): 8 runs and trials to tune 2 values, kept in ")
+    assert lines[1].startswith("own (full): of ")
+    assert "; started " in lines[1]
+    assert len(lines) <= 4
     assert out.startswith("8 runs done, ")
     monkeypatch.setattr(progress.SweepBoard, "PAUSE", 0.0)
     code, out, err = typed(own, "--runs", tmp_path / "all")
     assert code == 0
-    lines = err.splitlines()
-    assert len(lines) == 16
-    assert lines[0].startswith("own (full): 1 done, 0 running, 0 failed, 15 left, about ")
-    assert "; symmetric:rate=0.5, norm:weight=0.01, seed 0, tuning: " in lines[0]
-    assert lines[-1].startswith("own (full): 16 done, 0 running, 0 failed, 0 left; ")
+    _, *lines = err.splitlines()
+    assert len(lines) == 32  # the start and the end of each
+    assert lines[1].startswith("own (full): of 16 runs 1 done, 0 running, 0 failed, 15 left, about ")
+    assert "; symmetric:rate=0.5, norm:weight=0.01, seed 0, tuning: " in lines[1]
+    assert lines[-1].startswith("own (full): of 16 runs 16 done, 0 running, 0 failed, 0 left; ")
+    for line in lines:  # the counts add up
+        total, *counts = map(int, re.findall(r"(?:of )?(\d+) (?:runs|done|running|failed|left)", line)[:5])
+        assert sum(counts) == total
 
 
 def test_the_live_table(tmp_path, monkeypatch):
@@ -375,7 +384,7 @@ def test_the_live_table(tmp_path, monkeypatch):
     to_tune = recipe(tmp_path).cells[2].config
     clock = itertools.count(board.started, 10)
     monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
-    row = {"epoch": 4, "test_accuracy": 81.25}
+    row = {"epoch": 4, "loss": 1.5, "test_accuracy": 81.25}
     for kind, config, detail in [
         ("tuning", to_tune, 2),
         ("queued", one, None),
@@ -388,16 +397,16 @@ def test_the_live_table(tmp_path, monkeypatch):
     console = Console(width=100, file=io.StringIO(), record=True)
     console.print(board.table())
     text = console.export_text()
-    assert "small: 0 done, 2 running, 0 failed, 4 left" in text
+    assert "small: of 4 runs 0 done, 2 running, 0 failed, 2 left" in text
     assert "symmetric:rate=0.5, penalty none, seed 0" in text
     assert text.count("5/1 ") == 2
     assert text.count("81.2 %") == 2
     assert board.workers == 2
     board("failed", one, Failure(one.id, "It failed.", "", 1, False))
-    assert board.durations == [30]
+    assert board.durations == [pytest.approx(30)]
     board.fields.append("plugin")
     assert "mine.py" not in board.label(replace(one, plugin=("mine.py",)))
-    assert "3 left, about " in board.state()
+    assert "of 4 runs 0 done, 1 running, 1 failed, 2 left, about " in board.state()
     assert [label for label, _ in board.errors["It failed."]] == ["symmetric:rate=0.5, penalty none, seed 0"]
 
 
@@ -405,8 +414,8 @@ def test_the_live_table(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         (["quickstartt"], "Did you mean 'quickstart'?"),
-        (["quickstart", "--scale", "smoke", "--shard", "2"], "shard must be like 1/4"),
-        (["quickstart", "--scale", "smoke", "--shard", "5/4"], "A shard is one of 1/n to n/n, got 5/4"),
+        (["quickstart", "--scale", "smoke", "--shard", "2"], "shard must be one of n parts, from 1/n to n/n"),
+        (["quickstart", "--scale", "smoke", "--shard", "5/4"], "as in 1/4; got '5/4'"),
         (["quickstart", "--scale", "smoke", "--jobs", "0"], "jobs must be at least 1, got 0"),
         (["quickstart", "--scale", "smoke", "--address", "auto"], "An address is for the executor ray"),
     ],
@@ -435,5 +444,5 @@ def test_human_labels_are_part_of_the_data(tmp_path):
 def test_a_figure_without_runs(tmp_path, typed):
     code, out, _ = typed("figure1", "--runs", tmp_path)
     assert code == 0
-    assert "0 runs done, 0 skipped" in out
+    assert "0 runs done, 0 done before, in " in out
     assert "Next: logitclip figures figure1 --scale full" in out

@@ -75,7 +75,7 @@ def test_signals_and_a_second_process(tmp_path, typed):
         assert left == code, stderr
         assert "Traceback" not in stderr
         if code > 0:  # the end of the last whole epoch was saved, though no checkpoint was due
-            assert "logitclip: interrupted. The same command goes on" in stderr
+            assert "logitclip: interrupted. Repeat the command to resume" in stderr
             found = run_folder.load_checkpoint(Path(config.runs) / config.id, config.id)
             assert found is not None
             assert len(found[2]) - len(rows(config)) in (0, 1)  # it may come between the two
@@ -162,7 +162,7 @@ def test_spawned_and_under_torchrun_the_bytes_are_the_same(tmp_path):
 def test_what_stops_one_of_two_processes_is_one_sentence(tmp_path):
     diverging = replace(SMALL, runs=str(tmp_path), devices=2, accelerator="cpu", lr=1e20)
     code, out, stderr = finished(started(diverging), 240)
-    assert (code, out) == (2, "")
+    assert (code, out) == (3, "")
     assert stderr.count("logitclip: Training diverged in epoch") == 1
     assert "Traceback" not in stderr
 
@@ -181,16 +181,17 @@ def test_the_table_and_the_bar(tmp_path, typed):
     assert typed(*options(config))[1] == out  # read back
 
 
-def test_the_bar_shows_epoch_loss_accuracy_memorised_and_time_left():
+def test_the_bar_shows_epoch_loss_accuracy_memorised_and_time_left(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
     bar = progress.TrainingBar()
-    config = RunConfig(epochs=4)
+    config = RunConfig(epochs=4).resolved()
     bar(config, None)
     (task,) = bar.progress.tasks
     assert (task.completed, task.total) == (0, 4)
     row = {"epoch": 1, "loss": 1.25, "test_accuracy": 87.5, "memorised": 12.5}
     bar(config, row)
     assert task.completed == 2
-    assert task.fields["numbers"] == "loss 1.250  accuracy 87.5 %  memorised 12.5 %"
+    assert task.fields["numbers"] == "loss 1.250, test accuracy 87.5 %, memorised 12.5 %"
     assert any("TimeRemaining" in type(column).__name__ for column in bar.progress.columns)
     bar(config, {**row, "epoch": 3, "memorised": None})
     assert bar.progress.finished
@@ -199,6 +200,53 @@ def test_the_bar_shows_epoch_loss_accuracy_memorised_and_time_left():
     resumed(config, row)
     assert resumed.progress.tasks[0].completed == 2
     resumed.stop()
+
+
+def test_lines_in_a_pipe(monkeypatch, capsys):
+    """A line at the start, one after the first and the last epoch, and one every half minute."""
+    clock = [0.0]
+    monkeypatch.setattr(progress, "monotonic", lambda: clock[0])
+    bar, config = progress.TrainingBar(), RunConfig(epochs=100, noise="symmetric:rate=0.5", runs="here").resolved()
+    bar(config, None)
+    (first,) = capsys.readouterr().err.splitlines()
+    assert first.startswith(
+        "logitclip: mlp on digits, loss ce, clip none, noise symmetric:rate=0.5: 100 epochs, kept in "
+    )
+    assert f"here/{config.id}. Ctrl-C saves and stops; repeat the command to resume." in first
+    for epoch in range(100):
+        clock[0] += 4.0
+        bar(config, {"epoch": epoch, "loss": 1.0, "test_accuracy": 50.0, "val_accuracy": 40.0, "memorised": None})
+    lines = capsys.readouterr().err.splitlines()
+    assert [int(line.split()[1].partition("/")[0]) for line in lines] == [1, *range(9, 100, 8), 100]
+    assert lines[1] == "epoch 9/100: loss 1.000, test accuracy 50.0 %, validation accuracy 40.0 %, 6 min 4 s left"
+    for options, count in (({"verbose": True}, 5), ({"quiet": True}, 0)):
+        bar = progress.TrainingBar(**options)
+        for row in (None, *({"epoch": epoch, "loss": 1.0, "test_accuracy": 50.0} for epoch in range(4))):
+            bar(config, row)
+        assert len(capsys.readouterr().err.splitlines()) == count
+
+
+def test_options_in_a_file(tmp_path, typed):
+    """Options on the command line override the file; the config.json of a run repeats it."""
+    file = tmp_path / "run.toml"
+    file.write_text('noise = "symmetric:rate=0.5"\nlimit = 64\nepochs = 3\nmodel = "mlp:width=8"\n')
+    code, out, _ = typed("--config", file, "--epochs", "1", "--runs", tmp_path / "runs", "--json", "-q")
+    assert code == 0
+    config = json.loads(out)["config"]
+    assert (config["epochs"], config["limit"], config["noise"]) == (1, 64, "symmetric:rate=0.5")
+    (folder,) = (tmp_path / "runs").glob("*/config.json")
+    again = typed(f"--config={folder}", "--runs", tmp_path / "runs", "--json", "-q")[1]
+    assert json.loads(again)["id"] == json.loads(out)["id"]
+    file.write_text("epoch = 3")
+    code, _, err = typed("--config", file)
+    assert (code, "unknown option 'epoch'. Did you mean 'epochs'?" in err) == (2, True)
+
+
+def test_the_folder_of_runs_is_in_the_environment(tmp_path, typed, monkeypatch):
+    monkeypatch.setenv("LOGITCLIP_RUNS", str(tmp_path / "mine"))
+    code, _, err = typed("--limit", "64", "--epochs", "1", "--quiet")
+    assert (code, err) == (0, "")
+    assert len(list((tmp_path / "mine").glob("*/result.json"))) == 1
 
 
 # -- mistakes ----------------------------------------------------------------------------------------------------------
@@ -229,8 +277,8 @@ def test_the_bar_shows_epoch_loss_accuracy_memorised_and_time_left():
 )
 def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, typed, arguments, sentence):
     code, out, err = typed("--limit", "200", "--epochs", "2", "--runs", str(tmp_path), *arguments)
-    assert (code, out) == (2, "")
-    (line,) = (line for line in err.splitlines() if line.strip() and "epoch" not in line.split()[0])  # but for the bar
+    assert (code, out) == (3 if "diverged" in sentence else 2, "")
+    *_, line = err.splitlines()  # before it, what was started
     assert line.startswith(f"logitclip: {sentence}")
     assert not list(tmp_path.rglob("result.json"))
 

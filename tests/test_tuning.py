@@ -357,7 +357,7 @@ def test_trials_that_fail_are_said_and_tried_again(typed, monkeypatch) -> None:
 
     monkeypatch.setattr(executors, "train", broken)
     code, out, err = typed("--option", "lr", "--values", "0.1,0.2")
-    assert (code, out, len(calls)) == (2, "", 2)
+    assert (code, out, len(calls)) == (3, "", 2)
     assert "and 1 more: RuntimeError: no memory See " in err
     assert err.endswith("logitclip: No value can be chosen: all trials failed.\n")
     monkeypatch.setattr(executors, "train", real)  # whatever it was has passed

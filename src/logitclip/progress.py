@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from logitclip.noise import NoisyLabels
 
 
+RESUME = "Ctrl-C saves and stops; repeat the command to resume."
+
 # Control characters as visible symbols of the same width, so that text from files cannot steer a terminal or reorder a
 # line. Tab and newline stay.
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
@@ -43,44 +45,69 @@ class Printable:
 
 
 class SweepBoard:
-    """What a sweep is doing, on stderr: a live table on a terminal, elsewhere a line every few seconds."""
+    """The state of a sweep, on stderr: a live table on a terminal, lines in a pipe or a log file.
 
-    PAUSE = 5.0  # seconds between two lines
+    Args:
+        configs: the runs, to find out what tells one from another.
+        tuned: the field that is being tuned, if any.
+        opening: what to print before the first run starts.
+        quiet: print errors alone.
+        verbose: print every event.
+    """
 
-    def __init__(self, name: str, configs: list[RunConfig], tuned: str | None = None) -> None:
+    PAUSE = 5.0  # least seconds between two lines about runs that start or end
+    LONG = 30.0  # seconds without a line after which an epoch is worth one
+
+    def __init__(
+        self,
+        name: str,
+        configs: list[RunConfig],
+        tuned: str | None = None,
+        *,
+        opening: str = "",
+        quiet: bool = False,
+        verbose: bool = False,
+    ) -> None:
         from rich.console import Console
         from rich.live import Live
 
         words = [tuned, *(word[0] for config in configs if (word := word_to_tune(config)))]
-        # What tells one run from another: what differs between configs, and what is tuned.
         self.fields = [f for f in vars(RunConfig()) if len({getattr(c, f) for c in configs}) > 1 or f in words]
-        self.name = name
-        self.queued = self.skipped = self.done = self.failed = 0
-        self.errors: dict[str, list[tuple[str, str]]] = {}  # a sentence -> the runs it is true of, and where it stands
-        self.undecided: dict[RunConfig, int] = {}  # what is being tuned -> the runs that wait for it
+        self.name, self.opening, self.quiet, self.verbose = name, opening, quiet, verbose
+        self.queued = self.done = self.failed = 0
+        self.before = 0  # results of earlier sweeps
+        self.errors: dict[str, list[tuple[str, str]]] = {}  # a sentence -> the runs it is about, and where to read more
+        self.undecided: dict[RunConfig, int] = {}  # a config to tune -> the runs that wait for it
         self.running: dict[RunConfig, tuple[float, dict[str, Any] | None]] = {}  # run -> its start and last row
         self.epochs: dict[RunConfig, int | None] = {}
         self.durations: list[float] = []
         self.workers = 1
-        self.started = self.printed = monotonic()
+        self.started = monotonic()
+        self.printed = -math.inf
         self.console = Console(stderr=True, highlight=False)
         self.live = Live(get_renderable=self.table, console=self.console, refresh_per_second=2, transient=True)
-        if self.console.is_terminal:
+        if self.console.is_terminal and not quiet:
             atexit.register(self.stop)  # or the cursor stays hidden
             self.live.start()
 
     def __call__(self, kind: str, config: RunConfig, detail: Any) -> None:
         now = monotonic()
+        if self.opening and not self.quiet and kind in ("start", "skipped", "elsewhere"):
+            self.console.print(printable(f"logitclip: {self.opening}"), soft_wrap=True, markup=False)
+            self.opening = ""
         if kind == "tuning":
             self.undecided[config] = detail
         elif kind == "chosen":
-            self.undecided.pop(config, None)
+            waiting = self.undecided.pop(config, 0)
             if not isinstance(detail, RunConfig):
+                self.queued, self.failed = self.queued + waiting, self.failed + waiting
                 self._note(config, detail)
         elif kind == "queued":
             self.queued += 1
         elif kind == "skipped":
-            self.skipped += 1
+            self.queued += 1
+            self.before += not hasattr(detail, "error")
+            self.failed += hasattr(detail, "error")
             self._note(config, detail)
         elif kind == "elsewhere":
             self.running.pop(config, None)
@@ -89,17 +116,25 @@ class SweepBoard:
                 self.epochs[config] = config.resolved().epochs
             self.running[config] = (self.running[config][0] if config in self.running else now), detail
             self.workers = max(self.workers, len(self.running))
+            if kind == "start":
+                self._line(now, f"started {self.label(config)}", self.PAUSE)
+            else:
+                self._line(now, f"{self.label(config)}: {epoch_text(detail, self.epochs[config])}", self.LONG)
         elif kind in ("done", "failed"):
             if config in self.running:  # or another process has made it
                 self.durations.append(now - self.running.pop(config)[0])
             self.done += kind == "done"
             self.failed += kind == "failed"
             self._note(config, detail)
-            if not self.console.is_terminal and now - self.printed >= self.PAUSE:
-                self.printed = now
-                came = f"{detail.last10_accuracy:.2f} %" if kind == "done" else detail.error
-                line = printable(f"{self.state()}; {self.label(config)}: {came}")
-                self.console.print(line, soft_wrap=True, markup=False)
+            outcome = f"{detail.last10_accuracy:.2f} %" if kind == "done" else detail.error
+            self._line(now, f"{self.label(config)}: {outcome}", self.PAUSE)
+
+    def _line(self, now: float, event: str, pause: float) -> None:
+        """Print the state and an event, unless there is a live table or the last line is younger than `pause`."""
+        if self.quiet or self.console.is_terminal or now - self.printed < (0 if self.verbose else pause):
+            return
+        self.printed = now
+        self.console.print(printable(f"{self.state()}; {event}"), soft_wrap=True, markup=False)
 
     def _note(self, config: RunConfig, found: Any) -> None:
         """Keep what went wrong for the end."""
@@ -109,7 +144,7 @@ class SweepBoard:
             self.errors.setdefault(found.error, []).append((self.label(config), see))
 
     def label(self, config: RunConfig) -> str:
-        """A run in a few words."""
+        """What tells a run from the others, in a few words."""
         values = {name: getattr(config, name) for name in self.fields if name not in ("noise_seed", "plugin")}
         values = {name: value for name, value in values.items() if value not in (None, ())}
         plain = {name: isinstance(value, str) and value != "none" for name, value in values.items()}
@@ -117,13 +152,15 @@ class SweepBoard:
         return text + (", tuning" if config.val else "") or self.name
 
     def state(self) -> str:
-        """Numbers of runs, and the time left, as far as the runs that are done tell."""
-        left = self.queued - self.done - self.failed + sum(self.undecided.values())
-        text = f"{self.name}: {self.done} done, {len(self.running)} running, {self.failed} failed, {left} left"
-        if self.durations and left:
+        """The number of runs in each state, which add up to all runs, and an estimate of the time left."""
+        total = self.queued + sum(self.undecided.values())
+        done, running = self.done + self.before, len(self.running)
+        left = total - done - running - self.failed
+        text = f"{self.name}: of {total} runs {done} done, {running} running, {self.failed} failed, {left} left"
+        if self.durations and left + running:
             mean = sum(self.durations) / len(self.durations)
             spent = sum(min(mean, monotonic() - start) for start, _ in list(self.running.values()))
-            text += f", about {duration((left * mean - spent) / self.workers)}"
+            text += f", about {duration(((left + running) * mean - spent) / self.workers)}"
         return text
 
     def table(self) -> Any:
@@ -149,50 +186,92 @@ class SweepBoard:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
-        """Say what failed and, if it was interrupted, how to go on."""
+        """Print the failures and, after an interrupt, how to resume."""
         self.stop()
         for error, [(label, file), *more] in self.errors.items():
             others = f" and {len(more)} more" if more else ""
             print(printable(f"logitclip: {label}{others}: {error}{file}"), file=sys.stderr)
         if kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit):
-            print("logitclip: interrupted. The same command goes on with what is left.", file=sys.stderr)
+            print("logitclip: interrupted. Repeat the command to resume.", file=sys.stderr)
 
 
 class TrainingBar:
-    """A progress bar on stderr: epoch, loss, accuracy, share of wrong labels memorised, time left."""
+    """Progress of one run on stderr: a bar on a terminal, lines in a pipe or a log file.
 
-    def __init__(self) -> None:
+    A line follows the first and the last epoch, and every epoch that ends `PAUSE` seconds or more after the last line.
+
+    Args:
+        quiet: print nothing.
+        verbose: print a line for every epoch, also on a terminal.
+    """
+
+    PAUSE = 30.0
+
+    def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
+        self.quiet, self.verbose = quiet, verbose
         self.progress: Any = None  # made in the process that trains
+        self.started = self.printed = -math.inf
+        self.first = 0  # epochs done when it started
 
     def __call__(self, config: RunConfig, row: dict[str, Any] | None) -> None:
+        """Show the row of an epoch; the first call, with the last row of a resumed run or None, starts the bar."""
+        if self.quiet:
+            return
+        done: int = 0 if row is None else row["epoch"] + 1
+        if self.started == -math.inf:
+            self._start(config, done)
+            return
+        assert row is not None
+        total = config.epochs or done
+        text = epoch_text(row, config.epochs)
+        if self.progress is not None:
+            self.progress.update(self.task, completed=done, numbers=text.partition(": ")[2])
+        elif self.verbose or done in (self.first + 1, config.epochs) or monotonic() - self.printed >= self.PAUSE:
+            self.printed = monotonic()
+            left = (self.printed - self.started) / (done - self.first) * (total - done)
+            print(f"{text}, {duration(left)} left", file=sys.stderr, flush=True)
+        if done == config.epochs:
+            self.stop()
+
+    def _start(self, config: RunConfig, done: int) -> None:
         from rich import progress
         from rich.console import Console
 
-        if self.progress is None:
-            columns = (
-                progress.TextColumn("epoch"),
-                progress.MofNCompleteColumn(),
-                progress.BarColumn(bar_width=20),
-                progress.TextColumn("{task.fields[numbers]}"),
-                progress.TimeRemainingColumn(),
-            )
-            self.progress = progress.Progress(*columns, console=Console(stderr=True))
-            done = 0 if row is None else row["epoch"] + 1
-            self.task = self.progress.add_task("", total=config.epochs, completed=done, numbers="")
-            self.progress.start()
-            atexit.register(self.stop)  # or the cursor stays hidden
-        if row is None:
+        self.started, self.first = monotonic(), done
+        console = Console(stderr=True)
+        what = f"{config.model} on {config.data}, loss {config.loss}, clip {config.clip}, noise {config.noise}"
+        resumed = f", resumed after epoch {done}" if done else ""
+        kept = f"kept in {Path(config.runs) / config.id}"
+        line = printable(f"logitclip: {what}: {config.epochs} epochs{resumed}, {kept}. {RESUME}")
+        print(line, file=sys.stderr, flush=True)
+        if not console.is_terminal or self.verbose:
             return
-        numbers = f"loss {row['loss']:.3f}  accuracy {row['test_accuracy']:.1f} %"
-        if row["memorised"] is not None:
-            numbers += f"  memorised {row['memorised']:.1f} %"
-        self.progress.update(self.task, completed=row["epoch"] + 1, numbers=numbers)
-        if row["epoch"] + 1 == config.epochs:
-            self.stop()
+        columns = (
+            progress.TextColumn("epoch"),
+            progress.MofNCompleteColumn(),
+            progress.BarColumn(bar_width=20),
+            progress.TextColumn("{task.fields[numbers]}"),
+            progress.TimeRemainingColumn(),
+        )
+        self.progress = progress.Progress(*columns, console=console)
+        self.task = self.progress.add_task("", total=config.epochs, completed=done, numbers="")
+        self.progress.start()
+        atexit.register(self.stop)  # or the cursor stays hidden
 
     def stop(self) -> None:
         if self.progress is not None:
             self.progress.stop()
+
+
+def epoch_text(row: dict[str, Any], epochs: int | None) -> str:
+    """
+    >>> epoch_text({"epoch": 1, "loss": 1.25, "test_accuracy": 87.5, "memorised": 12.5}, 4)
+    'epoch 2/4: loss 1.250, test accuracy 87.5 %, memorised 12.5 %'
+    """
+    text = f"epoch {row['epoch'] + 1}/{epochs}: loss {row['loss']:.3f}, test accuracy {row['test_accuracy']:.1f} %"
+    validation, memorised = row.get("val_accuracy"), row.get("memorised")
+    text += "" if validation is None else f", validation accuracy {validation:.1f} %"
+    return text + ("" if memorised is None else f", memorised {memorised:.1f} %")
 
 
 def result_table(result: Any) -> Any:

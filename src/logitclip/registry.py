@@ -35,6 +35,14 @@ def suggest(name: str, known: typing.Iterable[str]) -> str:
     return f"Known: {', '.join(known)}." if known else "It takes none."
 
 
+class UnknownName(ValueError):
+    """A registry does not have this name."""
+
+    def __init__(self, kind: str, name: str, known: typing.Iterable[str]) -> None:
+        super().__init__(f"Unknown {kind} {name!r}. {suggest(name, known)}")
+        self.kind, self.name = kind, name
+
+
 @dataclass(frozen=True)
 class Knob:
     """One keyword-only parameter of a registered function."""
@@ -76,7 +84,7 @@ class Registry:
     def __getitem__(self, name: str) -> Callable[..., Any]:
         self._load()
         if name not in self._entries:
-            raise ValueError(f"Unknown {self.kind} {name!r}. {suggest(name, self._entries)}")
+            raise UnknownName(self.kind, name, self._entries)
         return self._entries[name]
 
     def knobs(self, name: str) -> dict[str, Knob]:

@@ -98,7 +98,25 @@ def proposed(between: tuple[float, float], done: Mapping[float, Trial | None], c
     return values
 
 
+@dataclass(frozen=True)
+class Score:
+    """The score of a trial and its parts, each a share."""
+
+    accuracy: float  # on the held-out noisy labels
+    gap: float  # training accuracy minus that, if it is larger
+    outvoted: float  # held-out examples for which the other trials agree on another class
+
+    @property
+    def total(self) -> float:
+        return self.accuracy - self.gap - self.outvoted
+
+
 def scored(done: Mapping[float, Trial | None]) -> dict[float, float | None]:
+    """The score of each value, see `score_parts`; None if its training failed."""
+    return {value: None if score is None else score.total for value, score in score_parts(done).items()}
+
+
+def score_parts(done: Mapping[float, Trial | None]) -> dict[float, Score | None]:
     """The score of each value: validation accuracy, minus two signs of a bad value. None if its training failed.
 
     The first sign is the gap to the accuracy on the training labels: what a model fits without generalising is
@@ -108,13 +126,13 @@ def scored(done: Mapping[float, Trial | None]) -> dict[float, float | None]:
     """
     finished = {value: trial for value, trial in done.items() if trial is not None}
     voters = [value for value, trial in finished.items() if _has_learnt(trial)]
-    scores: dict[float, float | None] = dict.fromkeys(done)
+    scores: dict[float, Score | None] = dict.fromkeys(done)
     for value, trial in finished.items():
         # With augmentation the training accuracy may be below the validation accuracy.
         gap = 0.0 if trial.train_accuracy is None else max(0.0, trial.train_accuracy - trial.accuracy)
         others = [finished[voter].predictions for voter in voters if voter != value]
         apart = _outvoted(trial.predictions, np.stack(others)) if len(voters) > 1 else 0.0
-        scores[value] = trial.accuracy - gap - apart
+        scores[value] = Score(trial.accuracy, gap, apart)
     return scores
 
 

@@ -11,17 +11,19 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
 
 import tyro
-from tyro.conf import OmitArgPrefixes
+from tyro.conf import OmitArgPrefixes, PositionalMetavarFromFieldName
 
 import logitclip
-from logitclip.cli.output import show, tell
+from logitclip.cli.output import Exit, fail, show
 from logitclip.cli.reference import bound, list_names, noise, paper
 from logitclip.cli.studies import figures, report, sweep
 from logitclip.cli.training import train, tune
 from logitclip.progress import make_table
-from logitclip.registry import suggest
+from logitclip.registry import UnknownName, suggest
 from logitclip.run_folder import Claimed
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -36,11 +38,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "bound": bound,
 }
 
-# Exit codes; 0 is success, and 130 and 143 are an interrupt by Ctrl-C and SIGTERM.
-MISTAKE = 2
-FAILED = 3
-MISSING = 4
-UNEXPECTED = 70
+MARKERS = (OmitArgPrefixes, PositionalMetavarFromFieldName)
 
 
 def main() -> None:
@@ -55,13 +53,13 @@ def main() -> None:
         raise SystemExit(130) from None
     except Exception as error:
         sys.stdout.flush()
-        raise SystemExit(_explained(error)) from None
+        _explain(error)
 
 
 def _run(arguments: list[str]) -> None:
     first = arguments[0] if arguments else None
     if first in COMMANDS:
-        tyro.cli(COMMANDS[first], prog=f"logitclip {first}", args=arguments[1:], config=[OmitArgPrefixes])
+        tyro.cli(COMMANDS[first], prog=f"logitclip {first}", args=arguments[1:], config=MARKERS)
     elif first == "--version":
         print(f"logitclip {logitclip.__version__}")
     elif first in (None, "-h", "--help"):
@@ -96,13 +94,25 @@ def _overview(*, every_command: bool) -> None:
     show("`logitclip --help` lists all commands.")
 
 
-def _explained(error: Exception) -> int:
-    """Print what went wrong in one sentence, and return the exit code."""
+def _explain(error: Exception) -> NoReturn:
+    """Print what went wrong in one sentence, and exit."""
     if isinstance(error, ValueError | OSError | ImportError | Claimed):
-        tell(str(error))
-        return MISTAKE
+        fail(Exit.MISTAKE, f"{error}{_hint(error)}")
     with tempfile.NamedTemporaryFile("w", prefix="logitclip-", suffix=".txt", delete=False) as file:
         file.write("".join(traceback.format_exception(error)))
     reason = " ".join(str(error).split())[:200]
-    tell(f"Unexpected {type(error).__name__}: {reason or 'no reason given'}. The traceback is in {file.name}.")
-    return UNEXPECTED
+    fail(
+        Exit.UNEXPECTED,
+        f"Unexpected {type(error).__name__}: {reason or 'no reason given'}. The traceback is in {file.name}.",
+    )
+
+
+def _hint(error: BaseException | None) -> str:
+    """What the command line can do about a name that no registry knows."""
+    while error is not None and not isinstance(error, UnknownName):
+        error = error.__cause__
+    if error is None:
+        return ""
+    if error.kind == "dataset" and (Path(error.name).suffix or Path(error.name).exists()):
+        return f" For your own data write table:path={error.name},label=COLUMN or folder:path={error.name}."
+    return " To add your own, name its file: --plugin FILE.py."

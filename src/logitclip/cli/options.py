@@ -25,6 +25,7 @@ Flag = Annotated[FlagCreatePairsOff[bool], arg(help_behavior_hint="")]  # withou
 Text = Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")]
 File = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
 Whole = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
+Plugins = Annotated[tuple[str, ...], arg(metavar="FILE", help_behavior_hint="")]
 Quiet = Annotated[Flag, arg(aliases=["-q"], help="Print no progress, only warnings and errors.")]
 Verbose = Annotated[Flag, arg(aliases=["-v"], help="Print more: a line for every epoch, and the log.")]
 

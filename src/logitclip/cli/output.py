@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import math
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from logitclip.progress import Printable, printable
 
@@ -23,6 +24,21 @@ def show(what: Any) -> None:
 
 def show_json(what: Any) -> None:
     print(json.dumps(_finite(what), indent=2, default=str))
+
+
+class Exit(enum.IntEnum):
+    """Exit codes. 0 is success; 130 and 143 are an interrupt by Ctrl-C and SIGTERM. See docs/cli.md."""
+
+    MISTAKE = 2  # in the command or a file it names, or something it needs is missing or in use
+    FAILED = 3  # a run diverged or failed
+    MISSING = 4  # runs have no result yet
+    UNEXPECTED = 70  # a bug
+
+
+def fail(code: Exit, sentence: str) -> NoReturn:
+    """Print a sentence to stderr and exit."""
+    tell(sentence)
+    raise SystemExit(int(code))
 
 
 def tell(sentence: str) -> None:

@@ -3,57 +3,105 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import math
-from collections.abc import Iterator
+import re
+import tomllib
+import typing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tyro.conf import Positional
 
-from logitclip.cli.options import File, Flag, Text
+from logitclip.cli.options import File, Flag, Plugins, Text
 from logitclip.cli.output import show, show_json
-from logitclip.config import RunConfig
+from logitclip.config import RunConfig, load_plugins, registries
 from logitclip.progress import make_table
+from logitclip.registry import Registry
 
 Kind = Literal["losses", "clips", "penalties", "noises", "data", "augments", "models", "methods", "recipes"]
-_REGISTRIES: dict[str, tuple[str, str]] = {
-    "losses": ("losses", "LOSSES"),
-    "clips": ("clip", "CLIPS"),
-    "penalties": ("clip", "PENALTIES"),
-    "noises": ("noise", "NOISES"),
-    "data": ("data", "DATASETS"),
-    "augments": ("data", "AUGMENTS"),
-    "models": ("models", "MODELS"),
-    "methods": ("methods", "METHODS"),
+_FIELDS = {  # kind -> the option that such a name is given by
+    "losses": "loss",
+    "clips": "clip",
+    "penalties": "penalty",
+    "noises": "noise",
+    "data": "data",
+    "augments": "augment",
+    "models": "model",
+    "methods": "method",
 }
 
 
-def list_names(kind: Positional[Kind], /, *, json: Flag = False) -> None:
-    """List what can be named, with its knobs: losses, clips, noises, data, models, methods, recipes and so on.
+def list_names(
+    kind: Positional[Kind], name: Positional[str] = "", /, *, plugin: Plugins = (), json: Flag = False
+) -> None:
+    """List the losses, clips, noises, datasets, networks, methods or recipes, or explain one of them.
+
+    Example: logitclip list losses, or logitclip list data table
 
     Args:
         kind: What to list.
+        name: One of them, to show its knobs: what may be written after the colon of a spec.
+        plugin: Python files with your own losses, models or datasets.
         json: Print a JSON object instead of a table.
     """
-    import importlib
-
     from rich.markup import escape
 
+    load_plugins(plugin)
     if kind == "recipes":
+        if name:
+            raise ValueError(f"A recipe has no knobs: `logitclip report {name}` shows its table.")
         _list_recipes(json)
         return
-    module, name = _REGISTRIES[kind]
-    registry = getattr(importlib.import_module(f"logitclip.{module}"), name)
+    registry = registries()[_FIELDS[kind]]
+    if name:
+        _explain_name(registry, name, json)
+        return
     rows = {name: registry.describe(name) for name in registry}
     if json:
         show_json({name: {"spec": spec, "summary": summary} for name, (spec, summary) in rows.items()})
         return
     table = make_table(kind.capitalize(), "spec, with its defaults", "what it is")
     for name, (spec, summary) in rows.items():
-        table.add_row(spec.replace(name, f"[bold]{name}[/]", 1).replace(",", ", "), escape(summary.replace("`", "")))
+        shown = escape(spec).replace(name, f"[bold]{name}[/]", 1).replace(",", ", ")
+        table.add_row(shown, escape(summary.replace("`", "")))
     show(table)
+    show(f"`logitclip list {kind} NAME` explains the knobs of one.")
+
+
+def _explain_name(registry: Registry, name: str, json: bool) -> None:
+    """Show the knobs of one name, with the help in its docstring."""
+    import docstring_parser
+    from rich.markup import escape
+
+    spec, _ = registry.describe(name)
+    doc = docstring_parser.parse(inspect.getdoc(registry[name]) or "")
+    helps = {knob.strip(): entry.description or "" for entry in doc.params for knob in entry.arg_name.split(",")}
+    rows = [
+        {
+            "knob": knob.name,
+            "type": "|".join(map(_type_name, typing.get_args(knob.annotation) or (knob.annotation,))),
+            "default": "required" if knob.required else knob.default,
+            "help": " ".join(helps.get(knob.name, "").split()),
+        }
+        for knob in registry.knobs(name).values()
+    ]
+    about = " ".join(filter(None, [doc.short_description, doc.long_description]))
+    if json:
+        show_json({"spec": spec, "about": about, "knobs": rows})
+        return
+    show(f"[bold]{escape(spec)}[/]\n\n{escape(about)}")
+    if rows:
+        table = make_table("", "knob", "type", "default", "what it is")
+        for row in rows:
+            table.add_row(*(escape(str(cell)) for cell in row.values()))
+        show(table)
+
+
+def _type_name(kind: Any) -> str:
+    return "none" if kind is type(None) else getattr(kind, "__name__", str(kind))
 
 
 def _list_recipes(json: bool) -> None:
@@ -127,29 +175,29 @@ def bound(
 
 
 def paper(item: Positional[str] = "", /) -> None:
-    """Show where the code keeps a numbered item of the paper, or list them all.
+    """Show the code or the recipe behind an item of the paper, or list all items.
 
-    Example: logitclip paper "Eq. 4"
+    Example: logitclip paper "Eq. 4", or logitclip paper "Table 1"
 
     Args:
-        item: An equation, proposition or theorem, as in "Eq. 4", "Prop 2.1" or "Thm E.1".
+        item: An equation, proposition, theorem, table, figure or comparison: "Eq. 4", "Thm E.1", "Table 1", "ReLU6".
     """
     from logitclip.registry import suggest
 
-    homes = {tag: home for home in _tagged() for tag in home[0]}
+    homes = _homes()
     if not item:
-        table = make_table("The paper in the code", "item", "function", "file")
-        for tag, (_, name, file, line, _doc) in sorted(homes.items()):
-            table.add_row(tag, name, f"{file}:{line}")
+        table = make_table("The paper in the code", "item", "name", "file")
+        for tag, home in sorted(homes.items(), key=lambda pair: _by_number(pair[0])):
+            table.add_row(tag, home.name, f"{home.file}:{home.line}")
         show(table)
         return
     known = {_normalised(tag): tag for tag in homes}
     if _normalised(item) not in known:
-        raise ValueError(f"No home for {item!r} in the code. {suggest(item, homes)}")
+        raise ValueError(f"The code has no item {item!r} of the paper. {suggest(item, homes)}")
     tag = known[_normalised(item)]
-    _, name, file, line, doc = homes[tag]
-    show(f"[bold]{tag}[/] is [bold]{name}[/] in src/logitclip/{file}, line {line}\n")
-    print(doc)
+    home = homes[tag]
+    show(f"[bold]{tag}[/] is [bold]{home.name}[/] in src/logitclip/{home.file}, line {home.line}\n")
+    print(home.doc)
 
 
 def noise(
@@ -221,20 +269,42 @@ def _noise_for_theory(spec: str | None, classes: int) -> dict[str, Any]:
     return {"noise": name, "rate": share * knobs["rate"] if "rate" in knobs else None}
 
 
-def _tagged() -> Iterator[tuple[list[str], str, str, int, str]]:
-    """Every function or class with a `Paper: ...` line: tags, name, file, line and docstring. Nothing is imported."""
-    root = Path(__file__).parents[1]
+class _Home(NamedTuple):
+    """The place of an item of the paper."""
+
+    name: str
+    file: str
+    line: int
+    doc: str
+
+
+def _homes() -> dict[str, _Home]:
+    """The functions and classes with a line `Paper: ...` in their docstrings, and the recipes. Nothing is imported."""
+    root, homes = Path(__file__).parents[1], dict[str, _Home]()
     for file in sorted(root.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
                 doc = ast.get_docstring(node) or ""
                 for line in doc.splitlines():
                     if line.startswith("Paper: "):
-                        tags = [tag.strip() for tag in line.removeprefix("Paper: ").rstrip(".").split(",")]
-                        yield tags, node.name, str(file.relative_to(root)), node.lineno, doc
+                        home = _Home(node.name, str(file.relative_to(root)), node.lineno, doc)
+                        tags = line.removeprefix("Paper: ").rstrip(".").split(",")
+                        homes |= {tag.strip(): home for tag in tags}
+    for file in sorted((root / "recipes").glob("*.toml")):
+        recipe = tomllib.loads(file.read_text(encoding="utf-8"))
+        if "paper" in recipe:
+            next_steps = f"logitclip sweep {file.stem} --scale cpu\nlogitclip report {file.stem} --scale cpu"
+            doc = f"{recipe['title']}. {recipe.get('about', '')}\n\n{next_steps}"
+            homes[recipe["paper"]] = _Home(f"the recipe {file.stem}", str(file.relative_to(root)), 1, doc)
+    return homes
+
+
+def _by_number(item: str) -> list[tuple[int, str]]:
+    """A key to sort by: Table 2 comes before Table 10."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", item)]
 
 
 def _normalised(item: str) -> str:
-    words = {"equation": "eq", "proposition": "prop", "theorem": "thm"}
+    words = {"equation": "eq", "proposition": "prop", "theorem": "thm", "fig": "figure", "tab": "table"}
     text = item.lower().replace(".", " ").split()
     return " ".join(words.get(word, word) for word in text)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from functools import partial
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from tyro.conf import Positional, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
-from logitclip.cli.options import File, Flag, Text, Whole
-from logitclip.cli.output import show, show_json, tell
-from logitclip.cli.training import stop_on_sigterm
-from logitclip.progress import SweepBoard, duration
-from logitclip.run_folder import Result
+from logitclip.cli.options import File, Flag, Quiet, Text, Verbose, Whole, runs_folder
+from logitclip.cli.output import Exit, show, show_json, tell
+from logitclip.cli.training import set_verbosity, stop_on_sigterm
+from logitclip.config import word_to_tune
+from logitclip.progress import RESUME, SweepBoard, duration
+from logitclip.run_folder import Failure
+
+if TYPE_CHECKING:
+    from logitclip.studies.sweeping import Row
 
 
 def sweep(
@@ -25,10 +29,12 @@ def sweep(
     jobs: Whole = None,
     address: Text = None,
     shard: str = "1/1",
-    runs: Path = Path("runs"),
+    runs: File = None,
     root: File = None,
     download: Flag = False,
     mirror: Text = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Run all that is missing of a recipe, with its tuning; it can be stopped and started again at any time.
 
@@ -41,7 +47,7 @@ def sweep(
         jobs: Runs at the same time; as many as there is room for if not given.
         address: The address of a Ray cluster, or auto; without it, Ray is started on this machine.
         shard: Only one part of several, as in 1/4 to 4/4, each started as a job of its own.
-        runs: The folder for the folders of runs; several sweeps may share it.
+        runs: The folder for the runs; several sweeps may share it. $LOGITCLIP_RUNS or ./runs if not given.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
         download: Get the data, and human labels if the recipe has them, from the official address if it is not there.
         mirror: Get it from this folder, or address, instead.
@@ -50,56 +56,72 @@ def sweep(
     from logitclip.studies import sweeping
     from logitclip.studies.recipe import load_recipe
 
-    part, _, parts = shard.partition("/")
-    if not (part.isdecimal() and parts.isdecimal()):
-        raise ValueError(f"shard must be like 1/4, the first of four parts; got {shard!r}.")
+    part, parts = _shard(shard)
+    set_verbosity(quiet, verbose)
     stop_on_sigterm()
-    loaded = load_recipe(recipe, scale, runs=str(runs), root=None if root is None else str(root))
+    loaded = load_recipe(recipe, scale, runs=str(runs_folder(runs)), root=None if root is None else str(root))
     for spec, place in loaded.data():
         data.load(spec, place, download=download or mirror is not None, mirror=mirror)  # one sentence if it is missing
-    board = SweepBoard(f"{loaded.name} ({loaded.scale})", [cell.config for cell in loaded.cells])
+    configs = [cell.config for cell in loaded.cells]
+    name = f"{loaded.name} ({loaded.scale})"
+    tuned = len({loaded.to_tune(cell) for cell in loaded.cells if word_to_tune(cell.config)})
+    trials = f" and trials to tune {tuned} values" if tuned else ""
+    opening = f"{name}: {len(configs)} runs{trials}, kept in {runs_folder(runs)}/. {RESUME}"
+    board = SweepBoard(name, configs, opening=opening, quiet=quiet, verbose=verbose)
     with board:
         rows = sweeping.sweep(
-            loaded, executor=executor, jobs=jobs, address=address, shard=(int(part), int(parts)), on_event=board
+            loaded, executor=executor, jobs=jobs, address=address, shard=(part, parts), on_event=board
         )
-    time = duration(board.seconds)
-    print(
-        f"{board.done} runs done, {board.skipped} skipped as they were done before, {board.failed} failed, in {time}."
-    )
+    if quiet:
+        return _exit(rows)
+    failed = f", {board.failed} failed" if board.failed else ""
+    print(f"{board.done} runs done, {board.before} done before{failed}, in {duration(board.seconds)}.")
     if loaded.rows:
         print(f"Next: {loaded.command('report')}")
     else:  # a figure may have no table
         print(f"Next: {loaded.command('figures')} -o {shlex.quote(loaded.name)}.svg")
-    if not all(isinstance(row.outcome, Result) for row in rows):
-        raise SystemExit(1)
+    _exit(rows)
+
+
+def _exit(rows: Iterable[Row]) -> None:
+    """Exit unless every run has a result."""
+    outcomes = [row.outcome for row in rows]
+    if any(isinstance(outcome, Failure) for outcome in outcomes):
+        raise SystemExit(Exit.FAILED)
+    if None in outcomes:
+        raise SystemExit(Exit.MISSING)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts):
+        return int(part), int(parts)
+    raise ValueError(f"shard must be one of n parts, from 1/n to n/n, as in 1/4; got {text!r}.")
 
 
 def report(
     recipe: Positional[str],
     /,
     *,
+    out: Annotated[UseAppendAction[tuple[Path, ...]], arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")] = (),
     scale: str = "full",
-    html: File = None,
-    markdown: File = None,
-    latex: File = None,
-    csv: File = None,
+    strict: Flag = False,
     json: Flag = False,
-    runs: Path = Path("runs"),
+    runs: File = None,
     root: File = None,
 ) -> None:
-    """Show the runs of a recipe as a table, beside the paper's numbers where there are any.
+    """Show the results of a recipe as a table, beside the paper's numbers where there are any.
 
-    Example: logitclip report quickstart --html report.html
+    Example: logitclip report quickstart -o report.html -o table.tex
 
     Args:
         recipe: A recipe, see `logitclip list recipes`, or the path of a .toml file.
+        out: Also write it to this file: .html (a page with curves, noise and settings; it opens offline), .md, .tex
+            (for booktabs), .csv (a line for each cell and statistic) or .json. Can be repeated.
         scale: The scale it was run at.
-        html: Also write a page there: table, curves, noise, settings. It opens offline.
-        markdown: Also write the table there as Markdown.
-        latex: Also write the table there as LaTeX, for booktabs.
-        csv: Also write the table there as CSV, a line for each cell and statistic.
+        strict: Exit with code 3 if a run failed, 4 if one has no result yet.
         json: Print a JSON object instead of a table.
-        runs: The folder with the folders of runs.
+        runs: The folder with the runs; $LOGITCLIP_RUNS or ./runs if not given.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
     """
     from logitclip.run_folder import write
@@ -107,22 +129,20 @@ def report(
     from logitclip.studies.recipe import load_recipe
     from logitclip.studies.tables import tabulate
 
-    loaded = load_recipe(recipe, scale, runs=str(runs), root=None if root is None else str(root))
+    for path in out:
+        reporting.check_suffix(path)
+    loaded = load_recipe(recipe, scale, runs=str(runs_folder(runs)), root=None if root is None else str(root))
     rows = sweeping.collect(loaded)
     table = tabulate(loaded, rows)
-    writers = [(markdown, reporting.markdown), (latex, reporting.latex), (csv, reporting.csv)]
-    writers.append((html, partial(reporting.html, rows=rows)))
-    paths = [path for path, _ in writers if path is not None]
-    if len(set(paths)) < len(paths):
-        raise ValueError("Two formats cannot be written to the same file.")
-    for path, text in writers:
-        if path is not None:
-            write(path, text(table).encode())
-            tell(f"wrote {path}")
+    for path in out:
+        write(path, reporting.WRITERS[path.suffix.lower()](table, rows).encode())
+        tell(f"wrote {path}")
     if json:
         show_json(reporting.as_json(table))
     else:
         show(reporting.terminal(table))
+    if strict:
+        _exit(rows)
 
 
 def figures(
@@ -131,7 +151,7 @@ def figures(
     *,
     out: Annotated[Path, arg(aliases=["-o"])],
     scale: str = "full",
-    runs: Path = Path("runs"),
+    runs: File = None,
     root: File = None,
 ) -> None:
     """Draw the figure of a recipe or, if it has none, how its runs learn and memorise epoch by epoch.
@@ -142,13 +162,13 @@ def figures(
         recipe: A recipe, see `logitclip list recipes`, or the path of a .toml file.
         out: The file to write: .svg, .pdf, .png or, to point at and click on, .html.
         scale: The scale it was run at.
-        runs: The folder with the folders of runs.
+        runs: The folder with the runs; $LOGITCLIP_RUNS or ./runs if not given.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
     """
     from logitclip.studies import figures, sweeping
     from logitclip.studies.recipe import load_recipe
 
     figures.check_suffix(out)
-    loaded = load_recipe(recipe, scale, runs=str(runs), root=None if root is None else str(root))
+    loaded = load_recipe(recipe, scale, runs=str(runs_folder(runs)), root=None if root is None else str(root))
     figures.save(figures.draw(loaded, sweeping.collect(loaded)), out)
     tell(f"wrote {out}")

@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Literal
 
-from logitclip.cli.options import Flag, RunOptions, Text, Whole
-from logitclip.cli.output import show, show_json, tell
+from logitclip.cli.options import Flag, Quiet, RunOptions, Text, Verbose, Whole
+from logitclip.cli.output import Exit, fail, show, show_json, tell
 from logitclip.config import RunConfig
-from logitclip.progress import SweepBoard, TrainingBar, make_table, result_table
+from logitclip.progress import RESUME, SweepBoard, TrainingBar, make_table, result_table
 from logitclip.run_folder import outcome
 
 
-def train(config: RunOptions, *, download: Flag = False, mirror: Text = None, json: Flag = False) -> None:
+def train(
+    config: RunOptions,
+    *,
+    download: Flag = False,
+    mirror: Text = None,
+    json: Flag = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
     """Train one model; with no options, cross entropy on the digits. Everything else is an option.
 
     Example: logitclip train --noise symmetric:rate=0.5 --clip norm:temp=1.5
@@ -25,22 +35,27 @@ def train(config: RunOptions, *, download: Flag = False, mirror: Text = None, js
         mirror: Get it from this folder, or address, instead.
         json: Print the result as one JSON object on stdout.
     """
-    from logitclip.engine import without_destructors
+    first = os.environ.get("RANK", "0") == "0"  # of several processes of torchrun, the first one reports
+    set_verbosity(quiet, verbose)
+    from logitclip.engine import Diverged, without_destructors
     from logitclip.training import train
 
     stop_on_sigterm()
     _get_data(config, download, mirror)
-    bar = TrainingBar()
+    bar = TrainingBar(quiet=quiet, verbose=verbose)
     try:
         with without_destructors():  # a process of torchrun has joined a group
             result = train(config, on_epoch=bar)
     except (KeyboardInterrupt, SystemExit):
         bar.stop()
-        tell("interrupted. The same command goes on from the last whole epoch.")
+        tell("interrupted. Repeat the command to resume from the last whole epoch.")
         raise
+    except Diverged as error:
+        bar.stop()
+        fail(Exit.FAILED, str(error))
     finally:
         bar.stop()
-    if os.environ.get("RANK", "0") != "0":  # one of several processes of torchrun: the first one reports
+    if not first:
         return
     if json:
         show_json(asdict(result))
@@ -71,6 +86,8 @@ def tune(
     download: Flag = False,
     mirror: Text = None,
     json: Flag = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
     """Find a good value of an option on held-out noisy labels, then train with it on everything.
 
@@ -97,6 +114,7 @@ def tune(
     """
     from logitclip.studies import executors, sweeping, tuning
 
+    set_verbosity(quiet, verbose)
     stop_on_sigterm()
     ways = [values is not None, fast, between is not None]
     if sum(ways) != (option is not None):
@@ -117,7 +135,9 @@ def tune(
         search = tuning.fast_search(config, option)
     else:
         search = tuning.Search(option, _values(option, values or ""))
-    board = SweepBoard(f"tune {search.option}", [config], tuned=search.option.partition(".")[0])
+    field = search.option.partition(".")[0]
+    opening = f"tuning {search.option} on {config.data}; all runs are kept in {config.runs}/. {RESUME}"
+    board = SweepBoard(f"tune {search.option}", [config], field, opening=opening, quiet=quiet, verbose=verbose)
     where = {"executor": executor, "jobs": jobs, "address": address, "on_event": board}
     with board:
         if between is not None:
@@ -128,22 +148,57 @@ def tune(
             scores = {tuning.six_digits(trial.params[search.option]): trial.value for trial in ended}
         else:
             scores = sweeping.tune(config, search, **where)
-        best = tuning.best(scores)
-        chosen = replace(tuning.with_value(config, search.option, best), val=0.0)
-        executors.execute([chosen], **where)
+        known = any(score is not None for score in scores.values())
+        best = tuning.best(scores) if known else None
+        chosen = replace(tuning.with_value(config, search.option, best), val=0.0) if known else config
+        executors.execute([chosen] if known else [], **where)
+    if not known:
+        fail(Exit.FAILED, "No value can be chosen: all trials failed.")
     result: Any = outcome(chosen)
     if hasattr(result, "error"):
-        raise ValueError(f"The run with the value that was chosen, {best}, has failed: {result.error}")
+        fail(Exit.FAILED, f"The run with {search.option} = {best}, the best value, failed: {result.error}")
+    parts = {} if search.values or between else tuning.parts(config, outcome, search)
     if json:
-        tried = [{"value": value, "score": score} for value, score in scores.items()]
+        tried = []
+        for value, score in scores.items():
+            named = {} if parts.get(value) is None else vars(parts[value])
+            tried.append({"value": value, "score": score} | {name: 100 * part for name, part in named.items()})
         show_json({"option": search.option, "tried": tried, "chosen": best, "result": asdict(result)})
         return
-    table = make_table(f"{search.option}: {len(scores)} values tried", "value", "score")
-    for value, score in scores.items() if values else sorted(scores.items()):
-        name = f"{value:g}" if isinstance(value, float) else f"{value}"
-        table.add_row(name, "failed" if score is None else f"{score:.2f}", style="bold green" * (value == best))
-    show(table)
+    show(_tried(search.option, scores if values else dict(sorted(scores.items())), best, parts))
     show(result_table(result))
+
+
+def _tried(option: str, scores: Mapping[Any, float | None], best: Any, parts: Mapping[Any, Any]) -> Any:
+    """The values that were tried, their scores, and what the scores are made of."""
+    from rich.console import Group
+    from rich.markup import escape
+
+    named = {value: f"{value:g}" if isinstance(value, float) else escape(str(value)) for value in scores}
+    heads = ["validation accuracy", "- gap to training accuracy", "- outvoted", "= score"] if parts else ["score"]
+    table = make_table("Values tried", option, *heads, "")
+    for value, score in scores.items():
+        split = parts.get(value)
+        numbers = [] if split is None else [split.accuracy, split.gap, split.outvoted]
+        cells = [f"{100 * number:.2f}" for number in numbers] if parts else []
+        cells = cells or [""] * (len(heads) - 1)
+        winner = ("the highest score: chosen", "bold green") if value == best else ("", "")
+        table.add_row(named[value], *cells, "failed" if score is None else f"{score:.2f}", winner[0], style=winner[1])
+    why = (
+        "Score in points: accuracy on held-out noisy labels, minus the gap to the accuracy on the training labels "
+        "(what is fitted but does not generalise is memorised), minus the share of held-out examples for which the "
+        "other trials agree on another class."
+        if parts
+        else "Score: accuracy in % on held-out noisy labels, mean of the last 10 epochs."
+    )
+    return Group(f"[bold]Chosen: {option} = {named[best]}[/], with the highest score.\n", table, why)
+
+
+def set_verbosity(quiet: bool, verbose: bool) -> None:
+    """Log at the level that -q and -v ask for."""
+    if quiet and verbose:
+        raise ValueError("--quiet and --verbose exclude each other.")
+    logging.getLogger("logitclip").setLevel(logging.INFO if verbose else logging.WARNING)
 
 
 def stop_on_sigterm() -> None:

@@ -88,7 +88,10 @@ class Standard:
         return loss if self.settings.penalty is None else loss + self.settings.penalty(logits)
 
     def update(self, model: Any, optimizer: Any) -> None:
-        """Step along the gradients there are, clipped if so set."""
+        """Step along the gradients, with their global norm clipped to `grad_clip` if it is set.
+
+        Paper: gradient clipping.
+        """
         if self.settings.grad_clip:
             self.fabric.clip_gradients(model, optimizer, max_norm=self.settings.grad_clip, error_if_nonfinite=False)
         optimizer.step()

@@ -37,7 +37,10 @@ def at_least(minimum: int, **values: int) -> None:
 
 
 def make_activation(name: str) -> nn.Module:
-    """The activation of that name. `relu6`, min(max(0, x), 6), is the paper's comparison with bounded features."""
+    """The activation of that name. `relu6`, min(max(0, x), 6), is the paper's comparison with bounded features.
+
+    Paper: ReLU6.
+    """
     return ACTIVATIONS[one_of("activation", name, ACTIVATIONS)]()
 
 

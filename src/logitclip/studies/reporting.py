@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv as csv_module
 import io
+import json as json_module
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from logitclip.config import RunConfig
@@ -127,6 +129,11 @@ def _tex(text: str) -> str:
     return "".join(_TEX.get(c, c if c.isprintable() else "?") for c in " ".join(text.split()))
 
 
+def json(table: Table) -> str:
+    """The table as JSON."""
+    return json_module.dumps(as_json(table), indent=2) + "\n"
+
+
 def records(table: Table) -> list[dict[str, Any]]:
     """The entries as flat records, the long form of the table."""
     return [
@@ -189,6 +196,12 @@ def title(recipe: Recipe) -> str:
     return f"{item}{recipe.title}{scale}"
 
 
+def check_suffix(path: Path) -> None:
+    """Refuse a file name that has no writer, before anything is computed."""
+    if path.suffix.lower() not in WRITERS:
+        raise ValueError(f"A report is written as {', '.join(WRITERS)}, by the end of its name; got {str(path)!r}.")
+
+
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
@@ -235,3 +248,12 @@ def _settings(results: Sequence[Result]) -> dict[str, list[str]]:
         if values and (name == "data" or values not in ([str(defaults[name])], ["[]"])):
             settings[name] = values
     return {name: settings[name] for name in defaults if name in settings}
+
+
+WRITERS: Mapping[str, Callable[[Table, Sequence[Row]], str]] = {  # by the end of a file's name
+    ".html": html,
+    ".md": lambda table, _: markdown(table),
+    ".tex": lambda table, _: latex(table),
+    ".csv": lambda table, _: csv(table),
+    ".json": lambda table, _: json(table),
+}

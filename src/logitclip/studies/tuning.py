@@ -17,7 +17,7 @@ from logitclip import run_folder
 from logitclip.config import RunConfig, load_plugins, registries, word_to_tune
 from logitclip.registry import suggest
 from logitclip.run_folder import LAST, Failure, Result, outcome
-from logitclip.search import HELD_OUT, Trial, best, proposed, scored
+from logitclip.search import HELD_OUT, Score, Trial, best, proposed, score_parts, scored
 from logitclip.studies import executors
 
 Outcome = Callable[[RunConfig], Result | Failure | None]
@@ -117,6 +117,11 @@ def tried(config: RunConfig, outcome: Outcome, search: Search) -> dict[float, fl
     """The score of each value tried so far, in their order; None if its run failed."""
     found = _found(config, outcome, search, search.values or _asked(config, outcome, search))
     return {value: _validation(result) for value, result in found.items()} if search.values else _scores(found)
+
+
+def parts(config: RunConfig, outcome: Outcome, search: Search) -> dict[float, Score | None]:
+    """The score of each value of the fast search, with its parts."""
+    return score_parts(_trials(_found(config, outcome, search, _asked(config, outcome, search))))
 
 
 def _found(
