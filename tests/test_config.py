@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from logitclip import data, engine, noise
-from logitclip.config import _UNCOUNTED, RunConfig, parse_milestones
-from logitclip.data.cifar import PROTOCOL as CIFAR
-from logitclip.data.images import image_protocol
+from logitclip.config import UNCOUNTED, RunConfig
 from logitclip.training import settings
 
 TABLE = "a,b,kind\n" + "".join(f"{i % 7},{i % 3},{'xy'[i % 2]}\n" for i in range(40))
@@ -20,7 +18,7 @@ TABLE = "a,b,kind\n" + "".join(f"{i % 7},{i % 3},{'xy'[i % 2]}\n" for i in range
 
 # -- the id ------------------------------------------------------------------------------------------------------------
 
-CIFAR_RUN = RunConfig(data="cifar10", noise="symmetric:rate=0.5", clip="norm:temp=1.5").resolved(CIFAR)
+CIFAR_RUN = RunConfig(data="cifar10", noise="symmetric:rate=0.5", clip="norm:temp=1.5").resolved()
 
 
 def test_sample_ids_are_frozen():
@@ -43,6 +41,9 @@ def test_sample_ids_are_frozen():
         ({"epochs": None, "lr": None}, {"epochs": 150, "lr": 0.1}),
         ({"lr": 1, "val": 0, "grad_clip": 5}, {"lr": 1.0, "val": 0.0, "grad_clip": 5.0}),
         ({"milestones": "0.4,0.7"}, {"milestones": " 0.70,0.4 "}),
+        ({"milestones": "0.4,0.7"}, {"milestones": (0.7, 0.4)}),
+        ({"milestones": (0.4, 0.7)}, {"milestones": [0.4, 0.7]}),
+        ({"val_rule": "released"}, {"val_rule": "random"}),  # nothing is held out
         ({"schedule": "cosine"}, {"schedule": "cosine", "milestones": "0.1"}),
     ],
 )
@@ -82,7 +83,7 @@ def test_what_changes_numbers_or_files_changes_the_id(change):
 
 def test_what_does_not_change_numbers_does_not_change_the_id(tmp_path):
     changes = {"root": str(tmp_path), "runs": "elsewhere", "workers": 2, "checkpoint_seconds": 0, "tensorboard": True}
-    assert set(changes) == set(_UNCOUNTED)
+    assert set(changes) == set(UNCOUNTED)
     for name, value in changes.items():
         assert RunConfig(**{name: value}).id == RunConfig().id, name
 
@@ -141,8 +142,7 @@ def test_noise_files_count_by_content(tmp_path):
 def test_lists_within_the_folder_count_by_content(tmp_path):
     (tmp_path / "mine").mkdir()
     names = tmp_path / "mine" / "train.txt"
-    config = RunConfig(data="folder:path=mine,layout=list,train_list=train.txt", root=str(tmp_path), epochs=1, lr=0.1)
-    config = config.resolved(image_protocol(256))
+    config = RunConfig(data="folder:path=mine,train_list=train.txt", root=str(tmp_path), epochs=1, lr=0.1)
     names.write_text("a.jpg 0\n")
     first = config.id
     names.write_text("a.jpg 1\n")
@@ -170,34 +170,38 @@ def test_everything_is_filled_in_and_stays_so():
     assert RunConfig(**json.loads(json.dumps(asdict(config)))) == config  # as config.json gives it back
 
 
-def test_a_resolved_config_does_not_look_at_the_data():
-    assert CIFAR_RUN.resolved() == CIFAR_RUN  # there is no CIFAR here
-    assert len(CIFAR_RUN.id) == 16
+@pytest.mark.parametrize(
+    "spec", [*(name for name in data.DATASETS if name not in ("table", "folder")), "folder:path=x"]
+)
+def test_settings_and_id_need_no_data(spec, monkeypatch):
+    monkeypatch.setattr(data, "load", None)
+    config = RunConfig(data=spec, root="/nowhere").resolved()
+    assert config.resolved() == config
+    assert None not in (config.model, config.epochs, config.batch_size, config.lr)
+    assert len(config.id) == 16
 
 
 @pytest.mark.parametrize(
-    ("protocol", "epochs", "drops", "nesterov", "model"),
+    ("name", "epochs", "drops", "nesterov", "model"),
     [
-        (CIFAR, 200, (80, 140), False, "wrn"),
-        (image_protocol(256), 120, (40, 80), True, "resnet"),
+        ("cifar10", 200, (80, 140), False, "wrn"),
+        ("webvision", 120, (40, 80), True, "resnet"),
     ],
 )
-def test_the_paper_s_protocols(protocol, epochs, drops, nesterov, model):
-    config = RunConfig(data="cifar10").resolved(protocol)
+def test_the_paper_s_protocols(name, epochs, drops, nesterov, model):
+    config = RunConfig(data=name).resolved()
     assert (config.model, config.epochs, config.batch_size, config.nesterov) == (model, epochs, 128, nesterov)
     assert (config.lr, config.momentum, config.weight_decay, config.drop_last) == (0.1, 0.9, 5e-4, True)
-    rates = [engine.learning_rate(settings(config, 50_000), epoch) for epoch in range(epochs)]
+    rates = [engine.learning_rate(settings(config), epoch) for epoch in range(epochs)]
     changes = [epoch for epoch in range(1, epochs) if rates[epoch] != rates[epoch - 1]]
     assert tuple(changes) == drops
     assert rates[-1] == pytest.approx(0.001)
 
 
-def test_defaults_are_read_from_the_given_root(tmp_path):
-    (tmp_path / "my.csv").write_text(TABLE)
-    config = RunConfig(data="table:path=my.csv,label=kind", root=str(tmp_path))
-    assert config.resolved().epochs == 100
-    with pytest.raises((ValueError, OSError), match=r"my\.csv"):
-        replace(config, root=str(tmp_path / "nowhere")).resolved()
+def test_defaults_may_depend_on_knobs():
+    small, large = (RunConfig(data=f"webvision:size={size}").resolved() for size in (64, 256))
+    assert (small.augment, small.model) == ("crop:size=56", "resnet:stem=cifar")
+    assert (large.augment, large.model) == ("crop", "resnet")
 
 
 def test_a_dataset_without_defaults_asks_for_what_it_needs(tmp_path):
@@ -230,15 +234,18 @@ def test_a_dataset_without_defaults_asks_for_what_it_needs(tmp_path):
         ({"val": 1.0}, "val must be at least 0 and below 1, got 1.0."),
         ({"val": float("nan")}, "val must be at least 0 and below 1, got nan."),
         ({"checkpoint_seconds": -1}, "checkpoint_seconds must be at least 0, got -1.0."),
-        ({"milestones": "80,140"}, "milestones must be shares of the epochs between 0 and 1"),
-        ({"milestones": "soon"}, "milestones must be shares of the epochs between 0 and 1"),
+        ({"milestones": "80,140"}, "milestones must be shares of the epochs between 0 and 1, got (80.0, 140.0)."),
+        ({"milestones": (0.5, float("nan"))}, "milestones must be shares of the epochs between 0 and 1"),
+        ({"milestones": "soon"}, "milestones must be shares of the epochs, as in 0.4,0.7; got 'soon'."),
+        ({"milestones": 0.5}, "milestones must be a list or None, got 0.5."),
+        ({"milestones": ("a",)}, "each of milestones must be a number, got 'a'."),
         ({"epochs": "3"}, "epochs must be a whole number or None, got '3'."),
         ({"epochs": 2.5}, "epochs must be a whole number or None, got 2.5."),
         ({"lr": "fast"}, "lr must be a number or None, got 'fast'."),
         ({"lr": True}, "lr must be a number or None, got True."),
         ({"nesterov": 1}, "nesterov must be True or False or None, got 1."),
         ({"loss": 3}, "loss must be text, got 3."),
-        ({"plugin": "a.py"}, "plugin must be a list of texts, got 'a.py'."),
+        ({"plugin": "a.py"}, "plugin must be a list, got 'a.py'."),
         ({"precision": "8"}, "precision must be one of 32, 64, bf16-mixed, 16-mixed, bf16-true; got '8'."),
         ({"schedule": "cosin"}, "schedule must be one of multistep, cosine, constant; got 'cosin'."),
     ],
@@ -288,8 +295,9 @@ def test_plugins_that_fail_say_how(tmp_path):
             RunConfig(plugin=(str(file),)).resolved()
 
 
-def test_milestones():
-    assert parse_milestones("0.4,0.7") == (0.4, 0.7)
-    assert parse_milestones("") == ()
-    assert RunConfig(milestones="").resolved().milestones == ""
-    assert RunConfig(schedule="constant").resolved().milestones == ""
+def test_milestones_are_numbers_however_they_are_given():
+    for given in ("0.4,0.7", (0.4, 0.7), [0.4, 0.7]):
+        assert RunConfig(milestones=given).milestones == (0.4, 0.7)
+    assert RunConfig(milestones="").resolved().milestones == ()
+    assert RunConfig(schedule="constant").resolved().milestones == ()
+    assert settings(RunConfig().resolved()).milestones == RunConfig().resolved().milestones == (0.4, 0.7)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from logitclip.data import fashion_mnist as module
-from logitclip.data import load
+from logitclip.data import load, protocol_of
 from logitclip.data.download import Remote
 from logitclip.data.fashion_mnist import fashion_mnist
 
@@ -120,4 +120,4 @@ def test_what_it_is_trained_with(tmp_path, files):
     write(tmp_path, files)
     data = fashion_mnist(tmp_path)
     assert data.class_names[9] == "Ankle boot"
-    assert data.protocol["augment"] == "flip_crop:padding=2"
+    assert protocol_of("fashion_mnist")["augment"] == "flip_crop:padding=2"

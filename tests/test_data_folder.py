@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from logitclip.data.dataset import DATASETS
+from logitclip.data.dataset import DATASETS, protocol_of
 from logitclip.data.folder import folder
 from logitclip.data.listings import read_list
 
@@ -38,7 +38,7 @@ def test_train_and_test_folders(tmp_path):
     assert data.class_names == ("a", "b")
     assert data.train.labels.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert data.test.labels.tolist() == [0, 0, 1, 1]
-    assert data.protocol["augment"] == "crop:size=14"
+    assert protocol_of("folder:path=x,size=16")["augment"] == "crop:size=14"
     assert data.train.x[torch.tensor([0, 6])].float().mean((2, 3)).argmax(1).tolist() == [0, 2]
     assert data.test.x[torch.tensor([0, 3])].float().mean((2, 3)).argmax(1).tolist() == [0, 2]
 

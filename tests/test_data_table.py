@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from logitclip.data.columns import read_table
-from logitclip.data.dataset import DATASETS
+from logitclip.data.dataset import DATASETS, protocol_of
 from logitclip.data.table import load_table, table
 
 pytest.importorskip("pyarrow")
@@ -35,7 +35,7 @@ def test_table(people):
     assert data.train.clean_labels is None
     np.testing.assert_allclose(data.train.x[:, 0].mean(), 0, atol=1e-6)
     assert abs(float(data.test.x[:, 0].mean())) > 1e-3  # the test rows had no part in it
-    assert data.protocol["model"] == "mlp"
+    assert protocol_of("table:path=x,label=y")["model"] == "mlp"
 
 
 def test_the_truth_is_no_feature_and_judges_the_test_rows(people):

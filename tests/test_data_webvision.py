@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from logitclip.data.dataset import DATASETS
+from logitclip.data.dataset import DATASETS, protocol_of
 from logitclip.data.webvision import webvision
 
 Image = pytest.importorskip("PIL.Image")
@@ -105,9 +105,8 @@ def test_a_list_whose_names_begin_with_val(tree):
     assert labels_seen(data.test.x) == data.test.labels.tolist()
 
 
-def test_the_protocol_is_the_papers(tree):
-    protocol = webvision(tree, test="webvision").protocol
-    assert protocol == {
+def test_the_protocol_is_the_papers():
+    assert protocol_of("webvision:test=webvision") == {
         "model": "resnet:depth=18",
         "epochs": 120,
         "batch_size": 128,

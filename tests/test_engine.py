@@ -23,7 +23,8 @@ from logitclip.clip import CLIPS, norm_penalty
 from logitclip.criterion import LogitClip, Loss, clipped
 from logitclip.data import Dataset, Split, batch_indices, transform
 from logitclip.engine import Diverged, Progress, Settings, fit, launch, learning_rate
-from logitclip.methods.standard import Standard, stream
+from logitclip.methods.standard import Standard
+from logitclip.rng import stream
 
 CLASSES = 4
 SETTINGS = Settings(epochs=3, batch_size=32, lr=0.05, momentum=0.9, seed=1)

@@ -246,7 +246,7 @@ def described(config: RunConfig) -> dict[str, Any]:
     words, resolved = to_tune(config), untuned(config).resolved()
     shown = {name: getattr(resolved, name) for name in (*CIFAR, "data", "noise", "seed")}
     shown |= {name: in_full(registry, shown[name]) for name, registry in registries.items()} | words
-    shown["milestones"] = tuple(round(float(share) * resolved.epochs) for share in resolved.milestones.split(","))  # type: ignore
+    shown["milestones"] = tuple(round(share * resolved.epochs) for share in resolved.milestones)  # type: ignore
     return shown
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ import pytest
 import torch
 from processes import finished, wait_until
 
-from logitclip import data, models, progress, run_folder
+from logitclip import data, engine, models, noise, progress, run_folder, training
 from logitclip.config import RunConfig
-from logitclip.methods.standard import stream
+from logitclip.rng import stream
 from logitclip.training import train
 
 SMALL = RunConfig(
@@ -53,6 +54,35 @@ def when_rows_are(count: int, config: RunConfig, process: subprocess.Popen[str])
 def typed(command) -> Any:
     """`logitclip train ...` in this process."""
     return lambda *arguments: command("train", *arguments)
+
+
+# -- one run -----------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_computed_twice(tmp_path, typed, monkeypatch):
+    """From the command line to the result, data, config, network and criterion are each made once."""
+    counts: Counter[str] = Counter()
+
+    def count(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
+
+        def counted(*args: Any, **more: Any) -> Any:
+            counts[name] += 1
+            return function(*args, **more)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(data, "load")
+    count(RunConfig, "resolved")
+    count(noise, "apply")
+    count(models, "build")
+    for name in ("resolved_id", "clipped", "settings", "transform"):
+        count(training, name)
+    count(engine, "make_fabric")
+    code, *_ = typed(*options(replace(SMALL, epochs=1, clip="norm:temp=1.5", runs=str(tmp_path))))
+    assert code == 0
+    assert set(counts.values()) == {1}, counts
+    assert len(counts) == 9
 
 
 # -- signals -----------------------------------------------------------------------------------------------------------

@@ -125,9 +125,9 @@ def test_weights_of_a_finished_run(tmp_path):
     config = in_folder(tmp_path, "a", epochs=2, noise="none")
     trained = train(config)
     dataset, _ = prepare(config.resolved())
-    network = build_model(config.resolved(), dataset, seed=7)
-    network.load_state_dict(trained.weights())
     view = transform("none", dataset.mean, dataset.std)
+    network = build_model("mlp:width=16,depth=2", dataset, view, seed=7)
+    network.load_state_dict(trained.weights())
     logits = network.eval()(view(dataset.test.x[torch.arange(200)], None))
     assert 100 * (logits.argmax(1) == dataset.test.labels).double().mean() == trained.rows[-1]["test_accuracy"]
 

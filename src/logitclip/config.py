@@ -18,10 +18,10 @@ from logitclip.registry import Registry
 # Raised when the maths changes, so that old results are not taken for new ones.
 PROTOCOL = 2
 
-# Fields that do not change a number of the result.
-_UNCOUNTED = ("root", "runs", "workers", "checkpoint_seconds", "tensorboard")
+# Fields that do not change a number of the result, and do not count in the id.
+UNCOUNTED = ("root", "runs", "workers", "checkpoint_seconds", "tensorboard")
 
-# For a dataset that does not say how it is trained on. What is missing here must be given.
+# For a dataset without a protocol. What is missing here must be given.
 _GENERAL: Mapping[str, Any] = {
     "momentum": 0.9,
     "nesterov": False,
@@ -35,7 +35,7 @@ _GENERAL: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One training run. What is None is the dataset's own default; see `logitclip list data`."""
+    """One training run. None means the dataset's own default; see `logitclip list data`."""
 
     data: str = "digits"
     """The dataset, as in cifar10 or table:path=my.csv,label=kind."""
@@ -69,7 +69,7 @@ class RunConfig:
     """Weight decay of SGD, on all parameters."""
     schedule: Literal["multistep", "cosine", "constant"] | None = None
     """How the learning rate falls: by 10 at each milestone, along a half cosine, or not."""
-    milestones: str | None = None
+    milestones: tuple[float, ...] | None = None
     """When it falls, as shares of the epochs: 0.4,0.7."""
     drop_last: bool | None = None
     """Leave out a last batch that is not full."""
@@ -115,6 +115,8 @@ class RunConfig:
     """The folder that holds the folders of runs."""
 
     def __post_init__(self) -> None:
+        if isinstance(self.milestones, str):
+            object.__setattr__(self, "milestones", _shares(self.milestones))
         for name, hint in _hints().items():
             object.__setattr__(self, name, checked(name, hint, getattr(self, name)))
         least = {"noise_seed": 0, "seed": 0, "limit": 0, "measure_every": 0, "checkpoint_seconds": 0}
@@ -125,16 +127,17 @@ class RunConfig:
                 raise ValueError(f"{name} must be at least {bound}, got {value}.")
         if not 0 <= self.val < 1:
             raise ValueError(f"val must be at least 0 and below 1, got {self.val}.")
-        if self.milestones is not None:
-            parse_milestones(self.milestones)
+        if any(not 0 <= share <= 1 for share in self.milestones or ()):
+            raise ValueError(f"milestones must be shares of the epochs between 0 and 1, got {self.milestones}.")
 
-    def resolved(self, protocol: Mapping[str, Any] | None = None) -> RunConfig:
-        """The same run with the dataset's defaults filled in and every spec in its one canonical spelling.
+    def resolved(self) -> RunConfig:
+        """The same run with the dataset's defaults filled in and every spec in canonical form. Reads no data.
 
-        Args:
-            protocol: the dataset's defaults, if they are at hand; else they are looked up by name.
+        Raises:
+            ValueError: for an unknown name or knob, a number that is still to be tuned, a combination that cannot be
+                trained, or a dataset that has no default for an option that was not given.
         """
-        from logitclip.data import DATASETS
+        from logitclip.data import protocol_of
         from logitclip.methods import METHODS
 
         load_plugins(self.plugin)
@@ -143,11 +146,10 @@ class RunConfig:
             field, knob, _ = wanted
             raise ValueError(
                 f"{knob} of the {field} {getattr(self, field)!r} is to be tuned, and a run needs a number: give one, "
-                f"or let `logitclip tune` or a sweep find it."
+                f"or use `logitclip tune` or a sweep."
             )
         filled = dict(vars(self))
-        specs = registries()
-        for name, registry in specs.items():  # names first: looking at the data may take long
+        for name, registry in registries().items():
             if filled[name] is not None:
                 filled[name] = registry.canonical(filled[name])
         filled["method"] = _with_preset(self.method, self.data, self.noise)
@@ -162,44 +164,45 @@ class RunConfig:
             raise ValueError(f"The method {self.method!r} trains in one process: devices and nodes must be 1.")
         missing = [name for name, value in filled.items() if value is None and name != "root"]
         if missing:
-            if protocol is None:
-                named = json.dumps(_digests(DATASETS, filled["data"], self.root))
-                protocol = _protocol(filled["data"], _root(self.root), named)
-            defaults = {**_GENERAL, **protocol}
+            defaults = {**_GENERAL, **protocol_of(filled["data"])}
             for name in missing:
                 if name not in defaults:
                     raise ValueError(
                         f"The dataset {self.data!r} has no default for {name}: give --{name.replace('_', '-')}."
                     )
                 value = defaults[name]
-                if name == "milestones":
-                    value = ",".join(map(str, value))
-                filled[name] = specs[name].canonical(value) if name in specs else value
-        shares = sorted(parse_milestones(filled["milestones"])) if filled["schedule"] == "multistep" else ()
-        filled["milestones"] = ",".join(f"{share:g}" for share in shares)
+                filled[name] = registries()[name].canonical(value) if name in registries() else value
+        shares = sorted(filled["milestones"]) if filled["schedule"] == "multistep" else ()
+        filled["milestones"] = tuple(float(f"{share:g}") for share in shares)
         return replace(self, **filled)
 
     @property
     def id(self) -> str:
         """The name of the run's folder: a hash of the resolved config, the files it names, and the protocol number."""
-        from logitclip.data import DATASETS
-        from logitclip.noise import NOISES
-
-        config = self.resolved()
-        # Only what differs from the defaults, so that a new option does not rename the runs made before it.
-        changed = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}
-        counted = {name: value for name, value in changed.items() if name not in _UNCOUNTED}
-        counted["plugin"] = [_digest(Path(path)) for path in config.plugin]
-        counted["files"] = {
-            **_digests(DATASETS, config.data, config.root),
-            **_digests(NOISES, config.noise, config.root),
-        }
-        text = json.dumps({"protocol": PROTOCOL, **counted}, sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return resolved_id(self.resolved())
 
 
+def resolved_id(config: RunConfig) -> str:
+    """The id of a config that is resolved already."""
+    # Only what differs from the defaults, so that a new option does not rename the runs made before it.
+    changed = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}
+    counted = {name: value for name, value in changed.items() if name not in UNCOUNTED}
+    if not config.val:
+        counted.pop("val_rule", None)  # nothing is held out
+    counted["milestones"] = ",".join(f"{share:g}" for share in config.milestones or ())
+    counted["plugin"] = [_digest(Path(path)) for path in config.plugin]
+    counted["files"] = {
+        file: digest
+        for field in ("data", "noise")
+        for file, digest in _digests(registries()[field], getattr(config, field), config.root).items()
+    }
+    text = json.dumps({"protocol": PROTOCOL, **counted}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@functools.cache
 def registries() -> dict[str, Registry]:
-    """The registry that the spec in each field of a config is from."""
+    """The registry of each field that holds a spec: the one table of registries."""
     from logitclip.clip import CLIPS, PENALTIES
     from logitclip.data import DATASETS
     from logitclip.data.augment import AUGMENTS
@@ -221,7 +224,7 @@ def registries() -> dict[str, Registry]:
 
 
 def word_to_tune(config: RunConfig) -> tuple[str, str, str] | None:
-    """Which number of a config is the word `grid` or `auto`, to be found by tuning: (field, knob, word), or None.
+    """The number of a config that is the word `grid` or `auto`, to be tuned: (field, knob, word), or None.
 
     >>> word_to_tune(RunConfig(clip="norm:temp=auto"))
     ('clip', 'temp', 'auto')
@@ -255,39 +258,30 @@ def checked(name: str, hint: Any, value: Any) -> Any:
             if value is not None:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}.")
         elif origin is tuple:
-            if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-                return tuple(value)
+            if isinstance(value, list | tuple):
+                return tuple(checked(f"each of {name}", choices[0], item) for item in value)
         elif origin is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         elif isinstance(value, origin) and (origin is bool or not isinstance(value, bool)):
             return value
     words = {int: "a whole number", float: "a number", bool: "True or False", str: "text", types.NoneType: "None"}
-    wanted = " or ".join(words.get(kind, "a mapping" if "dict" in str(kind) else "a list of texts") for kind in kinds)
+    wanted = " or ".join(words.get(kind, "a mapping" if "dict" in str(kind) else "a list") for kind in kinds)
     raise ValueError(f"{name} must be {wanted}, got {value!r}.")
 
 
-@functools.cache
-def _protocol(spec: str, root: Path, digests: str) -> Mapping[str, Any]:
-    """The defaults that stand beside a dataset's function; `digests` of the files it names tell when to look again."""
-    from logitclip.data import load
-
-    return load(spec, root).protocol
-
-
 def _with_preset(method: str, data: str, noise: str) -> str:
-    """The method's canonical spec with the knobs it would choose for this data and noise, where they are not given."""
+    """The method's canonical spec with its presets for this data and noise, where they are not given."""
     from logitclip.methods import METHODS
 
     name, given = METHODS.parse(method)
     chosen: Any = getattr(METHODS[name], "preset", lambda *_: {})
     preset = chosen(data, noise)
-    values = {**preset, **given}
-    spec = METHODS.canonical(name + ":" * bool(values) + ",".join(f"{k}={v}" for k, v in values.items()))
-    # A default that is given against the preset is not in the canonical spec, but has to be said, or the next reader
-    # of the spec would take the preset's.
+    spec = METHODS.canonical(METHODS.format(name, {**preset, **given}))
+    # A default that is given against the preset is not in the canonical spec, but has to be written, or the next
+    # reader of the spec would use the preset.
     shown = METHODS.parse(spec)[1]
-    against = ",".join(f"{k}={given[k]}" for k in preset if k in given and k not in shown and given[k] != preset[k])
-    return spec + (("," if shown else ":") + against if against else "")
+    against = {k: given[k] for k in preset if k in given and k not in shown and given[k] != preset[k]}
+    return METHODS.format(name, {**shown, **against}) if against else spec
 
 
 def load_plugins(paths: tuple[str, ...]) -> None:
@@ -313,14 +307,12 @@ def load_plugins(paths: tuple[str, ...]) -> None:
             raise ValueError(f"The plugin {path} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def parse_milestones(text: str) -> tuple[float, ...]:
+def _shares(text: str) -> tuple[float, ...]:
+    """The numbers of a text such as 0.4,0.7."""
     try:
-        values = tuple(float(part) for part in text.split(",") if part.strip())
+        return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
-        values = (-1.0,)
-    if any(not 0 <= value <= 1 for value in values):
-        raise ValueError(f"milestones must be shares of the epochs between 0 and 1, as in 0.4,0.7; got {text!r}.")
-    return values
+        raise ValueError(f"milestones must be shares of the epochs, as in 0.4,0.7; got {text!r}.") from None
 
 
 def _digests(registry: Registry, spec: str, root: str | None) -> dict[str, str]:

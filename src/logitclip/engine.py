@@ -22,7 +22,8 @@ from logitclip.data import Dataset, Split
 from logitclip.data.augment import transform
 from logitclip.data.loading import batches
 from logitclip.methods.base import Job, Method, Settings, View
-from logitclip.methods.standard import Standard, derived_seed, stream
+from logitclip.methods.standard import Standard
+from logitclip.rng import derived_seed, stream
 
 for talkative in ("distributed", "rank_zero"):  # here, because spawned processes import this too
     logging.getLogger(f"lightning_fabric.utilities.{talkative}").setLevel(logging.WARNING)
@@ -105,6 +106,7 @@ def fit(
     labels, wrong = _hard(dataset.train.labels), wrong_labels(dataset.train, index)
     train, test = dataset.train.to(fabric.device), dataset.test.to(fabric.device)
     rank, world = fabric.global_rank, fabric.world_size
+    measure_every = settings.measure_every or (1 if len(train) <= 20_000 else 10)
     with using_threads(settings.threads):
         worker = method(Job(train, dataset.num_classes, index, view, make_model, criterion, settings, fabric))
         first_learnt = torch.full((len(train),), -1)
@@ -145,7 +147,7 @@ def fit(
                 seen = (lambda x, _, g=views: view(x, g)) if augment_held_out else view
                 predicted = _predicted(worker, train, seen, settings, fabric, held_out)
                 row["val_accuracy"] = 100 * int((predicted == labels[held_out]).sum()) / len(held_out)
-            measure = (epoch + 1) % settings.measure_every == 0 or epoch == settings.epochs - 1
+            measure = (epoch + 1) % measure_every == 0 or epoch == settings.epochs - 1
             row |= _memorisation(worker, train, view, settings, fabric, wrong) if measure else _UNMEASURED
             if settings.per_example:
                 examples = _per_example(worker, train, view, settings, fabric)

@@ -14,7 +14,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,7 +152,16 @@ class Registry:
         knobs = self.knobs(name)
         values = {k: given.get(k, knob.default) for k, knob in knobs.items() if full or k in given}
         shown = {k: v for k, v in values.items() if full or v != knobs[k].default}
-        text = ",".join(f"{k}={_show(v)}" for k, v in shown.items())
+        return self.format(name, shown)
+
+    @staticmethod
+    def format(name: str, knobs: Mapping[str, Any]) -> str:
+        """The spec of a name and its knobs; the inverse of `split`.
+
+        >>> Registry.format("norm", {"tau": 1.0, "delta": 0.5}), Registry.format("ce", {})
+        ('norm:tau=1,delta=0.5', 'ce')
+        """
+        text = ",".join(f"{key}={_show(value)}" for key, value in knobs.items())
         return f"{name}:{text}" if text else name
 
     def describe(self, name: str) -> tuple[str, str]:

@@ -26,48 +26,63 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from logitclip import data, engine, models, noise, run_folder
 from logitclip.clip import PENALTIES
-from logitclip.config import RunConfig, load_plugins, parse_milestones
+from logitclip.config import RunConfig, load_plugins, resolved_id
 from logitclip.criterion import clipped
 from logitclip.data.augment import transform
 from logitclip.data.loading import hold_out
 from logitclip.methods import METHODS
-from logitclip.methods.standard import stream
+from logitclip.rng import stream
 from logitclip.run_folder import LAST, Result, read_result
 
+Load = Callable[[str], data.Dataset]  # from a spec
 OnEpoch = Callable[[RunConfig, dict[str, Any] | None], None]
 
 
-def train(config: RunConfig, *, on_epoch: OnEpoch | None = None) -> Result:
-    """Train as `config` says, in the folder `runs/<id>`, and return the result; a finished run is only read back.
+def train(
+    config: RunConfig, *, on_epoch: OnEpoch | None = None, download: bool = False, mirror: str | None = None
+) -> Result:
+    """Train in the folder `runs/<id>` and return the result. A finished run is only read back.
 
-    An interrupted run is resumed from its last checkpoint, and ends with the same numbers.
+    If a run is interrupted, call this again to resume it from its last checkpoint; it ends with the same numbers.
 
     Args:
-        on_epoch: called with the resolved config and the row of each epoch, for progress bars and the like; and once
-            before, with the last row of a resumed run or None. With several devices it is called in the first of the
-            processes that are started, so it must be picklable.
+        config: the run.
+        on_epoch: called with the resolved config and the row of each epoch, and once before the first epoch with the
+            last row of a resumed run or None. With several devices it is called in rank 0, so it must be picklable.
+        download: get missing data from its official address.
+        mirror: a folder or address to download from instead.
 
     Under torchrun, the process group is left initialised, and nothing holds it any more: a script may train again, or
     call `torch.distributed.destroy_process_group()` before it ends.
+
+    Raises:
+        ValueError: the config cannot be trained: an unknown name, a value out of range, missing data.
+        logitclip.engine.Diverged: the loss or the logits are not finite.
+        logitclip.run_folder.Claimed: another process trains this run.
+        logitclip.run_folder.CannotWrite: the disk is full, or the folder cannot be written to.
     """
     config = _as_launched(config).resolved()
-    id = config.id
+    id = resolved_id(config)
     folder = Path(config.runs) / id
     finished = read_result(folder)
     if finished is not None:
         return finished
-    clipped(config.loss, config.clip)  # what is out of range is refused now, before anything is written
-    settings(config, examples=0)
+    criterion, how = clipped(config.loss, config.clip), settings(config)  # refuse mistakes before anything is written
     options = {"accelerator": config.accelerator, "devices": config.devices, "precision": config.precision}
     fabric = engine.make_fabric(**options, nodes=config.nodes)
     if fabric.world_size > 1 and not torch.distributed.is_torchelastic_launched():
+        if download or mirror is not None:  # once, before there are several processes
+            data.load(config.data, config.root, download=True, mirror=mirror)
         with run_folder.claim(folder) as key:
             return read_result(folder) or _spawn(options, config, id, key, on_epoch)
     fabric.launch()
     with run_folder.claim(folder) if fabric.is_global_zero else contextlib.nullcontext("") as key:
         # Another process may have finished it just before the claim; processes of torchrun must all do the same.
         finished = read_result(folder) if fabric.world_size == 1 else None
-        return finished or _work(fabric, config, id, key, on_epoch)
+        if finished is not None:
+            return finished
+        load = partial(data.load, root=config.root, download=download or mirror is not None, mirror=mirror)
+        return _work(fabric, config, id, key, on_epoch, criterion, how, load)
 
 
 def _as_launched(config: RunConfig) -> RunConfig:
@@ -117,7 +132,18 @@ def _spawned(fabric: Any, config: dict[str, Any], id: str, key: str, on_epoch: O
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     try:
-        _work(fabric, RunConfig(**config), id, key, on_epoch)
+        run = RunConfig(**config)
+        load_plugins(run.plugin)
+        _work(
+            fabric,
+            run,
+            id,
+            key,
+            on_epoch,
+            clipped(run.loss, run.clip),
+            settings(run),
+            partial(data.load, root=run.root),
+        )
     except (ValueError, OSError, ImportError, run_folder.Claimed) as error:
         failures.put(error)
         raise
@@ -126,25 +152,34 @@ def _spawned(fabric: Any, config: dict[str, Any], id: str, key: str, on_epoch: O
 # -- the run in each process -------------------------------------------------------------------------------------------
 
 
-def _work(fabric: Any, config: RunConfig, id: str, key: str, on_epoch: OnEpoch | None) -> Result:
-    load_plugins(config.plugin)
+def _work(
+    fabric: Any,
+    config: RunConfig,
+    id: str,
+    key: str,
+    on_epoch: OnEpoch | None,
+    criterion: nn.Module,
+    settings: engine.Settings,
+    load: Load,
+) -> Result:
     with engine.using_threads(config.threads):
-        dataset, noisy = prepare(config)
+        dataset, noisy = prepare(config, load)
         held = hold_out(
             len(dataset.train),
             config.val,
             rule=config.val_rule,
             generator=stream("cpu", config.seed, "validation"),
         )
+        view = transform(str(config.augment), dataset.mean, dataset.std)
         record = _Record(fabric, config, id, key, on_epoch, noise_record(dataset, noisy))
         try:
             worker = engine.fit(
                 dataset,
-                partial(build_model, config, dataset),
-                clipped(config.loss, config.clip),
+                partial(build_model, str(config.model), dataset, view),
+                criterion,
                 METHODS.build(config.method),
-                settings(config, len(dataset.train)),
-                view=transform(str(config.augment), dataset.mean, dataset.std),
+                settings,
+                view=view,
                 index=held.train,
                 held_out=held.val,
                 augment_held_out=held.augmented,
@@ -155,7 +190,7 @@ def _work(fabric: Any, config: RunConfig, id: str, key: str, on_epoch: OnEpoch |
             last = record.rows[-LAST:]
             result = Result(
                 id=id,
-                config={**asdict(config), "plugin": list(config.plugin)},  # as JSON gives it back
+                config=json.loads(json.dumps(asdict(config))),  # with lists for tuples, as `read_result` gives it back
                 last10_accuracy=_mean([row["test_accuracy"] for row in last]),
                 best_accuracy=max(row["test_accuracy"] for row in record.rows),
                 val_accuracy=_mean([row["val_accuracy"] for row in last]) if config.val else None,
@@ -281,9 +316,10 @@ def _copied(value: Any) -> Any:
 # -- from names to objects ---------------------------------------------------------------------------------------------
 
 
-def prepare(config: RunConfig) -> tuple[data.Dataset, noise.NoisyLabels]:
+def prepare(config: RunConfig, load: Load | None = None) -> tuple[data.Dataset, noise.NoisyLabels]:
     """The dataset of a resolved config with the noise applied, and the record of the noise."""
-    dataset = data.load(config.data, config.root)
+    load = load or partial(data.load, root=config.root)
+    dataset = load(config.data)
     if config.limit:
         dataset = _limited(dataset, config.limit)
     if config.noise == "none":  # the data may have wrong labels of their own
@@ -291,7 +327,7 @@ def prepare(config: RunConfig) -> tuple[data.Dataset, noise.NoisyLabels]:
         labels = labels.argmax(1) if labels.is_floating_point() else labels
         clean = labels if clean is None else clean
         return dataset, noise.NoisyLabels(labels, clean, dataset.num_classes, "none", {}, config.noise_seed)
-    record = noise.apply(config.noise, dataset, config.noise_seed, load=lambda source: data.load(source, config.root))
+    record = noise.apply(config.noise, dataset, config.noise_seed, load=load)
     train = dataset.train.relabel(record.labels)
     if record.images is not None:
         train = dataclasses.replace(train, x=record.images)
@@ -304,23 +340,20 @@ def noise_record(dataset: data.Dataset, record: noise.NoisyLabels) -> dict[str, 
     return {"data": dataset.name, **classes, **record.describe()}
 
 
-def settings(config: RunConfig, examples: int) -> engine.Settings:
-    """What the engine needs of a resolved config."""
+def settings(config: RunConfig) -> engine.Settings:
+    """The settings of the engine that a resolved config stands for."""
     names = [f.name for f in dataclasses.fields(engine.Settings)]
     shared = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    shared["milestones"] = parse_milestones(config.milestones or "")
     shared["penalty"] = None if config.penalty == "none" else PENALTIES.build(config.penalty)
     if shared["penalty"] is not None:
         shared["penalty"](torch.zeros(1, 2))  # a knob out of its range is an error now, not in training
-    shared["measure_every"] = config.measure_every or (1 if examples <= 20_000 else 10)
     return engine.Settings(**shared)
 
 
-def build_model(config: RunConfig, dataset: data.Dataset, seed: int) -> nn.Module:
-    """The network of a resolved config, for the inputs that its augmentation makes of the dataset."""
-    view = transform(str(config.augment), dataset.mean, dataset.std)
+def build_model(spec: str, dataset: data.Dataset, view: engine.View, seed: int) -> nn.Module:
+    """The network that `spec` names, for the inputs that `view` makes of the dataset."""
     shape = view(dataset.test.x[torch.tensor([0])], None).shape[1:]
-    return models.build(str(config.model), dataset.num_classes, shape, seed=seed)
+    return models.build(spec, dataset.num_classes, shape, seed=seed)
 
 
 def versions() -> dict[str, str]:

@@ -73,12 +73,14 @@ def _group(title: str, names: tuple[str, ...], defaults: RunConfig) -> type:
     hints, helps = config_module._hints(), _helps()
     fields = []
     for name in names:
-        default = getattr(defaults, name)
+        hint, default = hints[name], getattr(defaults, name)
+        if name == "milestones":  # one word, as in 0.4,0.7
+            hint, default = str | None, None if default is None else ",".join(map(str, default))
         more: dict[str, Any] = {}
         if default is None:
             more["help_behavior_hint"] = "" if name == "root" else functools.partial(_default_of_dataset, name)
-            more["metavar"] = _metavar(hints[name])
-        fields.append((name, Annotated[hints[name], arg(help=helps[name], **more)], default))
+            more["metavar"] = _metavar(hint)
+        fields.append((name, Annotated[hint, arg(help=helps[name], **more)], default))
     if title == "running":
         about = "A file with options: run.toml, or the config.json of a run. Options on the command line win."
         fields.insert(
@@ -160,7 +162,8 @@ def _default_of_dataset(field: str, _: str) -> str:
     """What the help says about an option whose default depends on the dataset."""
     data = typed("--data") or "digits"
     try:
-        return f"(default for {data}: {getattr(_resolved(data), field)})"
+        default = getattr(_resolved(data), field)
+        return f"(default for {data}: {','.join(map(str, default)) if isinstance(default, tuple) else default})"
     except (ValueError, OSError, ImportError):
         return "(default: the dataset's)"
 

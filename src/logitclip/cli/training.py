@@ -41,11 +41,10 @@ def train(
     from logitclip.training import train
 
     stop_on_sigterm()
-    _get_data(config, download, mirror)
     bar = TrainingBar(quiet=quiet, verbose=verbose)
     try:
         with without_destructors():  # a process of torchrun has joined a group
-            result = train(config, on_epoch=bar)
+            result = train(config, on_epoch=bar, download=download, mirror=mirror)
     except (KeyboardInterrupt, SystemExit):
         bar.stop()
         tell("interrupted. Repeat the command to resume from the last whole epoch.")
@@ -61,13 +60,6 @@ def train(
         show_json(asdict(result))
         return
     show(result_table(result))
-
-
-def _get_data(config: RunConfig, download: bool, mirror: str | None) -> None:
-    if download or mirror is not None:
-        from logitclip import data
-
-        data.load(config.data, config.root, download=True, mirror=mirror)
 
 
 def tune(
@@ -126,7 +118,10 @@ def tune(
             "A study makes one run at a time, on this machine: --jobs, --address and --executor ray are not for it. To "
             "share the work, give the command several times with one --storage."
         )
-    _get_data(config, download, mirror)
+    if download or mirror is not None:
+        from logitclip import data
+
+        data.load(config.data, config.root, download=True, mirror=mirror)
     if option == "clip.temp" and config.clip == "none":
         config = replace(config, clip="norm")
     if option is None:
@@ -215,7 +210,7 @@ def _values(option: str, text: str) -> tuple[bool | int | float | str, ...]:
     """The values to choose from. An option that takes text gets text, even if it looks like a number."""
     parts = [part.strip() for part in text.split(";" if ";" in text else ",")]
     kind = str(RunConfig.__annotations__.get(option))
-    return tuple(parts) if "str" in kind or "Literal" in kind else tuple(map(_value, parts))
+    return tuple(parts) if any(word in kind for word in ("str", "Literal", "tuple")) else tuple(map(_value, parts))
 
 
 def _value(text: str) -> bool | int | float | str:

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from logitclip.data.augment import AUGMENTS, normalise, transform
-from logitclip.data.dataset import DATASETS, Dataset, Examples, Split
+from logitclip.data.dataset import DATASETS, Dataset, Examples, Split, protocol_of, with_protocol
 from logitclip.data.loading import Holdout, batch_indices, batches, hold_out
 
 __all__ = [
@@ -28,7 +28,9 @@ __all__ = [
     "hold_out",
     "load",
     "normalise",
+    "protocol_of",
     "transform",
+    "with_protocol",
 ]
 
 

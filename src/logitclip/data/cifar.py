@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logitclip.data.dataset import DATASETS, Dataset, Split
+from logitclip.data.dataset import DATASETS, Dataset, Split, with_protocol
 from logitclip.data.download import Remote, fetch, md5, unpack, verify
 from logitclip.data.pickles import as_labels, human_labels, read_labels, read_pickle
 
@@ -159,6 +159,7 @@ PROTOCOL: Mapping[str, Any] = {
 
 
 @DATASETS.register
+@with_protocol(PROTOCOL)
 def cifar10(
     root: str | Path,
     *,
@@ -184,6 +185,7 @@ def cifar10(
 
 
 @DATASETS.register
+@with_protocol(PROTOCOL)
 def cifar100(
     root: str | Path,
     *,
@@ -237,7 +239,6 @@ def _dataset(
         mean=release.mean,
         std=release.std,
         label_sets={} if file is None else _label_sets(release, kind, file, train.labels, positions),
-        protocol=PROTOCOL,
     )
 
 

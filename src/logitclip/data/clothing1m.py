@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from logitclip.data.dataset import DATASETS, Dataset, locate
+from logitclip.data.dataset import DATASETS, Dataset, locate, with_protocol
+from logitclip.data.images import own_image_protocol
 from logitclip.data.listings import Listing, find_list, image_dataset, read_lines, read_list
 
 # In the order of the label numbers.
@@ -16,6 +17,7 @@ CLASSES = (
 
 
 @DATASETS.register
+@with_protocol(own_image_protocol)
 def clothing1m(
     root: str | Path = ".",
     *,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from logitclip.registry import Registry
 
+F = TypeVar("F", bound=Callable[..., Any])
 FAMILIES = (
     *("digits", "fashion_mnist", "cifar", "webvision", "clothing1m", "animal10n", "food101n", "folder", "table"),
 )
@@ -21,6 +23,35 @@ DATASETS = Registry(
     injected=("root", "download", "mirror"),
     modules=tuple(f"logitclip.data.{family}" for family in FAMILIES),
 )
+
+
+def with_protocol(protocol: Mapping[str, Any] | Callable[..., Mapping[str, Any]]) -> Callable[[F], F]:
+    """Give a dataset function the defaults of its benchmark, under the names of `RunConfig`'s fields.
+
+    Args:
+        protocol: model, epochs, batch_size, lr, momentum, nesterov, weight_decay, schedule, milestones (shares of the
+            epochs), augment, drop_last; or a function from knobs of the dataset to these.
+    """
+
+    def decorate(function: F) -> F:
+        function.protocol = protocol  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def protocol_of(spec: str) -> Mapping[str, Any]:
+    """The training defaults of the dataset that `spec` names; no data is read.
+
+    >>> protocol_of("digits")["epochs"], protocol_of("webvision:size=64")["augment"]
+    (150, 'crop:size=56')
+    """
+    name, given = DATASETS.parse(spec)
+    protocol = getattr(DATASETS[name], "protocol", {})
+    if isinstance(protocol, Mapping):
+        return protocol
+    knobs = {knob.name: given.get(knob.name, knob.default) for knob in DATASETS.knobs(name).values()}
+    return protocol(**{knob: knobs[knob] for knob in inspect.signature(protocol).parameters})
 
 
 class Examples(Protocol):
@@ -70,11 +101,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """A training and a test split, and what is known about the data.
-
-    `protocol` holds the defaults of its benchmark under the names of `RunConfig`'s fields: model, epochs, batch_size,
-    lr, momentum, nesterov, weight_decay, schedule, milestones (as fractions of the epochs), augment, drop_last.
-    """
+    """A training and a test split, and what is known about the data."""
 
     name: str
     train: Split
@@ -85,7 +112,6 @@ class Dataset:
     mean: tuple[float, ...] = ()  # per channel, of inputs scaled to [0, 1]
     std: tuple[float, ...] = ()
     label_sets: Mapping[str, Tensor] = field(default_factory=dict)  # human labels of the training split, by name
-    protocol: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.class_names) != self.num_classes:

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from logitclip.data.dataset import DATASETS, Dataset, Split
+from logitclip.data.dataset import DATASETS, Dataset, Split, with_protocol
 
 TRAIN = 1400
 
 
+PROTOCOL: Mapping[str, Any] = {
+    "model": "mlp:width=256,depth=3",
+    "epochs": 150,
+    "batch_size": 128,
+    "lr": 0.1,
+    "momentum": 0.9,
+    "nesterov": False,
+    "weight_decay": 0.0,
+    "schedule": "multistep",
+    "milestones": (0.4, 0.7),
+    "augment": "none",
+    "drop_last": False,
+}
+
+
 @DATASETS.register
+@with_protocol(PROTOCOL)
 def digits(root: str | Path | None = None) -> Dataset:
     """Digits: 1,400 + 397 handwritten digits of 8x8 pixels, from scikit-learn; needs no file.
 
@@ -37,17 +54,4 @@ def digits(root: str | Path | None = None) -> Dataset:
         test=test,
         num_classes=10,
         class_names=tuple("0123456789"),
-        protocol={
-            "model": "mlp:width=256,depth=3",
-            "epochs": 150,
-            "batch_size": 128,
-            "lr": 0.1,
-            "momentum": 0.9,
-            "nesterov": False,
-            "weight_decay": 0.0,
-            "schedule": "multistep",
-            "milestones": (0.4, 0.7),
-            "augment": "none",
-            "drop_last": False,
-        },
     )

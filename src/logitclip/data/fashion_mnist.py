@@ -6,12 +6,14 @@ import gzip
 import hashlib
 import math
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from logitclip.data.dataset import DATASETS, Dataset, Split
+from logitclip.data.dataset import DATASETS, Dataset, Split, with_protocol
 from logitclip.data.download import Remote, fetch
 from logitclip.data.pickles import as_labels
 
@@ -39,7 +41,23 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fas
 CLASSES = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
+PROTOCOL: Mapping[str, Any] = {
+    "model": "cnn:width=32",
+    "epochs": 60,
+    "batch_size": 128,
+    "lr": 0.1,
+    "momentum": 0.9,
+    "nesterov": False,
+    "weight_decay": 5e-4,
+    "schedule": "multistep",
+    "milestones": (0.4, 0.7),
+    "augment": "flip_crop:padding=2",
+    "drop_last": True,
+}
+
+
 @DATASETS.register
+@with_protocol(PROTOCOL)
 def fashion_mnist(
     root: str | Path, *, subset: bool = False, download: bool = False, mirror: str | Path | None = None
 ) -> Dataset:
@@ -69,19 +87,6 @@ def fashion_mnist(
         class_names=CLASSES,
         mean=(0.2860,),
         std=(0.3530,),
-        protocol={
-            "model": "cnn:width=32",
-            "epochs": 60,
-            "batch_size": 128,
-            "lr": 0.1,
-            "momentum": 0.9,
-            "nesterov": False,
-            "weight_decay": 5e-4,
-            "schedule": "multistep",
-            "milestones": (0.4, 0.7),
-            "augment": "flip_crop:padding=2",
-            "drop_last": True,
-        },
     )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from logitclip.data.dataset import DATASETS, Dataset, locate
+from logitclip.data.dataset import DATASETS, Dataset, locate, with_protocol
+from logitclip.data.images import own_image_protocol
 from logitclip.data.listings import Listing, find_list, image_dataset, list_classes, read_lines, read_list
 
 
 @DATASETS.register
+@with_protocol(own_image_protocol)
 def folder(
     root: str | Path = ".",
     *,

@@ -130,6 +130,11 @@ def image_protocol(size: int) -> dict[str, Any]:
     }
 
 
+def own_image_protocol(size: int) -> dict[str, Any]:
+    """Return `image_protocol` without `drop_last`: own images may be few."""
+    return {**image_protocol(size), "drop_last": False}
+
+
 def _pillow() -> Any:
     try:
         from PIL import Image

@@ -18,7 +18,6 @@ from logitclip.data.images import (
     IMAGENET_STD,
     ImageFiles,
     find_images,
-    image_protocol,
     read_all,
 )
 from logitclip.data.loading import stratified_split
@@ -191,7 +190,6 @@ def image_dataset(
         class_names=tuple(classes),
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
-        protocol={**image_protocol(size), "drop_last": False},  # own images may be few
     )
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from logitclip.data.columns import Column, Columns, Text, Unusable, as_text, is_number, read_table, take
-from logitclip.data.dataset import DATASETS, Dataset, Split, locate
+from logitclip.data.dataset import DATASETS, Dataset, Split, locate, with_protocol
+from logitclip.data.images import own_image_protocol
 from logitclip.data.listings import Listing, image_dataset
 from logitclip.data.loading import stratified_split
 from logitclip.data.preprocessing import Preprocessor
@@ -20,7 +22,26 @@ from logitclip.registry import suggest
 log = logging.getLogger(__name__)
 
 
+def _protocol(image: str | None, size: int) -> dict[str, Any]:
+    if image is not None:
+        return own_image_protocol(size)
+    return {
+        "model": "mlp",
+        "epochs": 100,
+        "batch_size": 128,
+        "lr": 0.05,
+        "momentum": 0.9,
+        "nesterov": True,
+        "weight_decay": 1e-4,
+        "schedule": "multistep",
+        "milestones": (0.5, 0.75),
+        "augment": "none",
+        "drop_last": False,
+    }
+
+
 @DATASETS.register
+@with_protocol(_protocol)
 def table(
     root: str | Path = ".",
     *,
@@ -114,19 +135,6 @@ def load_table(
         test=Split(preprocessor.transform(test_columns), test_truth, rows=held_out),
         num_classes=len(classes),
         class_names=tuple(classes),
-        protocol={
-            "model": "mlp",
-            "epochs": 100,
-            "batch_size": 128 if len(kept) < 100_000 else 1024,
-            "lr": 0.05,
-            "momentum": 0.9,
-            "nesterov": True,
-            "weight_decay": 1e-4,
-            "schedule": "multistep",
-            "milestones": (0.5, 0.75),
-            "augment": "none",
-            "drop_last": False,
-        },
     )
     return dataset, preprocessor
 

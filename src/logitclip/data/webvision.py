@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from logitclip.data.dataset import DATASETS, Dataset, Split, locate
+from logitclip.data.dataset import DATASETS, Dataset, Split, locate, with_protocol
 from logitclip.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, find_images, image_protocol
 from logitclip.data.listings import Listing, check_every_class, collect, read_lines, read_list
 
@@ -20,6 +20,7 @@ PAGE = "https://data.vision.ee.ethz.ch/cvl/webvision/dataset2017.html"
 
 
 @DATASETS.register
+@with_protocol(image_protocol)
 def webvision(
     root: str | Path = ".",
     *,
@@ -70,7 +71,6 @@ def webvision(
         class_names=tuple(_name(line) for line in kept),
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
-        protocol=image_protocol(size),
     )
 
 

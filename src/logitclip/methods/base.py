@@ -41,15 +41,15 @@ class Settings:
     workers: int = 0
     threads: int = 1
     per_example: bool = False
-    measure_every: int = 1  # epochs between two measurements of memorisation
+    measure_every: int = 0  # epochs between two measurements of memorisation; 0: 1 up to 20,000 examples, else 10
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "threads", "measure_every"):
+        for name in ("epochs", "batch_size", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"lr must be positive and finite, got {self.lr}.")
-        for name in ("momentum", "weight_decay", "grad_clip", "workers"):
+        for name in ("momentum", "weight_decay", "grad_clip", "workers", "measure_every"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}.")
         if self.schedule not in ("multistep", "cosine", "constant"):

@@ -21,8 +21,9 @@ from logitclip.data.loading import batches
 from logitclip.losses import at_least
 from logitclip.methods import METHODS
 from logitclip.methods.base import Augment, Batch, Job, Step
-from logitclip.methods.standard import Standard, derived_seed, stream
+from logitclip.methods.standard import Standard
 from logitclip.noise import NOISES
+from logitclip.rng import derived_seed, stream
 
 log = logging.getLogger(__name__)
 

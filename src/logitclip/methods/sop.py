@@ -11,7 +11,8 @@ from torch import Tensor
 from logitclip.losses import at_least
 from logitclip.methods import METHODS
 from logitclip.methods.base import Augment, Job, Step
-from logitclip.methods.standard import Standard, stream
+from logitclip.methods.standard import Standard
+from logitclip.rng import stream
 
 FLOOR = 1e-4  # of probabilities, as in the released code
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any, ClassVar
@@ -147,14 +146,3 @@ def average_buffers(network: nn.Module, fabric: Any) -> None:
     for buffer in network.buffers():
         if buffer.is_floating_point():
             buffer.copy_(fabric.all_reduce(buffer.double(), reduce_op="mean"))
-
-
-def derived_seed(seed: int, purpose: str, *more: int | str) -> int:
-    """A seed of its own for each purpose, epoch and rank, so that no stream of random numbers need be stored."""
-    digest = hashlib.sha256(repr((seed, purpose, *more)).encode()).digest()
-    return int.from_bytes(digest[:7], "little")
-
-
-def stream(device: torch.device | str, seed: int, purpose: str, *more: int | str) -> torch.Generator:
-    """A generator on `device` seeded by `derived_seed`."""
-    return torch.Generator(device).manual_seed(derived_seed(seed, purpose, *more))

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from logitclip.noise.rules import NOISES, class_labels, inputs_of, is_integer, noisy_labels
+from logitclip.rng import hashed_seed
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,8 +193,7 @@ def apply(
     if "source" in options:
         options["source"] = loaded(options["source"])
     result = NOISES[name](given, num_classes, **options, **context)
-    written = ",".join(f"{key}={_written(value)}" for key, value in knobs.items())
-    spec += f"{',' if ':' in spec else ':'}{written}" if written else ""
+    spec = NOISES.format(name, NOISES.split(spec)[1] | {key: _written(value) for key, value in knobs.items()})
     recorded = {key: knob.default for key, knob in NOISES.knobs(name).items()} | NOISES.parse(spec)[1]
     if arrows := context.get("mapping"):  # the spec does not tell one dataset's arrows from another's
         recorded["mapping"] = {str(start): int(end) for start, end in arrows.items()}
@@ -213,8 +213,7 @@ def _generator(seed: int) -> torch.Generator:
     """A stream for noise only: with the bare seed, a loader that shuffles by it would meet all flipped labels first."""
     if not is_integer(seed):
         raise ValueError(f"The seed of the noise must be an integer, got {seed!r}.")
-    digest = hashlib.sha256(f"label noise {operator.index(seed)}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+    return torch.Generator().manual_seed(hashed_seed(f"label noise {operator.index(seed)}"))
 
 
 def _written(value: Any) -> Any:

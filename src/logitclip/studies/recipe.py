@@ -67,8 +67,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from logitclip.config import RunConfig, load_plugins, word_to_tune
-from logitclip.registry import Registry, suggest
+from logitclip.config import RunConfig, load_plugins, registries, word_to_tune
+from logitclip.registry import suggest
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 STATISTICS = ("last10_accuracy", "best_accuracy", "memorised", "recovered", "noise_rate", "seconds", "temp")
@@ -346,35 +346,22 @@ def _config(values: _Values) -> RunConfig:
     from logitclip.studies.tuning import search_for
 
     config = RunConfig(**values)
-    for name in _registries():
+    for name in registries():
         _canonical(name, getattr(config, name))  # a mistake in a spec is found here,
     if word_to_tune(config):
         search_for(config)  # and what nobody knows how to tune
     return replace(config, noise_seed=values.get("noise_seed", config.seed))
 
 
-@cache
-def _registries() -> dict[str, Registry]:
-    from logitclip.clip import CLIPS, PENALTIES
-    from logitclip.data import AUGMENTS, DATASETS
-    from logitclip.losses import LOSSES
-    from logitclip.methods import METHODS
-    from logitclip.models import MODELS
-    from logitclip.noise import NOISES
-
-    registries = {"data": DATASETS, "noise": NOISES, "loss": LOSSES, "clip": CLIPS, "penalty": PENALTIES}
-    return {**registries, "method": METHODS, "model": MODELS, "augment": AUGMENTS}
-
-
 def _canonical(field: str, value: Any) -> Any:
     """One spelling for a spec; other values as they are."""
-    return _canonical_spec(field, value) if isinstance(value, str) and field in _registries() else value
+    return _canonical_spec(field, value) if isinstance(value, str) and field in registries() else value
 
 
 @cache
 def _canonical_spec(field: str, spec: str) -> str:
     numbered = re.sub(r"=\s*(grid|auto)\s*(?=,|$)", "=1", spec) if field not in ("data", "noise", "augment") else spec
-    canonical = _registries()[field].canonical(numbered)  # refuses what is not a knob
+    canonical = registries()[field].canonical(numbered)  # refuses what is not a knob
     return canonical if numbered == spec else spec  # what is to be tuned stays as it is written
 
 

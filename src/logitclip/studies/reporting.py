@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from logitclip.config import RunConfig
+from logitclip.config import UNCOUNTED, RunConfig
 from logitclip.progress import duration, printable
 from logitclip.run_folder import Result
 from logitclip.studies import figures
@@ -241,9 +241,8 @@ def _facts(rows: Sequence[Row]) -> dict[str, str]:
 def _settings(results: Sequence[Result]) -> dict[str, list[str]]:
     """What the runs were set to, as resolved, where it differs from RunConfig's defaults; one value or several."""
     defaults = {option.name: option.default for option in fields(RunConfig)}
-    hidden = ("root", "runs", "workers", "checkpoint_seconds", "tensorboard")
     settings = {}
-    for name in defaults.keys() - set(hidden):
+    for name in defaults.keys() - set(UNCOUNTED):
         values = list(dict.fromkeys(str(result.config.get(name)) for result in results))
         if values and (name == "data" or values not in ([str(defaults[name])], ["[]"])):
             settings[name] = values

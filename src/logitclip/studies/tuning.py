@@ -66,8 +66,7 @@ def with_value(config: RunConfig, option: str, value: Any) -> RunConfig:
     load_plugins(config.plugin)
     name, knobs = registries()[field].split(str(getattr(config, field)))
     knobs.pop(knob, None)
-    knobs[knob] = f"{value:g}" if isinstance(value, float) else str(value)
-    return replace(config, **{field: f"{name}:" + ",".join(f"{key}={text}" for key, text in knobs.items())})
+    return replace(config, **{field: registries()[field].format(name, {**knobs, knob: value})})
 
 
 def search_for(config: RunConfig) -> Search:
