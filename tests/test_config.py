@@ -69,6 +69,7 @@ def test_one_meaning_one_id(one, other):
         {"val": 0.1},
         {"val": 0.1, "val_rule": "released"},
         {"limit": 100},
+        {"test_limit": 100},
         {"devices": 2},
         {"compile": True},
         {"channels_last": False},

@@ -152,4 +152,4 @@ def test_other_losses_have_no_such_state() -> None:
     worker = Standard(make_job(X, Y, network(5, CLASSES), loss="gce"))
     worker.start_epoch(40, 0.1)
     worker.train_step(torch.arange(N), X, Y, lambda x: x)
-    assert worker.state_dict()["removed"] == []
+    assert worker.state_dict()["criterion"] == {}

@@ -148,14 +148,16 @@ def test_noise_record(tmp_path):
 
 def test_limit_is_a_fixed_choice(tmp_path):
     small, record = prepare(RunConfig(limit=100).resolved())
-    assert (len(small.train), len(small.test), record.rate) == (100, 100, 0)
+    full = data.load("digits")
+    assert (len(small.train), len(small.test), record.rate) == (100, len(full.test), 0)
+    few, _ = prepare(RunConfig(test_limit=50).resolved())
+    assert (len(few.train), len(few.test)) == (len(full.train), 50)
     again, _ = prepare(RunConfig(limit=100, seed=5).resolved())
     everywhere = torch.arange(100)
     assert torch.equal(small.train.x[everywhere], again.train.x[everywhere])
     noisy, record = prepare(RunConfig(limit=100, noise="symmetric:rate=0.4").resolved())
     assert torch.equal(noisy.train.x[everywhere], small.train.x[everywhere])
     assert record.rate == pytest.approx(0.4, abs=0.011)
-    full = data.load("digits")
     assert len(prepare(RunConfig(limit=10_000).resolved())[0].train) == len(full.train)
 
 

@@ -80,7 +80,9 @@ class RunConfig:
     seed: int = 0
     """Seed of the weights, the order and the augmentation."""
     limit: int = 0
-    """Use only so many training and test examples, a fixed random choice; 0: all."""
+    """Train on only so many examples, a fixed random choice; 0: all."""
+    test_limit: int = 0
+    """Test on only so many examples, a fixed random choice; 0: all."""
     val: float = 0.0
     """Share of the noisy training examples held out for validation."""
     val_rule: Literal["random", "released"] = "random"
@@ -119,7 +121,7 @@ class RunConfig:
             object.__setattr__(self, "milestones", _shares(self.milestones))
         for name, hint in _hints().items():
             object.__setattr__(self, name, checked(name, hint, getattr(self, name)))
-        least = {"noise_seed": 0, "seed": 0, "limit": 0, "measure_every": 0, "checkpoint_seconds": 0}
+        least = {"noise_seed": 0, "seed": 0, "limit": 0, "test_limit": 0, "measure_every": 0, "checkpoint_seconds": 0}
         least |= {"devices": 1, "nodes": 1, "epochs": 1, "batch_size": 1}
         for name, bound in least.items():
             value = getattr(self, name)

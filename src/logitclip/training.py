@@ -319,9 +319,7 @@ def _copied(value: Any) -> Any:
 def prepare(config: RunConfig, load: Load | None = None) -> tuple[data.Dataset, noise.NoisyLabels]:
     """The dataset of a resolved config with the noise applied, and the record of the noise."""
     load = load or partial(data.load, root=config.root)
-    dataset = load(config.data)
-    if config.limit:
-        dataset = _limited(dataset, config.limit)
+    dataset = _limited(load(config.data), config.limit, config.test_limit)
     if config.noise == "none":  # the data may have wrong labels of their own
         labels, clean = dataset.train.labels, dataset.train.clean_labels
         labels = labels.argmax(1) if labels.is_floating_point() else labels
@@ -374,18 +372,19 @@ def device_name(device: torch.device) -> str:
     return f"{device.type} ({platform.machine()})"
 
 
-def _limited(dataset: data.Dataset, limit: int) -> data.Dataset:
-    """A fixed random choice of the training and test examples, the same for every seed."""
-    index = {}
-    for name, split in (("train", dataset.train), ("test", dataset.test)):
-        order = torch.randperm(len(split), generator=stream("cpu", 0, "limit", name))
-        index[name] = order[:limit].sort().values
-    return dataclasses.replace(
-        dataset,
-        train=dataset.train.select(index["train"]),
-        test=dataset.test.select(index["test"]),
-        label_sets={name: labels[index["train"]] for name, labels in dataset.label_sets.items()},
-    )
+def _limited(dataset: data.Dataset, train: int, test: int) -> data.Dataset:
+    """A fixed random choice of so many training and test examples, the same for every seed; 0: all."""
+    if train:
+        index = _choice(len(dataset.train), train, "train")
+        label_sets = {name: labels[index] for name, labels in dataset.label_sets.items()}
+        dataset = dataclasses.replace(dataset, train=dataset.train.select(index), label_sets=label_sets)
+    if test:
+        dataset = dataclasses.replace(dataset, test=dataset.test.select(_choice(len(dataset.test), test, "test")))
+    return dataset
+
+
+def _choice(examples: int, limit: int, split: str) -> Tensor:
+    return torch.randperm(examples, generator=stream("cpu", 0, "limit", split))[:limit].sort().values
 
 
 def _write_examples(path: Path, train: data.Split, index: Tensor | None = None, **arrays: Tensor) -> None:

@@ -30,7 +30,7 @@ Quiet = Annotated[Flag, arg(aliases=["-q"], help="Print no progress, only warnin
 Verbose = Annotated[Flag, arg(aliases=["-v"], help="Print more: a line for every epoch, and the log.")]
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "data": ("data", "root", "limit", "val", "val_rule", "augment"),
+    "data": ("data", "root", "limit", "test_limit", "val", "val_rule", "augment"),
     "noise": ("noise", "noise_seed"),
     "clip and loss": ("loss", "clip", "penalty"),
     "network": ("model",),

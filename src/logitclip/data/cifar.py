@@ -21,6 +21,10 @@ PIXELS = 3 * 32 * 32
 # -- what was published ----------------------------------------------------------------------------------------------
 
 
+Constants = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation of each channel
+Normalisation = Literal["logitclip", "dividemix", "sop"]
+
+
 @dataclass(frozen=True)
 class Layout:
     """One form of a release: an archive with a folder of files, each given with its MD5."""
@@ -41,8 +45,7 @@ class Release:
     classes: Mapping[str, tuple[str, ...]]  # the labels of a record, in its order, as the Python files call them
     human: Remote
     human_sets: Mapping[str, Mapping[str, str]]  # for each kind of label: name in that file -> MD5 of its 50,000 bytes
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    constants: Mapping[str, Constants]  # of each code base
     asymmetric: Mapping[int, int] | None = None
     count: int = 50_000
     test_count: int = 10_000
@@ -91,8 +94,11 @@ CIFAR10 = Release(
             "random_label3": "dbc67e1f13d8fc043fce72a07e745db5",
         }
     },
-    mean=(0.492, 0.482, 0.446),
-    std=(0.247, 0.244, 0.262),
+    constants={
+        "logitclip": ((0.492, 0.482, 0.446), (0.247, 0.244, 0.262)),
+        "dividemix": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+        "sop": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    },
     asymmetric={9: 1, 2: 0, 4: 7, 3: 5, 5: 3},  # truck -> automobile, bird -> airplane, deer -> horse, cat <-> dog
 )
 
@@ -136,8 +142,11 @@ CIFAR100 = Release(
         "fine_labels": {"noisy_label": "0cd7feaf8063dff76fb1f4663463866e"},
         "coarse_labels": {"noisy_coarse_label": "a41ceba4beaaf95ada2755b50f2c8e3c"},
     },
-    mean=(0.507, 0.487, 0.441),
-    std=(0.267, 0.256, 0.276),
+    constants={
+        "logitclip": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
+        "dividemix": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
+        "sop": ((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+    },
 )
 
 PROTOCOL: Mapping[str, Any] = {
@@ -166,6 +175,7 @@ def cifar10(
     subset: bool = False,
     human: bool = False,
     swap: bool = False,
+    normalisation: Normalisation = "logitclip",
     download: bool = False,
     mirror: str | Path | None = None,
 ) -> Dataset:
@@ -177,10 +187,11 @@ def cifar10(
             files, ``train_index.npy`` may say which of the 50,000 images they are, which human labels need.
         human: insist on CIFAR-10N: ``CIFAR-10_human.pt`` must be in `root`, or is downloaded.
         swap: train on the 10,000 test images, those CIFAR-10H has votes for, and test on the 50,000.
+        normalisation: whose mean and standard deviation: those of the code of LogitClip, DivideMix or SOP.
     """
     if swap and human:
         raise ValueError("CIFAR-10N has labels of the 50,000 training images only: human does not go with swap.")
-    data = _dataset(CIFAR10, "labels", Path(root), subset, human, download, mirror)
+    data = _dataset(CIFAR10, "labels", Path(root), subset, human, normalisation, download, mirror)
     return replace(data, train=data.test, test=data.train, label_sets={}) if swap else data
 
 
@@ -192,6 +203,7 @@ def cifar100(
     labels: Literal["fine", "coarse"] = "fine",
     subset: bool = False,
     human: bool = False,
+    normalisation: Normalisation = "logitclip",
     download: bool = False,
     mirror: str | Path | None = None,
 ) -> Dataset:
@@ -203,10 +215,11 @@ def cifar100(
         subset: accept a part of the data, or changed data: no counts and no checksums are held against it. Beside the
             files, ``train_index.npy`` may say which of the 50,000 images they are, which human labels need.
         human: insist on CIFAR-100N: ``CIFAR-100_human.pt`` must be in `root`, or is downloaded.
+        normalisation: whose mean and standard deviation: those of the code of LogitClip, DivideMix or SOP.
     """
     if labels not in ("fine", "coarse"):
         raise ValueError(f"labels must be 'fine' or 'coarse', got {labels!r}.")
-    return _dataset(CIFAR100, f"{labels}_labels", Path(root), subset, human, download, mirror)
+    return _dataset(CIFAR100, f"{labels}_labels", Path(root), subset, human, normalisation, download, mirror)
 
 
 def _dataset(
@@ -215,9 +228,13 @@ def _dataset(
     root: Path,
     subset: bool,
     human: bool,
+    normalisation: str,
     download: bool,
     mirror: str | Path | None,
 ) -> Dataset:
+    if normalisation not in release.constants:
+        raise ValueError(f"normalisation must be one of {', '.join(release.constants)}; got {normalisation!r}.")
+    mean, std = release.constants[normalisation]
     folder, layout = _find(release, root, download, mirror)
     train = _read(release, folder, layout.train, release.count, kind, subset)
     test = _read(release, folder, layout.test, release.test_count, kind, subset)
@@ -236,8 +253,8 @@ def _dataset(
         num_classes=len(release.classes[kind]),
         class_names=release.classes[kind],
         asymmetric=release.asymmetric,
-        mean=release.mean,
-        std=release.std,
+        mean=mean,
+        std=std,
         label_sets={} if file is None else _label_sets(release, kind, file, train.labels, positions),
     )
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from logitclip.criterion import Loss
 from logitclip.methods import METHODS
 from logitclip.methods.base import Augment, Job, Step
 from logitclip.methods.standard import Standard
@@ -21,8 +20,8 @@ class SAM(Standard):
     """SAM: step along the gradient at the worst nearby point, `w + rho g/|g|`.
 
     The paper does not give its rho; 0.05 is the usual default. Under DDP each replica perturbs by its own gradient.
-    Batch-norm statistics, and what a sieving loss counts, are those of the first pass. With a gradient scaler nothing
-    special is needed: the perturbation does not depend on the scale of the gradient.
+    Only the first pass updates batch-norm statistics and the state of the criterion. The perturbation does not depend
+    on the scale of the gradient, so a gradient scaler needs no special treatment.
     """
 
     def __init__(self, job: Job, *, rho: float = 0.05) -> None:
@@ -67,9 +66,9 @@ def perturbed(network: nn.Module, rho: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def frozen_statistics(network: nn.Module, criterion: nn.Module) -> Iterator[None]:
-    """Batch norm still normalises by the batch, but neither it nor a sieving loss takes note of what it sees."""
+    """Batch norm keeps its running statistics, and the criterion is in evaluation mode."""
     flags = [(m, "track_running_stats") for m in network.modules() if isinstance(m, _NormBase)]
-    flags += [(m, "training") for m in criterion.modules() if isinstance(m, Loss)]
+    flags += [(m, "training") for m in criterion.modules()]
     flags = [(module, flag) for module, flag in flags if getattr(module, flag)]
     for module, flag in flags:
         setattr(module, flag, False)

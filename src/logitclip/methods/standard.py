@@ -66,8 +66,8 @@ class Standard:
             yield index, y, self.train_step(index, x, y, augment)
         if self.fabric.world_size > 1:
             average_buffers(self.network, self.fabric)
-            for loss in self._sieves():
-                loss.removed = self.fabric.all_reduce(loss.removed, reduce_op="sum")
+            if hasattr(self.criterion, "sync"):
+                self.criterion.sync(partial(self.fabric.all_reduce, reduce_op="sum"))
 
     def train_step(self, index: Tensor, x: Tensor, y: Tensor, augment: Augment) -> Step:
         """One update of the weights. `index` says which examples of the dataset these are."""
@@ -108,24 +108,13 @@ class Standard:
 
     def state_dict(self) -> dict[str, Any]:
         """All the rest that a resumed run needs: tensors, numbers and strings in dicts and lists."""
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "criterion": self.criterion.state_dict(),
-            "removed": [loss.removed for loss in self._sieves()],
-        }
+        return {"optimizer": self.optimizer.state_dict(), "criterion": self.criterion.state_dict()}
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Take back what `weights` and `state_dict` gave."""
         self.network.load_state_dict(weights)
         self.optimizer.load_state_dict(state["optimizer"])
         self.criterion.load_state_dict(state["criterion"])
-        scheduled = [m for m in self.criterion.modules() if isinstance(m, Loss) and m.scheduled]
-        for loss, removed in zip(scheduled, state["removed"], strict=False):
-            loss.removed = removed.to(self.fabric.device)
-
-    def _sieves(self) -> list[Loss]:
-        """The losses that count which examples they leave out (CORES)."""
-        return [loss for loss in self.criterion.modules() if isinstance(loss, Loss) and loss.removed is not None]
 
     def _check_criterion(self) -> None:
         """A method with an objective of its own takes from the criterion what is done to the logits, no more."""

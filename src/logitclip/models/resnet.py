@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -52,11 +53,16 @@ def resnet(
     in_channels: int = 3,
     depth: int = 18,
     stem: Stem = "imagenet",
+    init: Literal["he", "torch"] = "he",
     activation: Activation = "relu",
 ) -> nn.Module:
-    """ResNet of depth 18, 34 or 50, as in torchvision; `stem=cifar` keeps small images whole.
+    """ResNet of depth 18, 34 or 50, as in torchvision; `stem=cifar` keeps the resolution of small images.
 
-    The paper's ResNet-34 on CIFAR is the ImageNet one: the released code takes it from torchvision.
+    The paper's ResNet-34 on CIFAR has the ImageNet stem: the released code uses torchvision's.
+
+    Args:
+        init: "he" initialises convolutions as torchvision does (He et al., fan-out); "torch" keeps the default
+            initialisation of torch's layers, as in SOP's code.
     """
     counts = COUNTS[one_of("depth of a resnet", depth, COUNTS)]
     bottleneck = depth >= 50
@@ -67,4 +73,4 @@ def resnet(
         stages=make_stages(block, 64, widths, counts),
         head=make_head(widths[-1], num_classes),
     )
-    return init_he(model, "fan_out")
+    return init_he(model, "fan_out") if one_of("init", init, ("he", "torch")) == "he" else model

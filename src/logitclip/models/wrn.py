@@ -33,8 +33,8 @@ def wrn(
     """Wide ResNet: three stages of (depth - 4) / 6 pre-activation blocks, `width` times 16, 32 and 64 channels.
 
     Args:
-        dropout: between the convolutions of a block. The paper does not mention it; the released script's flag
-            stands at 0.3.
+        dropout: between the two convolutions of a block. The paper does not mention dropout. Its recipes use 0.3, the
+            authors' value in their related code (LogitNorm, ODNL) and the unused default of the released script.
     """
     at_least(1, width=width)
     if depth < 10 or (depth - 4) % 6:

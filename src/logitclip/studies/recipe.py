@@ -42,6 +42,8 @@ A recipe is a TOML file. Every key is optional except where it says otherwise::
     when = { clip = "none" }
     set = { epochs = 100 }
 
+``norm:temp=published`` is the temp of Table 6 for the data and the noise of a cell.
+
 What is set later in this list wins: base, scale, axes and their variants, overrides, overrides of the scale. The scale
 `full` is the recipe as it stands and always exists. Each seed draws its own noise, as `noise_seed` follows `seed`
 unless the recipe sets it.
@@ -78,6 +80,7 @@ FIGURES = {  # kind -> its keys; those that name axes are x, colour and panel
     "bars": ("x", "y", "colour", "panel"),
 }
 _FIELDS = {field.name: object for field in fields(RunConfig) if field.name != "runs"}  # that one is the sweep's
+_PUBLISHED = "norm:temp=published"
 _Values = dict[str, Any]
 _Grid = dict[str, dict[Any, Any]]  # axis -> canonical value -> as it is written
 _Draft = tuple[_Values, _Values]  # coordinates and fields of a cell
@@ -346,11 +349,34 @@ def _config(values: _Values) -> RunConfig:
     from logitclip.studies.tuning import search_for
 
     config = RunConfig(**values)
+    if config.clip == _PUBLISHED:
+        config = replace(config, clip=f"norm:temp={_published_temp(config.data, config.noise):g}")
     for name in registries():
         _canonical(name, getattr(config, name))  # a mistake in a spec is found here,
     if word_to_tune(config):
         search_for(config)  # and what nobody knows how to tune
     return replace(config, noise_seed=values.get("noise_seed", config.seed))
+
+
+def _published_temp(data: str, noise: str) -> float:
+    """The paper's best temp of CE for a dataset and a noise: Table 6."""
+    found = _published_temps().get(_place(data, noise))
+    if found is None:
+        raise ValueError(f"Table 6 has no temp for {data} with the noise {noise}: give a number, or tune it.")
+    return found
+
+
+@cache
+def _published_temps() -> dict[tuple[str, str], float]:
+    temps = {(n.coordinates["data"], n.coordinates["noise"]): n.value for n in published("table6")}
+    return {
+        _place(cell.config.data, cell.config.noise): temps[cell.coordinates["data"], cell.coordinates["noise"]]
+        for cell in load_recipe("table6").cells
+    }
+
+
+def _place(data: str, noise: str) -> tuple[str, str]:
+    return data.partition(":")[0], _canonical("noise", noise)
 
 
 def _canonical(field: str, value: Any) -> Any:
@@ -360,7 +386,8 @@ def _canonical(field: str, value: Any) -> Any:
 
 @cache
 def _canonical_spec(field: str, spec: str) -> str:
-    numbered = re.sub(r"=\s*(grid|auto)\s*(?=,|$)", "=1", spec) if field not in ("data", "noise", "augment") else spec
+    words = r"=\s*(grid|auto|published)\s*(?=,|$)"
+    numbered = spec if field in ("data", "noise", "augment") else re.sub(words, "=1", spec)
     canonical = registries()[field].canonical(numbered)  # refuses what is not a knob
     return canonical if numbered == spec else spec  # what is to be tuned stays as it is written
 
