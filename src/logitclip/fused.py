@@ -6,6 +6,7 @@ taken in blocks that stay in the cache, and besides the gradient no second [N, K
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -28,6 +29,7 @@ BLOCK = 256 * 1024  # entries in a block: a few of them fit the second-level cac
 KEPT = 1024 * 1024  # exponentials kept for the backward pass; where there are more, they are computed again
 MIN_BLOCKED = 64 * 1024  # entries below which, with nothing to clip, torch's own log_softmax is as fast
 EXP_SAFE = 40.0  # exp of a clipped logit needs no shift by the row's maximum below this
+LOG2_E = math.log2(math.e)  # exp(x) = exp2(x LOG2_E), and exp2 takes half the time on CPUs
 
 
 def row_log_probs(
@@ -95,7 +97,9 @@ class _Blocked(torch.autograd.Function):
         at_target = logits.gather(1, index)
         exps, norm, scale, shift, total, dot, average = _statistics(logits, tau, delta, mean)
         log_total = total.log()
-        log_p = (_exponent(at_target, scale, shift) - log_total).clamp_(max=0)  # p_y must not round to above 1
+        log_p = (_exponent(at_target, scale, shift).div_(LOG2_E) - log_total).clamp_(
+            max=0
+        )  # p_y must not round to above 1
         mean_log_p = None if average is None else (average - log_total).squeeze(1)
         ctx.save_for_backward(logits, index, at_target, exps, norm, scale, shift, total, dot, average)
         ctx.clip = tau, delta
@@ -131,7 +135,7 @@ class _Blocked(torch.autograd.Function):
         grad = torch.empty_like(logits) if missing else exps.data
         for out, z, s, m, w, a, c in _blocks(grad, logits, scale, shift, weight.neg_(), along, even):
             if missing:
-                torch.exp(_exponent(z, s, m, out), out=out)
+                torch.exp2(_exponent(z, s, m, out), out=out)
             out.mul_(w)
             if a is not None:
                 out.addcmul_(z, a)
@@ -164,18 +168,22 @@ def _block_statistics(
         norm = torch.linalg.vector_norm(z, dim=1, keepdim=True)
         scale = clip_factor(norm, tau, delta)
     if tau is None or max(tau, delta) > EXP_SAFE:
-        shift = _exponent(z.amax(1, keepdim=True), scale)
+        shift = z.amax(1, keepdim=True)
+        shift = shift if scale is None else shift * scale
     e = _exponent(z, scale, shift, out)
-    average = e.mean(1, keepdim=True) if mean else None
-    total = e.exp_().sum(1, keepdim=True)
+    average = e.mean(1, keepdim=True).div_(LOG2_E) if mean else None
+    total = e.exp2_().sum(1, keepdim=True)
     if tau is not None:
         dot = (e * z).sum(1, keepdim=True)
     return e, norm, scale, shift, total, dot, average
 
 
-def _exponent(z: Tensor, scale: Tensor | None, shift: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+def _exponent(z: Tensor, scale: Tensor | None, shift: Tensor | None, out: Tensor | None = None) -> Tensor:
+    """`(s z - shift) log2(e)`, to be used by exp2."""
+    if shift is None and scale is not None:
+        return torch.mul(z, scale * LOG2_E, out=out)
     z = z if scale is None else torch.mul(z, scale, out=out)
-    return z if shift is None else torch.sub(z, shift, out=out)
+    return torch.sub(z, shift, out=out).mul_(LOG2_E)  # type: ignore[arg-type]
 
 
 def _blocks(matrix: Tensor, *others: Tensor | None) -> Iterable[tuple[Any, ...]]:

@@ -7,7 +7,6 @@ products suffice, as without fusion. `clip_hidden` does the clip alone, for othe
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from logitclip.clip import clip_factor, threshold_and_scale
 from logitclip.criterion import Loss, Reduction
-from logitclip.fused import EXP_SAFE
+from logitclip.fused import EXP_SAFE, LOG2_E
 from logitclip.losses import check_target, evaluate
 
 # Chosen by measurement on CPUs, see benchmarks/million_classes.py.
@@ -27,7 +26,6 @@ MOST_ROWS = 256  # more rows in a block do not make the matrix products faster
 CHUNK = 192 * 1024  # entries of a block that are processed at a time, while they are in the cache
 
 _STEP = 4096  # classes whose weights are converted or summed at a time
-LOG2_E = math.log2(math.e)  # exp2 is about twice as fast as exp on CPUs: logits are held in units of 1 / LOG2_E
 
 Clip = tuple[float, float]
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -306,7 +304,7 @@ def _eager_loss(
     return (values if index is None else values.new_zeros(shape.numel()).index_copy(0, index, values)).view(shape)
 
 
-_loss: Callable[..., Tensor] = torch.compiler.disable(_eager_loss)  # a graph break around blocks and chunks
+_loss: Any = torch.compiler.disable(_eager_loss)  # a graph break around blocks and chunks
 
 
 def _compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
@@ -542,19 +540,22 @@ class _Head:
         if self.clip is not None:
             self.norm = self.shard.sum(torch.stack(square).sum(0)).sqrt_()
             self.scale = clip_factor(self.norm, *self.clip)
-        if self.shifted:
-            shift = self.shard.max(torch.stack(largest).amax(0))
-            self.shift = ((shift if self.scale is None else shift * self.scale) * LOG2_E).unsqueeze(1)
-        factor = LOG2_E if self.scale is None else (self.scale * LOG2_E).unsqueeze(1)
+        top = self.shard.max(torch.stack(largest).amax(0)) if self.shifted else None
+        if top is not None and self.scale is not None:
+            self.shift = (top * self.scale * LOG2_E).unsqueeze(1)
         total, dot = [], []
         for _, _, z, scratch in self._chunks():
-            z.mul_(factor)
-            e = self._exponentials(z, out=z if self.scale is None else scratch)
-            total.append(e.sum(1))
-            if self.scale is not None and self.needs_gradient:
-                dot.append(e.mul_(z).sum(1))
+            if self.scale is None and top is not None:
+                total.append(z.sub_(top.unsqueeze(1)).mul_(LOG2_E).exp2_().sum(1))
+            elif self.scale is not None:
+                e = self._exponentials(z.mul_((self.scale * LOG2_E).unsqueeze(1)), out=scratch)
+                total.append(e.sum(1))
+                if self.needs_gradient:
+                    dot.append(e.mul_(z).sum(1))
         self.total = self.shard.sum(torch.stack(total).sum(0))
-        log_total = self.total.log() if self.shift is None else self.total.log() + self.shift.squeeze(1) / LOG2_E
+        log_total = self.total.log()
+        if top is not None:
+            log_total += top if self.scale is None else top * self.scale
         expected = None
         if dot and self.scale is not None:
             expected = self.shard.sum(torch.stack(dot).sum(0)) / (self.total * self.scale * LOG2_E)
