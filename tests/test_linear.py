@@ -29,11 +29,13 @@ N, D, K = 30, 5, 23
 CLIPS: list[Any] = [None, (4.0, None), (4.0, 0.5), (0.5, 3.0), (70.0, 60.0)]  # the last needs shifted exponentials
 
 
-@pytest.fixture(autouse=True)
-def small_blocks() -> Any:
+@pytest.fixture(autouse=True, params=["kept", "computed again"])
+def small_blocks(request: pytest.FixtureRequest) -> Any:
     """Eight rows and six classes at a time, neither of which divides what there is."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear, "SMALL_BLOCK", 8 * K)
+        patch.setattr(linear, "MOST_ROWS", 8)
+        patch.setattr(linear, "FEWEST_ROWS", 0 if request.param == "kept" else 1000)
         patch.setattr(linear, "CHUNK", 50)
         yield
 
@@ -350,7 +352,8 @@ def test_half_precision(dtype: torch.dtype, autocast: bool) -> None:
 def test_the_logits_are_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
     n, d, k = 220, 4, 3000
     monkeypatch.setattr(linear, "SMALL_BLOCK", 0)
-    monkeypatch.setattr(linear, "CHUNK", 20 * 64)
+    monkeypatch.setattr(linear, "MOST_ROWS", 256)
+    monkeypatch.setattr(linear, "CHUNK", 220 * 64)
     hidden, weight, bias, target = layer(n, d, k)
     gradients = 8 * (n * d + k * (d + 1))
     with Memory(hidden, weight, bias, target) as memory:
@@ -361,7 +364,7 @@ def test_the_logits_are_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
     with Memory(hidden, weight, bias, target) as memory:
         LogitClip("ce", tau=4.0)(F.linear(hidden, weight, bias), target).backward()
     assert memory.peak - gradients > 2 * 8 * n * k
-    assert fused_peak < (memory.peak - gradients) / 15
+    assert fused_peak < (memory.peak - gradients) / 20
 
 
 # -- the clip alone ----------------------------------------------------------------------------------------------------
@@ -481,7 +484,7 @@ def _rank(world: int, store: str, rank: int) -> None:
     """One process of the test above: its part of the loss and gradients against those of the whole layer."""
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
     group = dist.group.WORLD
-    linear.SMALL_BLOCK, linear.CHUNK = 8 * 10, 50
+    linear.SMALL_BLOCK, linear.MOST_ROWS, linear.FEWEST_ROWS, linear.CHUNK = 8 * 10, 8, 0, 50
     hidden, weight, bias, target = layer()
     target[::7] = -100
     options: Any = {"weight": torch.linspace(0.1, 2, K, dtype=torch.float64), "label_smoothing": 0.1}

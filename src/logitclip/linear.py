@@ -20,9 +20,10 @@ from logitclip.fused import EXP_SAFE, LOG2_E
 from logitclip.losses import check_target, evaluate
 
 # Chosen by measurement on CPUs, see benchmarks/million_classes.py.
-SHARE_OF_ROWS = 11  # a block has this fraction of the rows, so that it takes 1/22 of what logits and gradient would
+SHARE_OF_ROWS = 12  # a block has this fraction of the rows, so that it takes 1/24 of what logits and gradient would
 SMALL_BLOCK = 4 * 1024 * 1024  # entries that a block may have in any case
 MOST_ROWS = 256  # more rows in a block do not make the matrix products faster
+FEWEST_ROWS = 40  # with fewer, the matrix products are so slow that computing the logits three times takes less time
 CHUNK = 192 * 1024  # entries of a block that are processed at a time, while they are in the cache
 
 _STEP = 4096  # classes whose weights are converted or summed at a time
@@ -52,9 +53,10 @@ def linear_cross_entropy(
 
     The arguments of `torch.nn.functional.linear_cross_entropy`, and the clip of Eq. 4 with p = 2.
 
-    Time: three matrix products of N K D multiplications, as without fusion, and about two exponentials per logit; a
-    fourth product with ``reduction="none"``, whose gradient has to wait for the backward pass. Memory, beyond the
-    gradients: 1/11 of the rows of the logits, at least 16 MB and at most 256 rows. There is no second derivative.
+    Time: three matrix products of N K D multiplications, as without fusion, and two exponentials per logit. A fourth
+    product with ``reduction="none"``, whose gradient has to wait for the backward pass; two more for fewer than about
+    500 rows and more than 100,000 classes. Memory, beyond the gradients: 1/12 of the rows of the logits, at least 16 MB
+    and at most 256 rows; two megabytes where the logits are computed again. There is no second derivative.
 
     Args:
         input: hidden states, [..., D].
@@ -496,7 +498,8 @@ class _RankOne:
 class _Head:
     """All logits of a block of rows at a time, in chunks of classes that stay in the cache.
 
-    The chunks hold z, then, without a clip, exp(z - shift), and with one s z log2(e), as the gradient needs both.
+    The chunks hold z in the first pass, then, without a clip, exp(z - shift), and with one s z log2(e), as the gradient
+    needs both. Where blocks would have too few rows, chunks are not kept, but computed again in each pass.
     """
 
     def __init__(
@@ -512,11 +515,13 @@ class _Head:
         self.shifted = clip is None or max(clip) > EXP_SAFE
         self.needs_gradient = any(needs)
         n, classes = len(hidden), len(weight)
-        self.blocks = _blocks(n, classes)
-        size = max((rows.stop - rows.start for rows in self.blocks), default=0)
-        self.step = max(1, min(classes, CHUNK // max(size, 1))) if weight.is_cpu else classes
+        size = _block_size(n, classes)
+        self.kept = size >= min(n, FEWEST_ROWS)
+        size = min(n, size if self.kept else MOST_ROWS)
+        self.blocks = _blocks(n, size)
+        self.step = max(1, min(classes, CHUNK // max(size, 1))) if weight.is_cpu or not self.kept else classes
         make = {"dtype": torch.promote_types(hidden.dtype, torch.float32), "device": weight.device}
-        self.buffer = torch.empty(size * classes, **make)
+        self.buffer = torch.empty(size * (classes if self.kept else self.step), **make)
         self.scratch = torch.empty(size * self.step, **make)
         self.d_hidden = torch.zeros(hidden.shape, **make) if needs[0] else None
         # The first block writes the gradient of the weight, the others add to it.
@@ -526,36 +531,28 @@ class _Head:
     def statistics(self, rows: slice) -> tuple[Tensor | None, Tensor, Tensor | None]:
         """The norm, `log sum exp(s z)` and the expectation of z under p; without a clip, only the second."""
         self.rows = rows
-        h = self.hidden[rows]
         square, largest = [], []
-        for part, w, z, _ in self._chunks():
-            _multiply(h, w.t(), out=z)
-            if self.bias is not None:
-                z += self.bias[part]
+        for _, _, z, _ in self._chunks(1):
             if self.clip is not None:
                 square.append(torch.linalg.vector_norm(z, dim=1).square_())
             if self.shifted:
                 largest.append(z.amax(1))
-        self.norm = self.scale = self.shift = None
+        self.norm = self.scale = self.top = None
         if self.clip is not None:
             self.norm = self.shard.sum(torch.stack(square).sum(0)).sqrt_()
             self.scale = clip_factor(self.norm, *self.clip)
-        top = self.shard.max(torch.stack(largest).amax(0)) if self.shifted else None
-        if top is not None and self.scale is not None:
-            self.shift = (top * self.scale * LOG2_E).unsqueeze(1)
+        if self.shifted:
+            self.top = self.shard.max(torch.stack(largest).amax(0))
         total, dot = [], []
-        for _, _, z, scratch in self._chunks():
-            if self.scale is None and top is not None:
-                total.append(z.sub_(top.unsqueeze(1)).mul_(LOG2_E).exp2_().sum(1))
-            elif self.scale is not None:
-                e = self._exponentials(z.mul_((self.scale * LOG2_E).unsqueeze(1)), out=scratch)
-                total.append(e.sum(1))
-                if self.needs_gradient:
-                    dot.append(e.mul_(z).sum(1))
+        for _, _, z, scratch in self._chunks(2):
+            e = self._exponentials(z, scratch)
+            total.append(e.sum(1))
+            if self.scale is not None and self.needs_gradient:
+                dot.append(e.mul_(z).sum(1))
         self.total = self.shard.sum(torch.stack(total).sum(0))
         log_total = self.total.log()
-        if top is not None:
-            log_total += top if self.scale is None else top * self.scale
+        if self.top is not None:
+            log_total += self.top if self.scale is None else self.top * self.scale
         expected = None
         if dot and self.scale is not None:
             expected = self.shard.sum(torch.stack(dot).sum(0)) / (self.total * self.scale * LOG2_E)
@@ -570,11 +567,10 @@ class _Head:
             of_e = of_e * self.scale.unsqueeze(1)
             tiny = torch.finfo(self.norm.dtype).tiny  # zero logits are not clipped: d_norm is 0
             of_z = (d_norm / (self.norm.clamp_min(tiny) * self.scale * LOG2_E)).unsqueeze(1)
-        for part, w, z, scratch in self._chunks():
-            if of_z is None:
-                dz = z.mul_(of_e)
-            else:
-                dz = self._exponentials(z, out=scratch).mul_(of_e).addcmul_(z, of_z)
+        for part, w, z, scratch in self._chunks(3):
+            dz = self._exponentials(z, scratch).mul_(of_e)
+            if of_z is not None:
+                dz.addcmul_(z, of_z)
             if self.d_bias is not None:
                 self.d_bias[part] += dz.sum(0)
             dz = dz.to(h.dtype)
@@ -583,23 +579,42 @@ class _Head:
             if self.d_weight is not None:
                 (_multiply if self.rows.start == 0 else _add_product)(dz.t(), h, self.d_weight[part])
 
-    def _exponentials(self, z: Tensor, out: Tensor) -> Tensor:
-        return torch.exp2(z if self.shift is None else torch.sub(z, self.shift, out=out), out=out)
+    def _exponentials(self, z: Tensor, scratch: Tensor) -> Tensor:
+        """exp(s z - shift) of what a chunk holds after the first pass."""
+        if self.scale is None:
+            return z
+        if self.top is None:
+            return torch.exp2(z, out=scratch)
+        return torch.sub(z, (self.top * self.scale * LOG2_E).unsqueeze(1), out=scratch).exp2_()
 
-    def _chunks(self) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """Classes, their weight, their part of the block and scratch memory of its size."""
-        n = self.rows.stop - self.rows.start
+    def _chunks(self, turn: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Classes, their weight, what the chunk holds in this pass (1, 2 or 3), and as much scratch memory."""
+        h = self.hidden[self.rows]
         for k in range(0, len(self.weight), self.step):
-            w = self.weight[k : k + self.step].to(self.hidden.dtype)
-            z = self.buffer[n * k : n * (k + len(w))].view(n, len(w))
-            yield slice(k, k + self.step), w, z, self.scratch[: z.numel()].view_as(z)
+            part = slice(k, k + self.step)
+            w = self.weight[part].to(h.dtype)
+            start = len(h) * k if self.kept else 0
+            z = self.buffer[start : start + len(h) * len(w)].view(len(h), len(w))
+            if turn == 1 or not self.kept:
+                _multiply(h, w.t(), out=z)
+                if self.bias is not None:
+                    z += self.bias[part]
+            if turn == 2 or (turn == 3 and not self.kept):
+                if self.scale is not None:
+                    z.mul_((self.scale * LOG2_E).unsqueeze(1))
+                elif self.top is not None:
+                    z.sub_(self.top.unsqueeze(1)).mul_(LOG2_E).exp2_()
+            yield part, w, z, self.scratch[: z.numel()].view_as(z)
 
 
-def _blocks(rows: int, classes: int, copies: int = 1) -> list[slice]:
-    """Which rows to process at a time, if a block is held `copies` times."""
-    size = max(rows // SHARE_OF_ROWS, SMALL_BLOCK // classes)
-    size = -(-max(1, min(size, MOST_ROWS) // copies) // 8) * 8  # whole vectors of the processor
-    return [slice(i, min(i + size, rows)) for i in range(0, rows, size)]
+def _block_size(rows: int, classes: int) -> int:
+    """How many rows to process at a time."""
+    size = min(max(rows // SHARE_OF_ROWS, SMALL_BLOCK // classes), MOST_ROWS)
+    return max(1, round(size / 8) * 8)  # whole vectors of the processor
+
+
+def _blocks(rows: int, size: int) -> list[slice]:
+    return [slice(i, min(i + size, rows)) for i in range(0, rows, max(size, 1))]
 
 
 def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
@@ -664,7 +679,7 @@ def _by_autograd(
         d_hidden = torch.zeros(hidden.shape, dtype=full, device=weight.device) if needs[0] else None
         d_weight = torch.zeros(weight.shape, dtype=full, device=weight.device) if needs[1] else None
         d_bias = torch.zeros(len(weight), dtype=full, device=weight.device) if bias is not None and needs[2] else None
-        for rows in _blocks(len(hidden), len(weight), copies=4):
+        for rows in _blocks(len(hidden), -(-_block_size(len(hidden), len(weight)) // 4)):
             h = hidden[rows]
             logits = (h @ w.t()).to(full)
             if bias is not None:
