@@ -63,6 +63,12 @@ def _from_folders(folder: Path) -> tuple[Listing, Listing | None, Sequence[str]]
     return train, None, classes
 
 
+def folder_listing(folder: Path) -> tuple[Listing, Sequence[str]]:
+    """List the training images of a folder with one folder per class, and its classes."""
+    train, _, classes = _from_folders(folder)
+    return train, classes
+
+
 def _from_lists(
     folder: Path, train_list: str, test_list: str | None, classes: str | None
 ) -> tuple[Listing, Listing | None, Sequence[str]]:

@@ -1,0 +1,209 @@
+"""Fit a model to data with labels that may be wrong, and find the wrong ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from logitclip import data
+from logitclip.config import RunConfig, word_to_tune
+from logitclip.data.augment import transform
+from logitclip.data.table import load_table
+from logitclip.own_data import issues as judging
+from logitclip.own_data.calibration import find_temperature
+from logitclip.own_data.issues import Issues
+from logitclip.own_data.model import ISSUES, PAGE, Model, load, save
+from logitclip.own_data.page import write_page
+from logitclip.own_data.planning import AUTO, FOLDS, SEARCHED_ROWS, Plan, make_plan
+from logitclip.own_data.source import HELD_OUT, Source, look
+from logitclip.run_folder import Result, outcome
+from logitclip.studies import executors, sweeping, tuning
+
+log = logging.getLogger(__name__)
+
+
+def fit(
+    data: Any,
+    label: str | None = None,
+    *,
+    text: str | Sequence[str] = (),
+    image: str | None = None,
+    drop: Sequence[str] = (),
+    out: str | Path = "model",
+    clip: str = AUTO,
+    find_issues: bool = False,
+    on_plan: Callable[[Plan], None] | None = None,
+    on_event: Callable[..., None] | None = None,
+    jobs: int | None = 1,
+    **options: Any,
+) -> Model:
+    """Fit a network to labels that may be wrong.
+
+    A search on noisy validation labels chooses the clip, an ordinary run trains the network, and its held-out rows give
+    the noise estimate and the calibration. Stopped, it continues when it is called again.
+
+    Args:
+        data: A csv, tsv, parquet or npz file, a folder with one folder of images per class, or a pandas data frame.
+        label: The label column of a table.
+        text: Columns with free text.
+        image: A column with image files; found by itself if its values end in .jpg, .png and so on.
+        drop: Columns to leave out.
+        out: The model folder to write.
+        clip: The clip: ``norm:temp=auto`` and ``norm:tau=auto`` search, ``=grid`` tries the paper's values, ``none`` is
+            plain training.
+        find_issues: Judge every label out of fold, which takes five more runs; otherwise from the one run.
+        on_plan: Called with the `Plan` before anything is trained.
+        on_event: Called with the events of the runs, see `studies.executors.execute`.
+        jobs: Runs at the same time; None for as many as there are cores.
+        options: Fields of `RunConfig` to use instead of the plan's, such as `epochs`, `model`, `lr` or `seed`.
+
+    Returns:
+        The fitted model, also saved in `out`.
+
+    Raises:
+        ValueError: If the data cannot be used, in one sentence, or training fails.
+    """
+    out = Path(out)
+    source = look(_as_file(data, out), label, text=[text] if isinstance(text, str) else text, image=image, drop=drop)
+    plan = make_plan(source, clip=clip, folds=FOLDS if find_issues else 0, out=str(out), **options)
+    if on_plan is not None:
+        on_plan(plan)
+    where = {"executor": "inline" if jobs == 1 else "local", "jobs": jobs, "on_event": on_event}
+    config = _with_clip(plan, where)
+    executors.execute([config], **where)
+    result = _result(config)
+    found, held_out = judging.one_run(result, config, source.labels)
+    if find_issues:
+        per_fold = replace(config, per_example=False)
+        found = judging.out_of_fold(per_fold, source.labels, len(source.class_names), FOLDS, **where)
+    judging.write(out / ISSUES, found, source.names, source.class_names, source.labels)
+    model = _saved(out, source, plan, config, result, found, held_out)
+    write_page(out / PAGE, model, source, found, result)
+    return model
+
+
+def find_issues(
+    data: Any,
+    label: str | None = None,
+    *,
+    text: str | Sequence[str] = (),
+    image: str | None = None,
+    drop: Sequence[str] = (),
+    out: str | Path = "issues",
+    clip: str = AUTO,
+    fast: bool = False,
+    on_plan: Callable[[Plan], None] | None = None,
+    on_event: Callable[..., None] | None = None,
+    jobs: int | None = 1,
+    **options: Any,
+) -> Any:
+    """Find the labels that are probably wrong.
+
+    Args:
+        out: The folder to write: a model folder with `issues.csv` and `page.html`.
+        fast: Judge by one training run instead of five folds.
+
+    The other arguments are those of `fit`.
+
+    Returns:
+        A pandas data frame, most suspicious label first: `row` (row number or file name), `given`, `suggested`, `score`
+        and `wrong`.
+    """
+    shared: dict[str, Any] = {"text": text, "image": image, "drop": drop, "out": out, "clip": clip, "jobs": jobs}
+    return fit(
+        data, label, find_issues=not fast, on_plan=on_plan, on_event=on_event, **shared, **options
+    ).issues
+
+
+def _as_file(data: Any, out: Path) -> str | Path:
+    """Return a path; a data frame is written to the model folder, so that runs can read it."""
+    if isinstance(data, str | Path):
+        return data
+    if not hasattr(data, "to_parquet"):
+        raise ValueError(f"data must be a file, a folder or a pandas data frame, got {type(data).__name__}.")
+    out.mkdir(parents=True, exist_ok=True)
+    data.to_parquet(out / "data.parquet")
+    return out / "data.parquet"
+
+
+def _with_clip(plan: Plan, where: dict[str, Any]) -> RunConfig:
+    """Return the config of the final run, with the clip that the search found."""
+    config = plan.config
+    if word_to_tune(config) is None:
+        return config
+    tried = replace(config, per_example=False)
+    if len(plan.source.labels) > 2 * SEARCHED_ROWS:
+        tried = replace(tried, limit=SEARCHED_ROWS)
+    search = tuning.search_for(tried)
+    best = tuning.best(sweeping.tune(tried, search, **where))
+    return replace(tuning.with_value(config, search.option, best), val=0.0)
+
+
+def _result(config: RunConfig) -> Result:
+    found = outcome(config)
+    if not isinstance(found, Result):
+        raise ValueError(f"Training failed: {found.error if found is not None else 'there is no result'}")
+    return found
+
+
+def _saved(
+    out: Path,
+    source: Source,
+    plan: Plan,
+    config: RunConfig,
+    result: Result,
+    found: Issues,
+    held_out: np.ndarray,
+) -> Model:
+    dataset = data.load(config.data, config.root)
+    resolved = config.resolved()
+    known = ~np.isnan(held_out).any(1)
+    logits, given = held_out[known], source.labels[known]
+    shares = np.maximum(source.counts, 1) / len(source.labels)
+    log_prior = np.log(shares) if resolved.balance else np.zeros(len(shares))
+    temperature = find_temperature(logits, given, found.noise.matrix, log_prior)
+    view = transform(str(resolved.augment), dataset.mean, dataset.std)
+    preprocessor = None
+    if source.kind != "image":
+        knobs = {"drop": _listed(source.knobs, "drop"), "text": _listed(source.knobs, "text")}
+        preprocessor = load_table(source.path, source.knobs["label"], **knobs, test=HELD_OUT)[1]
+    noise = found.noise
+    facts = {
+        "kind": source.kind,
+        "class_names": list(source.class_names),
+        "model": resolved.model,
+        "input_shape": list(view(dataset.test.x[np.array([0])], None).shape[1:]),
+        "augment": resolved.augment,
+        "mean": list(dataset.mean),
+        "std": list(dataset.std),
+        "size": plan.size,
+        "image": source.knobs.get("image"),
+        "label": source.knobs.get("label"),
+        "temperature": temperature,
+        "log_prior": log_prior.tolist(),
+        "noisy_accuracy": float((logits.argmax(1) == given).mean()),
+        "noise": {
+            "from": found.way,
+            "rate": noise.rate,
+            "rate_interval": list(noise.rate_interval),
+            **{
+                name: None if (values := getattr(noise, name)) is None else values.tolist()
+                for name in ("matrix", "matrix_lower", "matrix_upper")
+            },
+        },
+        "clip": result.clip,
+        "run": result.id,
+        "config": result.config,
+        "versions": result.versions,
+    }
+    save(out, facts, result.weights(), preprocessor)
+    return load(out)
+
+
+def _listed(knobs: dict[str, Any], name: str) -> list[str]:
+    return str(knobs[name]).split(",") if name in knobs else []

@@ -1,0 +1,151 @@
+"""Which labels are wrong: out-of-fold for every row, or from what one run refused to memorise."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from logitclip import data, run_folder
+from logitclip.config import RunConfig
+from logitclip.data.augment import transform
+from logitclip.noise.estimate import NoiseEstimate, estimate_noise
+from logitclip.own_data.calibration import find_temperature, given_the_label, softmax
+from logitclip.own_data.model import logits_of
+from logitclip.run_folder import Result, outcome
+from logitclip.studies import executors, tuning
+from logitclip.training import build_model
+
+
+@dataclass(frozen=True, eq=False)
+class Issues:
+    """A score for every label, and the noise that follows from the same predictions."""
+
+    way: str  # "out of fold" or "one run"
+    scores: np.ndarray  # [N]; NaN where a label cannot be judged
+    suggested: np.ndarray  # [N] class positions
+    wrong: np.ndarray  # [N] bool: more likely wrong than right
+    noise: NoiseEstimate
+
+    @property
+    def ranking(self) -> np.ndarray:
+        """Rows from the most to the least suspicious, without those that cannot be judged."""
+        order = np.argsort(-np.where(np.isnan(self.scores), -np.inf, self.scores), kind="stable")
+        return order[: int((~np.isnan(self.scores)).sum())]
+
+
+def out_of_fold(config: RunConfig, labels: np.ndarray, classes: int, folds: int, **where: Any) -> Issues:
+    """Judge every label with a model that was not trained on it.
+
+    The rows are divided into `folds` parts; an ordinary run on the other parts predicts each. The score of a label is
+    the probability that it is wrong, by Bayes' rule from the calibrated prediction and the estimated noise.
+
+    Args:
+        config: The run; its dataset spec gets other values of `test` and `fold`.
+        labels: Noisy labels [N].
+        classes: K.
+        folds: Number of folds.
+        where: executor, jobs and on_event of `executors.execute`.
+
+    Raises:
+        ValueError: If a run fails.
+    """
+    parts = [
+        tuning.with_value(tuning.with_value(config, "data.test", 1 / folds), "data.fold", fold) for fold in range(folds)
+    ]
+    executors.execute(parts, **where)
+    logits = np.full((len(labels), classes), np.nan)
+    for part in parts:
+        rows, found = held_out_logits(_finished(part), part)
+        logits[rows] = found
+    return judged(logits, labels, "out of fold")
+
+
+def judged(logits: np.ndarray, labels: np.ndarray, way: str, prior: np.ndarray | None = None) -> Issues:
+    """Score labels by the logits of models that were not trained on them; rows of NaN are left out."""
+    known = ~np.isnan(logits).any(1)
+    seen, given = logits[known] + (0.0 if prior is None else prior), labels[known]
+    noise = estimate_noise(given, softmax(seen / find_temperature(seen, given, None)))
+    posterior = given_the_label(softmax(seen / find_temperature(seen, given, noise.matrix)), given, noise.matrix)
+    scores, suggested = np.full(len(labels), np.nan), labels.copy()
+    scores[known] = 1 - posterior[np.arange(len(given)), given]
+    suggested[known] = posterior.argmax(1)
+    return Issues(way, scores, suggested, suggested != labels, noise)
+
+
+def one_run(result: Result, config: RunConfig, labels: np.ndarray) -> tuple[Issues, np.ndarray]:
+    """Judge the labels with a single training run.
+
+    A clipped network learns wrong labels late or never. A training row is ranked by its margin, the log-probability of
+    its label minus that of the best other class, averaged over the epochs (the area under the margin of Pleiss et al.,
+    2020); a held-out row by the margin of the final network. The score is the share of the rows of the same part with a
+    larger margin: 1 is the most suspicious.
+
+    Returns:
+        The issues, and the logits of the held-out rows as [N, K] with NaN elsewhere.
+    """
+    dataset = data.load(config.data, config.root)
+    with np.load(result.folder / run_folder.EXAMPLES) as file:
+        trained = {name: file[name] for name in ("row", "mean_margin", "other")}
+    rows, logits = held_out_logits(result, config, dataset)
+    given = labels[rows]
+    own = logits[np.arange(len(rows)), given]
+    rest = logits.copy()
+    rest[np.arange(len(rows)), given] = -np.inf
+    scores, suggested = np.full(len(labels), np.nan), labels.copy()
+    scores[trained["row"]] = _quantiles(-trained["mean_margin"])
+    scores[rows] = _quantiles(rest.max(1) - own)
+    suggested[trained["row"]], suggested[rows] = trained["other"], rest.argmax(1)
+    every = np.full((len(labels), logits.shape[1]), np.nan)
+    every[rows] = logits
+    noise = judged(every, labels, "one run").noise
+    wrong = scores > 1 - noise.rate
+    return Issues("one run", scores, np.where(wrong, suggested, labels), wrong, noise), every
+
+
+def held_out_logits(result: Result, config: RunConfig, dataset: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    """Return the held-out rows of a run, [n], and its final network's logits for them, [n, K]."""
+    config = config.resolved()
+    dataset = data.load(config.data, config.root) if dataset is None else dataset
+    network = build_model(config, dataset, seed=0)
+    network.load_state_dict(result.weights())
+    view = transform(str(config.augment), dataset.mean, dataset.std)
+    x = dataset.test.x
+    return dataset.test.rows.numpy(), logits_of(network, x, view).double().numpy()
+
+
+def _finished(config: RunConfig) -> Result:
+    found = outcome(config)
+    if not isinstance(found, Result):
+        raise ValueError(f"A run has failed: {found.error if found is not None else 'it has no result'}")
+    return found
+
+
+def _quantiles(values: np.ndarray) -> np.ndarray:
+    """Return the share of values that are smaller, from 0 to 1."""
+    ranks = np.empty(len(values))
+    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
+    return ranks / max(1, len(values) - 1)
+
+
+def write(path: Path, issues: Issues, names: Sequence[str], class_names: Sequence[str], labels: np.ndarray) -> None:
+    """Write all judged rows as CSV, the most suspicious first."""
+    text = io.StringIO()
+    table = csv.writer(text)
+    table.writerow(["row", "given", "suggested", "score", "wrong"])
+    for i in issues.ranking.tolist():
+        cells = [names[i], class_names[labels[i]], class_names[issues.suggested[i]]]
+        table.writerow([*map(plain, cells), f"{issues.scores[i]:.4f}", str(bool(issues.wrong[i])).lower()])
+    run_folder.write(path, text.getvalue().encode())
+
+
+def plain(text: str) -> str:
+    """Keep spreadsheets from reading text as a formula."""
+    return f"'{text}" if text[:1] in ("=", "+", "@", "\t", "\r") or (text[:1] == "-" and not text[1:2].isdigit()) else text
+
+

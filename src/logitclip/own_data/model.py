@@ -1,0 +1,190 @@
+"""The model folder: network, preprocessing, classes and calibration; no pickle in it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from logitclip import models, run_folder
+from logitclip.data.augment import transform
+from logitclip.data.columns import Columns, from_frame, read_table, row_count
+from logitclip.data.dataset import Split
+from logitclip.data.images import ImageFiles, find_images
+from logitclip.data.loading import batches
+from logitclip.data.preprocessing import Preprocessor
+from logitclip.data.table import column_text
+from logitclip.own_data.calibration import softmax
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+MODEL, WEIGHTS, PREPROCESSING, ISSUES, PAGE = (
+    *("model.json", "weights.safetensors", "preprocessing.skops", "issues.csv", "page.html"),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A fitted model in its folder. `fit` makes it, `load` reads it."""
+
+    folder: Path
+    facts: dict[str, Any]  # the content of model.json
+    network: nn.Module
+    preprocessor: Preprocessor | None
+
+    @property
+    def class_names(self) -> list[str]:
+        """The classes, in the order of the columns of `probabilities`."""
+        return self.facts["class_names"]
+
+    @property
+    def noise(self) -> dict[str, Any]:
+        """The estimated noise: rate, rate_interval, and matrix with matrix_lower and matrix_upper."""
+        return self.facts["noise"]
+
+    @cached_property
+    def issues(self) -> Any:
+        """The labels that are probably wrong, most suspicious first: a pandas data frame, see docs/wrong_labels.md."""
+        import pandas as pd
+
+        return pd.read_csv(self.folder / ISSUES, dtype={"row": str, "given": str, "suggested": str})
+
+    def predict(self, data: Any) -> Any:
+        """Predict the class of each row.
+
+        Args:
+            data: A csv, tsv, parquet or npz file, a folder of images, or a pandas data frame with the columns that the
+                model was fitted on. Other columns are ignored.
+
+        Returns:
+            A pandas data frame with a row per input: `row` (row number or file name), `class`, and `probability`, the
+            calibrated probability that this is the true class. An image that cannot be read has no class.
+
+        Raises:
+            ValueError: If a column is missing or holds something else than when the model was fitted.
+        """
+        import pandas as pd
+
+        names, probabilities = self.probabilities(data)
+        best = probabilities.argmax(1)
+        known = ~np.isnan(probabilities[:, 0])
+        classes = np.array(self.class_names, dtype=object)[best]
+        return pd.DataFrame(
+            {
+                "row": names,
+                "class": np.where(known, classes, None),
+                "probability": probabilities[np.arange(len(best)), best],
+            }
+        )
+
+    def probabilities(self, data: Any) -> tuple[list[str], np.ndarray]:
+        """Return row names and calibrated class probabilities [N, K]; a row of NaN where an image cannot be read."""
+        names, x = self._inputs(data)
+        return names, self.calibrated(self.logits(x).numpy())
+
+    def calibrated(self, logits: np.ndarray) -> np.ndarray:
+        """Turn logits [N, K] into probabilities of the true class."""
+        return softmax(logits / self.facts["temperature"] + np.array(self.facts["log_prior"]))
+
+    def logits(self, x: Any) -> Tensor:
+        """Return the network's logits [N, K]; `x` are features [N, D], images [N, 3, S, S] or image files."""
+        view = transform(self.facts["augment"], self.facts["mean"], self.facts["std"])
+        return logits_of(self.network, x, view)
+
+    def _inputs(self, data: Any) -> tuple[list[str], Any]:
+        if self.facts["kind"] == "image":
+            return self._images(data)
+        assert self.preprocessor is not None
+        columns = self._columns(data)
+        return [str(i + 1) for i in range(row_count(columns))], self.preprocessor.transform(columns)
+
+    def _columns(self, data: Any) -> Columns:
+        if isinstance(data, str | os.PathLike):
+            text = self.preprocessor.text_columns if self.preprocessor is not None else ()
+            return read_table(os.fspath(data), text=text)
+        return from_frame(data)
+
+    def _images(self, data: Any) -> tuple[list[str], Any]:
+        if isinstance(data, str | os.PathLike) and Path(data).is_dir():
+            folder, names = Path(data), sorted(find_images(Path(data)))
+            if not names:
+                raise ValueError(f"{folder} holds no image.")
+        else:
+            column = self.facts["image"]
+            if column is None:
+                raise ValueError(f"The model was fitted on a folder of images; give a folder, not {data}.")
+            columns = self._columns(data)
+            text = column_text(columns, column, str(data) if isinstance(data, str | os.PathLike) else "The data frame")
+            folder = Path(data).parent if isinstance(data, str | os.PathLike) else Path()
+            names = ["" if code < 0 else text.values[code] for code in text.codes]
+        return names, ImageFiles(folder, names, self.facts["size"])
+
+
+def logits_of(network: nn.Module, x: Any, view: Any) -> Tensor:
+    """Return logits [N, K] in batches; NaN for image files that cannot be read."""
+    network.eval()
+    rows = []
+    with torch.no_grad():
+        if isinstance(x, Tensor):
+            empty = Split(x, torch.zeros(len(x), dtype=torch.int64))
+            rows = [network(view(batch, None)) for _, batch, _ in batches(empty, 1024)]
+            return torch.cat(rows)
+        for i in range(len(x)):
+            try:
+                rows.append(network(view(x.decode(i)[None], None)))
+            except ValueError as error:
+                log.warning("skipped: %s", error)
+                rows.append(None)
+    width = next((row.shape[1] for row in rows if row is not None), 1)
+    return torch.cat([torch.full((1, width), torch.nan) if row is None else row for row in rows])
+
+
+def save(folder: Path, facts: dict[str, Any], weights: dict[str, Tensor], preprocessor: Preprocessor | None) -> None:
+    """Write a model folder; `model.json` comes last, so a folder with it is complete."""
+    from safetensors.torch import save as as_bytes
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MODEL).unlink(missing_ok=True)
+    run_folder.write(folder / WEIGHTS, as_bytes({name: tensor.contiguous() for name, tensor in weights.items()}))
+    if preprocessor is not None:
+        preprocessor.save(folder / PREPROCESSING)
+    run_folder.write_json(folder / MODEL, {"format": FORMAT, **facts})
+
+
+def load(folder: str | Path) -> Model:
+    """Read a model folder that `fit` wrote.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The model; it predicts the same as in the process that fitted it.
+
+    Raises:
+        ValueError: If the folder is not a complete model folder of this version.
+    """
+    from safetensors.torch import load_file
+
+    folder = Path(os.path.expanduser(folder))
+    if not (folder / MODEL).is_file():
+        raise ValueError(f"{folder} is not a model folder: it has no {MODEL}. `logitclip fit` makes one.")
+    try:
+        facts = json.loads((folder / MODEL).read_text(encoding="utf-8"))
+        if facts["format"] != FORMAT:
+            raise ValueError(f"its format is {facts['format']!r}, not {FORMAT}")
+        network = models.build(facts["model"], len(facts["class_names"]), facts["input_shape"])
+        network.load_state_dict(load_file(folder / WEIGHTS))
+    except Exception as error:  # damaged files fail in many ways
+        reason = (str(error).strip() or type(error).__name__).partition("\n")[0].rstrip(".")
+        raise ValueError(f"The model in {folder} cannot be read: {reason}.") from error
+    preprocessor = None if facts["kind"] == "image" else Preprocessor.load(folder / PREPROCESSING)
+    return Model(folder, facts, network.eval(), preprocessor)

@@ -1,0 +1,168 @@
+"""From data to the settings of an ordinary run, and how long training will take."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from logitclip import models
+from logitclip.config import RunConfig, word_to_tune
+from logitclip.own_data.source import HELD_OUT, Source
+from logitclip.search import HELD_OUT as SEARCH_HELD_OUT
+from logitclip.search import TRIALS
+
+AUTO = "norm:temp=auto"
+FOLDS = 5
+STEPS = 20_000  # of a run, at most, unless that is fewer than 10 epochs
+SEARCHED_ROWS = 20_000  # rows on which the clip is searched, if there are twice as many
+CPU_PIXELS = 64  # without a GPU, larger images are reduced to this
+IN_MEMORY = 2_000_000_000  # bytes of decoded images that are kept in memory
+UNBALANCED = 5.0  # ratio of the largest to the smallest class from which classes are weighted
+MEASURED = 4  # training steps that are timed
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What `fit` will do."""
+
+    source: Source
+    config: RunConfig  # of the final run; its clip may still be auto or grid
+    size: int  # side of the images, in pixels
+    runs: dict[str, tuple[int, int]]  # what for -> runs, and rows trained on in each
+    step_seconds: float  # of a batch, measured
+
+    @property
+    def seconds(self) -> float:
+        """How long training will take, from a few measured steps."""
+        return sum(count * self.run_seconds(rows) for count, rows in self.runs.values())
+
+    def run_seconds(self, rows: int) -> float:
+        """How long one run on so many rows takes."""
+        steps = -(-rows // (self.config.batch_size or 1)) * (self.config.epochs or 1)
+        return 1.4 * self.step_seconds * steps  # the rest is evaluation
+
+    def lines(self) -> list[str]:
+        """Describe data and plan, a sentence a line."""
+        source, counts = self.source, self.source.counts
+        named = [f"{name} ({count:,})" for name, count in zip(source.class_names, counts.tolist(), strict=True)]
+        shown = ", ".join(named) if len(named) <= 12 else f"{', '.join(named[:10])} and {len(named) - 10} more"
+        lines = [
+            f"{source.path}: {len(source.labels):,} rows in {len(counts)} classes: {shown}.",
+            "Used: " + ", ".join(f"{name} ({kind})" for name, kind in list(source.used.items())[:30]) + ".",
+        ]
+        if len(source.used) > 30:
+            lines[-1] = lines[-1][:-1] + f" and {len(source.used) - 30} more."
+        lines += [f"Left out: {name!r} {reason}." for name, reason in source.left_out.items()]
+        lone = [source.class_names[k] for k in np.flatnonzero(counts == 1)]
+        if lone:
+            lines.append(f"{_few(lone)} with one example: their labels cannot be judged.")
+        if source.kind == "image":
+            reason = "" if self.size == source.pixels else f", reduced from {source.pixels} because there is no GPU"
+            inputs = f"images of {self.size}x{self.size} pixels{reason}"
+        else:
+            inputs = f"{source.features} features"
+        weighted = ", classes weighted by size" if self.config.balance else ""
+        lines.append(
+            f"Network: {self.config.model} on {inputs}; {self.config.epochs} epochs of batches of "
+            f"{self.config.batch_size}{weighted}; clip {self.config.clip}."
+        )
+        runs = ", ".join(f"{count} to {purpose}" for purpose, (count, _) in self.runs.items())
+        lines.append(
+            f"Runs: {runs}. {HELD_OUT:.0%} of the rows are held out, with their noisy labels, to judge and calibrate."
+        )
+        lines.append(f"This will take about {_duration(self.seconds)}.")
+        return lines
+
+
+def make_plan(
+    source: Source, *, clip: str = AUTO, folds: int = 0, out: str = "model", **options: Any
+) -> Plan:
+    """Choose network, input size and settings.
+
+    Args:
+        source: The data.
+        clip: The clip; a number may be the word auto or grid.
+        folds: Folds of out-of-fold predictions; 0 for none.
+        out: The model folder; its subfolder `runs` gets the runs.
+        options: Fields of `RunConfig` to use instead of the plan's.
+
+    Raises:
+        ValueError: If an option is unknown or out of range.
+    """
+    rows, gpu = len(source.labels), torch.accelerator.is_available()
+    knobs, size = dict(source.knobs), 0
+    if source.kind == "image":
+        size = min(source.pixels, 256 if gpu else CPU_PIXELS)
+        knobs |= {"size": size, "memory": rows * 3 * size * size <= IN_MEMORY}
+        network = "cnn" if not gpu or size < 48 else f"resnet:depth=18{',stem=cifar' if size < 128 else ''}"
+        settings: dict[str, Any] = {"model": network, "lr": 0.05, "weight_decay": 5e-4, "batch_size": 128}
+        settings["augment"] = f"crop:size={size * 7 // 8}" if size >= 48 else "none"
+        most = 60
+    else:
+        depth, most = (1, 30) if source.kind == "text" else (2, 60)
+        settings = {"model": f"mlp:width=256,depth={depth}", "lr": 0.05, "weight_decay": 1e-4, "augment": "none"}
+        settings["batch_size"] = 128 if rows < 100_000 else 1024
+    settings["batch_size"] = min(settings["batch_size"], max(8, rows // 8))
+    settings["epochs"] = int(np.clip(STEPS * settings["batch_size"] // rows, 10, most))
+    counts = source.counts
+    settings["balance"] = bool(counts.max() > UNBALANCED * counts.min())
+    settings |= {"schedule": "cosine", "momentum": 0.9, "nesterov": True, "drop_last": False}
+    unknown = [name for name in options if name not in RunConfig.__dataclass_fields__]
+    if unknown:
+        raise ValueError(f"fit has no option {unknown[0]!r}.")
+    settings |= {name: value for name, value in options.items() if value is not None}
+    spec = _replaced(source, {**knobs, "test": HELD_OUT})
+    config = RunConfig(data=spec, clip=clip, runs=f"{out}/runs", per_example=True, **settings)
+
+    trained = round(rows * (1 - HELD_OUT))
+    runs = {}
+    wanted = word_to_tune(config)
+    if wanted is not None:
+        tried = min(trained, SEARCHED_ROWS) if rows > 2 * SEARCHED_ROWS else trained
+        # The grid of eleven holds out a tenth, the search a half.
+        grid = wanted[2] == "grid"
+        runs["choose the clip"] = (11, tried) if grid else (TRIALS, round(tried * (1 - SEARCH_HELD_OUT)))
+    if folds:
+        runs["judge every label out of fold"] = (folds, round(rows * (1 - 1 / folds)))
+    runs["train the model"] = (1, trained)
+    return Plan(source, config, size, runs, _step_seconds(source, config, size))
+
+
+def _replaced(source: Source, knobs: dict[str, Any]) -> str:
+    from dataclasses import replace
+
+    return replace(source, knobs=knobs).spec
+
+
+def _step_seconds(source: Source, config: RunConfig, size: int) -> float:
+    """Time a few training steps of the network on random inputs."""
+    side = size * 7 // 8 if "crop" in str(config.augment) else size
+    shape = (3, side, side) if source.kind == "image" else (source.features,)
+    model = models.build(str(config.model), len(source.class_names), shape)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
+    x = torch.zeros(int(config.batch_size or 1), *shape)
+    y = torch.zeros(len(x), dtype=torch.int64)
+    times = []
+    for _ in range(MEASURED):
+        started = time.perf_counter()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"Class{'es' if len(names) > 1 else ''} {', '.join(map(repr, names[:3]))}{more}"
+
+
+def _duration(seconds: float) -> str:
+    from logitclip.progress import duration
+
+    return duration(max(1.0, seconds))

@@ -1,0 +1,191 @@
+"""What somebody's data holds: rows, classes, features, and how a dataset spec describes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from logitclip.data import DATASETS
+from logitclip.data.columns import Text, read_table
+from logitclip.data.folder import folder_listing
+from logitclip.data.images import IMAGE_SUFFIXES, ImageFiles
+from logitclip.data.listings import Listing, collect
+from logitclip.data.table import column_text, image_listing, load_table, require
+
+HELD_OUT = 0.1  # share of the rows that the final model is judged and calibrated on, with their noisy labels
+SAMPLE = 500  # image files whose size is looked up
+WORDS = 3  # a column of text with more words on average is probably free text
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Data with a label for every row."""
+
+    path: Path
+    kind: str  # "table", "text" or "image"
+    knobs: dict[str, Any]  # of the dataset spec
+    labels: np.ndarray  # [N] positions in class_names
+    class_names: Sequence[str]
+    names: Sequence[str]  # [N] row numbers (from 1, without the header) or file names
+    features: int  # of a table: how many inputs the network has
+    used: dict[str, str]  # column -> number, category, text or image
+    left_out: dict[str, str]  # column -> why
+    pixels: int = 0  # of images: the median of the shorter sides
+    texts: Sequence[str] | None = None  # [N] what to show of each row
+
+    @property
+    def spec(self) -> str:
+        """The dataset spec of an ordinary run."""
+        name = "folder" if self.path.is_dir() else "table"
+        spec = f"{name}:" + ",".join(f"{key}={value}" for key, value in self.knobs.items())
+        if DATASETS.split(spec)[1] != {key: str(value) for key, value in self.knobs.items()}:
+            raise ValueError(f"The names {list(self.knobs.values())} cannot be written as a spec: rename the column.")
+        return spec
+
+    @property
+    def counts(self) -> np.ndarray:
+        """The number of rows of each class, [K]."""
+        return np.bincount(self.labels, minlength=len(self.class_names))
+
+
+def look(
+    path: str | Path,
+    label: str | None = None,
+    *,
+    text: Sequence[str] = (),
+    image: str | None = None,
+    drop: Sequence[str] = (),
+) -> Source:
+    """Look at a table or a folder of class folders.
+
+    Args:
+        path: A csv, tsv, parquet or npz file, or a folder with one folder of images per class.
+        label: The label column of a table.
+        text: Columns with free text.
+        image: A column with image files; found by itself if its values end in .jpg, .png and so on.
+        drop: Columns to leave out.
+
+    Raises:
+        ValueError: If something cannot be used, in one sentence that says what and why.
+    """
+    path = Path(os.path.expanduser(path))
+    if path.is_dir():
+        for name, given in (("label", label), ("text", text), ("image", image), ("drop", drop)):
+            if given:
+                raise ValueError(f"{path} is a folder, its class folders are the labels: leave out {name}.")
+        listing, classes = folder_listing(path)
+        return _images(path, {"path": path}, listing, classes, {"image files": "image"}, {})
+    if label is None:
+        columns = read_table(path)
+        raise ValueError(f"Which column of {path} is the label? It has {', '.join(list(columns)[:20])}.")
+    if image is None and not text:
+        image = _image_column(path, label, drop)
+    if image is not None:
+        listing, classes = image_listing(path, label, image)
+        others = [name for name in read_table(path) if name not in (label, image)]
+        left_out = dict.fromkeys(others, "is not used beside images")
+        return _images(path, {"path": path, "label": label, "image": image}, listing, classes, {image: "image"}, left_out)
+    return _table(path, label, text, drop)
+
+
+def _table(path: Path, label: str, text: Sequence[str], drop: Sequence[str]) -> Source:
+    dataset, preprocessor = load_table(path, label, drop=drop, text=text, test=HELD_OUT)
+    rows = torch.cat([split.rows for split in (dataset.train, dataset.test) if split.rows is not None])
+    labels = torch.cat([dataset.train.labels, dataset.test.labels])[rows.argsort()].numpy()
+    knobs: dict[str, Any] = {"path": path, "label": label}
+    knobs |= {"drop": ",".join(drop)} if drop else {}
+    knobs |= {"text": ",".join(text)} if text else {}
+    left_out = {**dict.fromkeys(drop, "you left it out"), **preprocessor.dropped}
+    columns = read_table(path, text=text)
+    for name, column in columns.items():
+        if name in preprocessor.dropped and isinstance(column, Text) and _words(column) >= WORDS:
+            left_out[name] += f"; to use its words, give --text {name}"
+    return Source(
+        path=path,
+        kind="text" if text else "table",
+        knobs=knobs,
+        labels=labels,
+        class_names=dataset.class_names,
+        names=_RowNumbers(len(labels)),
+        features=int(dataset.train.x[torch.tensor([0])].shape[1]),
+        used=dict(preprocessor.kinds),
+        left_out=left_out,
+        texts=_Joined([column_text(columns, name, path) for name in text or list(preprocessor.kinds)[:4]]),
+    )
+
+
+def _images(
+    path: Path,
+    knobs: dict[str, Any],
+    listing: Listing,
+    classes: Sequence[str],
+    used: dict[str, str],
+    left_out: dict[str, str],
+) -> Source:
+    names, labels = collect(listing, classes)
+    if len(classes) < 2:
+        raise ValueError(f"{path} holds {len(classes)} classes; at least two are needed.")
+    files = ImageFiles(listing.folder, names)
+    sample = torch.linspace(0, len(names) - 1, min(SAMPLE, len(names))).round().long().unique()
+    sides = files.sizes(sample).amin(1)
+    if not (sides > 0).any():
+        raise ValueError(f"None of the image files in {path} can be opened; are they images?")
+    return Source(
+        path=path,
+        kind="image",
+        knobs=knobs,
+        labels=labels.numpy(),
+        class_names=tuple(classes),
+        names=names,
+        features=0,
+        used=used,
+        left_out=left_out,
+        pixels=int(sides[sides > 0].median()),
+    )
+
+
+def _image_column(path: Path, label: str, drop: Sequence[str]) -> str | None:
+    columns = read_table(path, text=(label,))
+    require(columns, label, path)
+    for name, column in columns.items():
+        if name in (label, *drop) or not isinstance(column, Text) or not column.values:
+            continue
+        if all(value.lower().endswith(IMAGE_SUFFIXES) for value in column.values[:1000]):
+            return name
+    return None
+
+
+def _words(column: Text) -> float:
+    return float(np.mean([len(value.split()) for value in column.values[:1000]])) if column.values else 0.0
+
+
+class _RowNumbers(Sequence[str]):
+    """Row numbers from 1, as text, without a list of a million strings."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, i: Any) -> Any:
+        return str(range(1, self.rows + 1)[i])
+
+
+class _Joined(Sequence[str]):
+    """The values of some columns, row by row, for people to read."""
+
+    def __init__(self, columns: Sequence[Text]) -> None:
+        self.columns = columns
+
+    def __len__(self) -> int:
+        return len(self.columns[0].codes)
+
+    def __getitem__(self, i: Any) -> Any:
+        return " | ".join("" if c.codes[i] < 0 else c.values[c.codes[i]] for c in self.columns)
