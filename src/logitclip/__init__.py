@@ -23,7 +23,9 @@ __all__ = [
     "clip_hidden",
     "clip_logits",
     "data",
+    "fit",
     "linear_cross_entropy",
+    "load",
     "logit_norm",
     "losses",
     "models",
@@ -40,6 +42,7 @@ if TYPE_CHECKING:  # where each lives
     from logitclip.config import RunConfig
     from logitclip.criterion import LogitClip, Loss
     from logitclip.linear import LinearLogitClip, clip_hidden, linear_cross_entropy
+    from logitclip.own_data import fit, load
     from logitclip.run_folder import Result
     from logitclip.search import tune
     from logitclip.training import train
@@ -49,6 +52,7 @@ _WHERE = {
     "config": ("RunConfig",),
     "criterion": ("LogitClip", "Loss"),
     "linear": ("LinearLogitClip", "clip_hidden", "linear_cross_entropy"),
+    "own_data": ("fit", "load"),
     "run_folder": ("Result",),
     "search": ("tune",),
     "training": ("train",),

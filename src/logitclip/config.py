@@ -49,6 +49,8 @@ class RunConfig:
     """The loss, as in gce:q=0.7."""
     clip: str = "none"
     """What is done to the logits before the loss, as in norm:temp=1.5 or norm:tau=1."""
+    balance: bool = False
+    """Weight each class by the inverse of its share of the training labels, at most tenfold."""
     penalty: str = "none"
     """A penalty on the logits, as in norm:weight=0.1."""
     method: str = "standard"
@@ -104,7 +106,7 @@ class RunConfig:
     measure_every: int = 0
     """Epochs between two measurements of what is memorised; 0: each epoch up to 20,000 examples, else each tenth."""
     per_example: bool = False
-    """Also write loss, margin, prediction and first epoch learnt of every training example."""
+    """Also write loss, margin, its mean over epochs, prediction and first epoch learnt of every training example."""
     plugin: tuple[str, ...] = ()
     """Python files with own losses, models or datasets, imported first."""
     workers: int = 0

@@ -150,7 +150,9 @@ def fit(
             measure = (epoch + 1) % measure_every == 0 or epoch == settings.epochs - 1
             row |= _memorisation(worker, train, view, settings, fabric, wrong) if measure else _UNMEASURED
             if settings.per_example:
+                mean_margin = examples.get("mean_margin", torch.zeros(()))
                 examples = _per_example(worker, train, view, settings, fabric)
+                examples["mean_margin"] = mean_margin + (examples["margin"] - mean_margin) / (epoch + 1)
                 learnt = (examples["prediction"] == labels) & (first_learnt < 0)
                 first_learnt[learnt] = epoch
                 examples["first_learnt"] = first_learnt
@@ -354,16 +356,16 @@ def _memorisation(
 
 
 def _per_example(worker: Method, train: Split, view: View, settings: Settings, fabric: Any) -> dict[str, Tensor]:
-    """Loss (cross entropy), margin and prediction of every training example, in the order of the dataset."""
-    record = torch.zeros(3, len(train), device=fabric.device)
+    """Loss (cross entropy), margin, prediction and best other class of every training example, in dataset order."""
+    record = torch.zeros(4, len(train), device=fabric.device)
     for at, y, logits in _evaluate(worker, train, view, settings, fabric, None):
         log_probs, label = logits.float().log_softmax(1), _hard(y)[:, None]
         own = log_probs.gather(1, label)[:, 0]
-        other = log_probs.scatter(1, label, -torch.inf).amax(1)
-        record[:, at] = torch.stack([-own, own - other, logits.argmax(1).float()])
+        best, other = log_probs.scatter(1, label, -torch.inf).max(1)
+        record[:, at] = torch.stack([-own, own - best, logits.argmax(1).float(), other.float()])
     record = fabric.all_reduce(record, reduce_op="sum") if fabric.world_size > 1 else record  # each rank has its own
-    loss, margin, prediction = record.cpu()
-    return {"loss": loss, "margin": margin, "prediction": prediction.long()}
+    loss, margin, prediction, other = record.cpu()
+    return {"loss": loss, "margin": margin, "prediction": prediction.long(), "other": other.long()}
 
 
 @torch.no_grad()

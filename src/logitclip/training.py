@@ -27,12 +27,14 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 from logitclip import data, engine, models, noise, run_folder
 from logitclip.clip import PENALTIES
 from logitclip.config import RunConfig, load_plugins, resolved_id
-from logitclip.criterion import clipped
+from logitclip.criterion import Loss, clipped
 from logitclip.data.augment import transform
 from logitclip.data.loading import hold_out
 from logitclip.methods import METHODS
 from logitclip.rng import stream
 from logitclip.run_folder import LAST, Result, read_result
+
+MOST_WEIGHT = 10.0  # of a class with `balance`: a few wrong labels must not count as hundreds
 
 Load = Callable[[str], data.Dataset]  # from a spec
 OnEpoch = Callable[[RunConfig, dict[str, Any] | None], None]
@@ -176,7 +178,7 @@ def _work(
             worker = engine.fit(
                 dataset,
                 partial(build_model, str(config.model), dataset, view),
-                criterion,
+                _balanced(config, dataset, held.train) if config.balance else criterion,
                 METHODS.build(config.method),
                 settings,
                 view=view,
@@ -348,6 +350,16 @@ def settings(config: RunConfig) -> engine.Settings:
     return engine.Settings(**shared)
 
 
+def _balanced(config: RunConfig, dataset: data.Dataset, index: Tensor) -> nn.Module:
+    """The loss of a resolved config behind its clip, with each class weighted by its share of the labels at `index`."""
+    labels = dataset.train.labels[index]
+    if labels.is_floating_point():
+        raise ValueError("balance needs one label per example, not soft labels.")
+    counts = torch.bincount(labels, minlength=dataset.num_classes).clamp(min=1)
+    weight = len(labels) / (dataset.num_classes * counts)
+    return clipped(Loss(config.loss, weight=weight.clamp(max=MOST_WEIGHT)), config.clip)
+
+
 def build_model(spec: str, dataset: data.Dataset, view: engine.View, seed: int) -> nn.Module:
     """The network that `spec` names, for the inputs that `view` makes of the dataset."""
     shape = view(dataset.test.x[torch.tensor([0])], None).shape[1:]
@@ -393,6 +405,8 @@ def _write_examples(path: Path, train: data.Split, index: Tensor | None = None, 
     arrays["label"] = train.labels[chosen]
     if train.clean_labels is not None:
         arrays["clean_label"] = train.clean_labels[chosen]
+    if train.rows is not None:
+        arrays["row"] = train.rows[chosen]
     if index is not None:
         arrays["index"] = index
     content = io.BytesIO()

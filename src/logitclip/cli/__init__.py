@@ -19,6 +19,7 @@ from tyro.conf import OmitArgPrefixes, PositionalMetavarFromFieldName
 
 import logitclip
 from logitclip.cli.output import Exit, fail, show
+from logitclip.cli.own_data import fit, issues, predict
 from logitclip.cli.reference import bound, list_names, noise, paper
 from logitclip.cli.studies import figures, report, sweep
 from logitclip.cli.training import train, tune
@@ -30,6 +31,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
     "tune": tune,
     "sweep": sweep,
+    "fit": fit,
+    "predict": predict,
+    "issues": issues,
     "report": report,
     "figures": figures,
     "list": list_names,

@@ -32,7 +32,7 @@ Verbose = Annotated[Flag, arg(aliases=["-v"], help="Print more: a line for every
 GROUPS: dict[str, tuple[str, ...]] = {
     "data": ("data", "root", "limit", "test_limit", "val", "val_rule", "augment"),
     "noise": ("noise", "noise_seed"),
-    "clip and loss": ("loss", "clip", "penalty"),
+    "clip and loss": ("loss", "clip", "penalty", "balance"),
     "network": ("model",),
     "optimisation": (
         *("method", "epochs", "batch_size", "lr", "momentum", "nesterov", "weight_decay", "schedule", "milestones"),

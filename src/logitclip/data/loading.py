@@ -82,6 +82,8 @@ def stratified_split(labels: Tensor, share: float, seed: int, *, fold: int = 0) 
     start, stop = ((counts * share * part).round().long() for part in (fold, fold + 1))
     stop = torch.minimum(stop, start + counts - 1)  # at least one example of every class is trained on
     tested = (rank >= start.repeat_interleave(counts)) & (rank < stop.repeat_interleave(counts))
+    if not tested.any() and share * len(labels) >= 1:  # only tiny classes: take every n-th example of all classes
+        tested = (torch.arange(len(labels)) % folds == fold) & (counts > 1).repeat_interleave(counts)
     if not tested.any():
         raise ValueError(f"test={share} of each class is less than one of {len(labels)} examples; raise it.")
     return order[~tested].sort().values, order[tested].sort().values

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from logitclip.noise.estimate import MOST_CELLS
+
 TEMPERATURES = np.geomspace(0.02, 50, 60)
 
 
@@ -32,6 +34,9 @@ def find_temperature(
     Returns:
         The temperature; the calibrated probabilities are `softmax(logits / temperature + log_prior)`.
     """
+    if logits.size > MOST_CELLS:
+        chosen = np.random.default_rng(0).choice(len(labels), max(100, MOST_CELLS // logits.shape[1]), replace=False)
+        logits, labels = logits[chosen], labels[chosen]
     rows = np.arange(len(labels))
 
     def likelihood(temperature: float) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from logitclip import data
 from logitclip.config import RunConfig, word_to_tune
@@ -115,9 +116,7 @@ def find_issues(
         and `wrong`.
     """
     shared: dict[str, Any] = {"text": text, "image": image, "drop": drop, "out": out, "clip": clip, "jobs": jobs}
-    return fit(
-        data, label, find_issues=not fast, on_plan=on_plan, on_event=on_event, **shared, **options
-    ).issues
+    return fit(data, label, find_issues=not fast, on_plan=on_plan, on_event=on_event, **shared, **options).issues
 
 
 def _as_file(data: Any, out: Path) -> str | Path:
@@ -170,14 +169,14 @@ def _saved(
     view = transform(str(resolved.augment), dataset.mean, dataset.std)
     preprocessor = None
     if source.kind != "image":
-        knobs = {"drop": _listed(source.knobs, "drop"), "text": _listed(source.knobs, "text")}
-        preprocessor = load_table(source.path, source.knobs["label"], **knobs, test=HELD_OUT)[1]
+        drop, text = (_listed(source.knobs, name) for name in ("drop", "text"))
+        preprocessor = load_table(source.path, source.knobs["label"], drop=drop, text=text, test=HELD_OUT)[1]
     noise = found.noise
     facts = {
         "kind": source.kind,
         "class_names": list(source.class_names),
         "model": resolved.model,
-        "input_shape": list(view(dataset.test.x[np.array([0])], None).shape[1:]),
+        "input_shape": list(view(dataset.test.x[torch.tensor([0])], None).shape[1:]),
         "augment": resolved.augment,
         "mean": list(dataset.mean),
         "std": list(dataset.std),

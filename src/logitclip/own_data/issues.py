@@ -112,9 +112,9 @@ def held_out_logits(result: Result, config: RunConfig, dataset: Any = None) -> t
     """Return the held-out rows of a run, [n], and its final network's logits for them, [n, K]."""
     config = config.resolved()
     dataset = data.load(config.data, config.root) if dataset is None else dataset
-    network = build_model(config, dataset, seed=0)
-    network.load_state_dict(result.weights())
     view = transform(str(config.augment), dataset.mean, dataset.std)
+    network = build_model(str(config.model), dataset, view, seed=0)
+    network.load_state_dict(result.weights())
     x = dataset.test.x
     return dataset.test.rows.numpy(), logits_of(network, x, view).double().numpy()
 
@@ -139,13 +139,12 @@ def write(path: Path, issues: Issues, names: Sequence[str], class_names: Sequenc
     table = csv.writer(text)
     table.writerow(["row", "given", "suggested", "score", "wrong"])
     for i in issues.ranking.tolist():
-        cells = [names[i], class_names[labels[i]], class_names[issues.suggested[i]]]
+        cells = [names[i], class_names[int(labels[i])], class_names[int(issues.suggested[i])]]
         table.writerow([*map(plain, cells), f"{issues.scores[i]:.4f}", str(bool(issues.wrong[i])).lower()])
     run_folder.write(path, text.getvalue().encode())
 
 
 def plain(text: str) -> str:
     """Keep spreadsheets from reading text as a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "@", "\t", "\r") or (text[:1] == "-" and not text[1:2].isdigit()) else text
-
-
+    formula = text[:1] in ("=", "+", "@", "\t", "\r") or (text[:1] == "-" and not text[1:2].isdigit())
+    return f"'{text}" if formula else text

@@ -77,13 +77,38 @@ class Model:
         names, probabilities = self.probabilities(data)
         best = probabilities.argmax(1)
         known = ~np.isnan(probabilities[:, 0])
-        classes = np.array(self.class_names, dtype=object)[best]
+        classes = np.array([*self.class_names, None], dtype=object)[np.where(known, best, -1)]
         return pd.DataFrame(
             {
                 "row": names,
-                "class": np.where(known, classes, None),
+                "class": classes,
                 "probability": probabilities[np.arange(len(best)), best],
             }
+        )
+
+    def agreement(self, data: Any, predicted: Any) -> str | None:
+        """Compare predictions with the labels in `data`, if it has the label column.
+
+        Args:
+            data: What `predict` got.
+            predicted: What it returned.
+
+        Returns:
+            A sentence with the accuracy, and what it is worth; None without labels.
+        """
+        label = self.facts["label"]
+        if label is None or (isinstance(data, str | os.PathLike) and Path(data).is_dir()):
+            return None
+        columns = read_table(os.fspath(data), text=[label]) if isinstance(data, str | os.PathLike) else from_frame(data)
+        if label not in columns:
+            return None
+        text = column_text(columns, label, "the data")
+        given = np.array([*text.values, ""], dtype=object)[text.codes]
+        new = sorted({str(value) for value in given} - {*self.class_names, ""})
+        unknown = f" {len(new)} classes are new to the model and count as wrong: {', '.join(new[:3])}." if new else ""
+        return (
+            f"{(given == predicted['class'].to_numpy()).mean():.1%} agree with the column {label!r}. If a share r of "
+            f"these labels is wrong, a perfect classifier would agree with about 1 - r.{unknown}"
         )
 
     def probabilities(self, data: Any) -> tuple[list[str], np.ndarray]:

@@ -24,6 +24,7 @@ CPU_PIXELS = 64  # without a GPU, larger images are reduced to this
 IN_MEMORY = 2_000_000_000  # bytes of decoded images that are kept in memory
 UNBALANCED = 5.0  # ratio of the largest to the smallest class from which classes are weighted
 MEASURED = 4  # training steps that are timed
+OVERHEAD = 2.0  # seconds to read the data and to write the run
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,19 @@ class Plan:
     def run_seconds(self, rows: int) -> float:
         """How long one run on so many rows takes."""
         steps = -(-rows // (self.config.batch_size or 1)) * (self.config.epochs or 1)
-        return 1.4 * self.step_seconds * steps  # the rest is evaluation
+        return OVERHEAD + 2 * self.step_seconds * steps  # the rest is evaluation, order and records
+
+    def rows_of(self, config: RunConfig) -> int:
+        """Return how many rows a run of this plan trains on."""
+        if config.val:
+            return round(next(iter(self.runs.values()))[1])
+        folds = self.runs.get("judge every label out of fold")
+        return folds[1] if folds and not config.per_example else self.runs["train the model"][1]
+
+    @property
+    def epochs_of_rows(self) -> int:
+        """The work of all runs: rows times epochs."""
+        return sum(count * rows for count, rows in self.runs.values()) * int(self.config.epochs or 1)
 
     def lines(self) -> list[str]:
         """Describe data and plan, a sentence a line."""
@@ -58,7 +71,7 @@ class Plan:
         if len(source.used) > 30:
             lines[-1] = lines[-1][:-1] + f" and {len(source.used) - 30} more."
         lines += [f"Left out: {name!r} {reason}." for name, reason in source.left_out.items()]
-        lone = [source.class_names[k] for k in np.flatnonzero(counts == 1)]
+        lone = [source.class_names[k] for k in np.flatnonzero(counts == 1).tolist()]
         if lone:
             lines.append(f"{_few(lone)} with one example: their labels cannot be judged.")
         if source.kind == "image":
@@ -79,9 +92,7 @@ class Plan:
         return lines
 
 
-def make_plan(
-    source: Source, *, clip: str = AUTO, folds: int = 0, out: str = "model", **options: Any
-) -> Plan:
+def make_plan(source: Source, *, clip: str = AUTO, folds: int = 0, out: str = "model", **options: Any) -> Plan:
     """Choose network, input size and settings.
 
     Args:

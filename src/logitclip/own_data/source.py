@@ -90,7 +90,9 @@ def look(
         listing, classes = image_listing(path, label, image)
         others = [name for name in read_table(path) if name not in (label, image)]
         left_out = dict.fromkeys(others, "is not used beside images")
-        return _images(path, {"path": path, "label": label, "image": image}, listing, classes, {image: "image"}, left_out)
+        return _images(
+            path, {"path": path, "label": label, "image": image}, listing, classes, {image: "image"}, left_out
+        )
     return _table(path, label, text, drop)
 
 

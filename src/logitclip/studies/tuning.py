@@ -27,6 +27,7 @@ Outcome = Callable[[RunConfig], Result | Failure | None]
 _ELEVEN = (0.1, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0)
 GRIDS: Mapping[str, tuple[float, ...]] = {
     "clip.norm.temp": _ELEVEN,
+    "clip.norm.tau": _ELEVEN,
     "clip.value.limit": _ELEVEN,
     "clip.logit_norm.temperature": _ELEVEN,
     "penalty.norm.weight": (0.01, 0.05, 0.1, 0.5),

@@ -1,0 +1,225 @@
+"""Commands for your own data: fit, predict, issues."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from logitclip.cli.options import Flag, Text, Whole
+from logitclip.cli.output import show, show_json, tell
+from logitclip.cli.training import stop_on_sigterm
+from logitclip.progress import duration, make_table
+
+Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
+Out = Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
+Data = Annotated[Positional[Path], arg(metavar="DATA")]
+
+SHOWN = 20  # suspicious labels on the terminal
+
+
+def fit(
+    data: Data,
+    /,
+    *,
+    label: Text = None,
+    text: Text = None,
+    image: Text = None,
+    drop: Text = None,
+    out: Out = Path("model"),
+    find_issues: Flag = False,
+    clip: str = "norm:temp=auto",
+    loss: Text = None,
+    model: Text = None,
+    epochs: Whole = None,
+    batch_size: Whole = None,
+    lr: Number = None,
+    augment: Text = None,
+    seed: int = 0,
+    jobs: int = 1,
+    json: Flag = False,
+) -> None:
+    """Fit a model to your own data, with labels you do not trust.
+
+    Example: logitclip fit train.csv --label kind --out model
+
+    It says first what it sees and plans. The same command continues where it was stopped.
+
+    Args:
+        data: A csv, tsv, parquet or npz file, or a folder with one folder of images per class.
+        label: The label column of a table.
+        text: Columns with free text, separated by commas.
+        image: The column with image files, if there is one.
+        drop: Columns to leave out, separated by commas.
+        out: The model folder to write.
+        find_issues: Judge every label out of fold (five more runs), instead of from the one run.
+        clip: The clip; auto searches its number, grid tries the paper's values, none trains without a clip.
+        loss: The loss, as in gce:q=0.7.
+        model: The network, instead of the one that fits the data.
+        epochs: Passes over the data.
+        batch_size: Examples in a batch.
+        lr: Learning rate.
+        augment: Augmentation of images, as in flip_crop:padding=4.
+        seed: Seed of the training.
+        jobs: Runs at the same time.
+        json: Print the facts of the model as one JSON object on stdout.
+    """
+    settings: dict[str, Any] = {"loss": loss, "model": model, "epochs": epochs, "batch_size": batch_size, "lr": lr}
+    settings |= {"augment": augment, "seed": seed}
+    fitted = _fit(data, label, text, image, drop, out, clip, find_issues=find_issues, jobs=jobs, **settings)
+    if json:
+        show_json(fitted.facts)
+        return
+    _report(fitted)
+    show(f"The model is in {out}; predict with: logitclip predict {out} new.csv -o out.csv")
+
+
+def issues(
+    data: Data,
+    /,
+    *,
+    label: Text = None,
+    text: Text = None,
+    image: Text = None,
+    drop: Text = None,
+    out: Out = Path("issues"),
+    fast: Flag = False,
+    clip: str = "norm:temp=auto",
+    model: Text = None,
+    epochs: Whole = None,
+    seed: int = 0,
+    jobs: int = 1,
+    json: Flag = False,
+) -> None:
+    """Find the labels of your own data that are probably wrong.
+
+    Example: logitclip issues train.csv --label kind
+
+    Args:
+        data: A csv, tsv, parquet or npz file, or a folder with one folder of images per class.
+        label: The label column of a table.
+        text: Columns with free text, separated by commas.
+        image: The column with image files, if there is one.
+        drop: Columns to leave out, separated by commas.
+        out: The folder to write issues.csv and page.html to.
+        fast: Judge by one training run instead of five folds.
+        clip: The clip; auto searches its number.
+        model: The network, instead of the one that fits the data.
+        epochs: Passes over the data.
+        seed: Seed of the training.
+        jobs: Runs at the same time.
+        json: Print the ranking as a JSON list on stdout.
+    """
+    settings = {"model": model, "epochs": epochs, "seed": seed}
+    fitted = _fit(data, label, text, image, drop, out, clip, find_issues=not fast, jobs=jobs, **settings)
+    if json:
+        show_json(fitted.issues.to_dict("records"))
+        return
+    _report(fitted)
+    table = make_table("Most suspicious labels", "row", "given", "suggested", "score")
+    for row in fitted.issues.head(SHOWN).to_dict("records"):
+        table.add_row(*(str(row[name]) for name in ("row", "given", "suggested")), f"{row['score']:.3f}")
+    show(table)
+    show(f"All of them: {out / 'issues.csv'}; with {_content(fitted)}: {out / 'page.html'}.")
+
+
+def predict(model: Positional[Path], data: Data, /, *, out: Out = Path("predictions.csv"), json: Flag = False) -> None:
+    """Predict classes with a fitted model.
+
+    Example: logitclip predict model new.csv -o out.csv
+
+    Args:
+        model: The model folder.
+        data: A table with the columns that the model was fitted on, or a folder of images.
+        out: The CSV file to write: row, class, and the calibrated probability that this is the true class.
+        json: Print the predictions as a JSON list on stdout instead of writing a file.
+    """
+    from logitclip.own_data import load
+    from logitclip.run_folder import write
+
+    loaded = load(model)
+    found = loaded.predict(data)
+    if json:
+        show_json(found.to_dict("records"))
+    else:
+        write(out, found.to_csv(index=False).encode())
+        tell(f"{len(found):,} predictions in {out}.")
+    judged = loaded.agreement(data, found)
+    if judged is not None:
+        tell(judged)
+
+
+def _fit(
+    data: Path,
+    label: str | None,
+    text: str | None,
+    image: str | None,
+    drop: str | None,
+    out: Path,
+    clip: str,
+    **options: Any,
+) -> Any:
+    from logitclip.own_data import fit
+
+    stop_on_sigterm()
+    pace = Pace()
+    shared = {"text": _names(text), "image": image, "drop": _names(drop), "out": out, "clip": clip}
+    return fit(data, label, on_plan=pace.plan, on_event=pace, **shared, **options)
+
+
+class Pace:
+    """Tell the plan, then how far training is and how long it will still take, about twice a minute."""
+
+    EVERY = 30.0  # seconds
+
+    def __init__(self) -> None:
+        self.total = self.done = 0.0
+        self.started = self.told = time.monotonic()
+
+    def plan(self, plan: Any) -> None:
+        for line in plan.lines():
+            tell(line)
+        self.total = plan.epochs_of_rows
+        self.planned = plan
+        self.started = self.told = time.monotonic()
+
+    def __call__(self, kind: str, config: Any, detail: Any) -> None:
+        if kind == "epoch":
+            self.done += self.planned.rows_of(config)
+        elif kind == "skipped":
+            self.done += self.planned.rows_of(config) * config.resolved().epochs
+            self.total, self.started = self.total - self.done, time.monotonic()
+            self.done = 0.0
+        elif kind == "failed":
+            tell(f"A run failed: {detail.error}")
+        now = time.monotonic()
+        if self.done and now - self.told >= self.EVERY:
+            self.told = now
+            left = (now - self.started) * (self.total - self.done) / self.done
+            tell(f"{self.done / self.total:.0%} done, about {duration(max(1.0, left))} left")
+
+
+def _report(model: Any) -> None:
+    """Print what was found, with a word on what the accuracy was measured on."""
+    facts, noise = model.facts, model.noise
+    low, high = noise["rate_interval"]
+    show(
+        f"Labels: about {noise['rate']:.0%} are wrong (95 % interval {low:.0%} to {high:.0%}, {noise['from']} "
+        f"predictions)."
+    )
+    if high <= 0.03:
+        show("They look clean: the clip can only cost accuracy. Try --clip none.")
+    show(
+        f"Accuracy on held-out noisy labels: {facts['noisy_accuracy']:.1%}. At this noise rate a perfect classifier "
+        f"would score about {1 - noise['rate']:.0%}. Clip: {facts['clip']}."
+    )
+
+
+def _content(model: Any) -> str:
+    return "thumbnails" if model.facts["kind"] == "image" else "their values"
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in text.split(",")] if text else []

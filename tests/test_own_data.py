@@ -1,0 +1,270 @@
+"""Own data from end to end: fit, the model folder, predict, issues. Small data, few epochs."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import logitclip as lc
+from logitclip.own_data import find_issues
+from logitclip.own_data.planning import make_plan
+from logitclip.own_data.source import look
+from logitclip.run_folder import read_result
+from logitclip.training import train
+
+QUICK = {"clip": "norm:temp=2.5", "epochs": 12}
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory):
+    """Three classes by two numbers and a category; 20 % of the labels are the next class."""
+    rng = np.random.default_rng(0)
+    true = np.arange(600) % 3
+    x = np.array([[0, 0], [6, 0], [0, 6]])[true] + rng.normal(size=(600, 2))
+    given = np.where(rng.random(600) < 0.2, (true + 1) % 3, true)
+    frame = pd.DataFrame({"x": x[:, 0], "y": x[:, 1], "town": np.array(["ab", "cd"])[true % 2], "id": np.arange(600)})
+    frame.loc[::50, "x"] = None
+    frame["kind"] = np.array(["red", "green", "blue"])[given]
+    path = tmp_path_factory.mktemp("people") / "people.csv"
+    frame.to_csv(path, index=False)
+    return path, frame, true, given
+
+
+@pytest.fixture(scope="module")
+def fitted(people, tmp_path_factory):
+    out = tmp_path_factory.mktemp("fitted") / "model"
+    return lc.fit(people[0], label="kind", out=out, find_issues=True, **QUICK)
+
+
+def test_the_model_learns_the_true_classes(people, fitted):
+    _, frame, true, _ = people
+    predicted = fitted.predict(frame)
+    assert list(predicted.columns) == ["row", "class", "probability"]
+    assert (predicted["class"] == np.array(["red", "green", "blue"])[true]).mean() > 0.95
+    assert predicted["probability"].between(1 / 3, 1).all()
+    assert predicted["row"].tolist()[:2] == ["1", "2"]
+
+
+def test_the_noise_is_estimated(fitted):
+    low, high = fitted.noise["rate_interval"]
+    assert low <= 0.2 <= high
+    assert fitted.noise["from"] == "out of fold"
+    blue, green, red = fitted.class_names
+    assert (blue, green, red) == ("blue", "green", "red")
+    assert fitted.noise["matrix"][2][1] == pytest.approx(0.2, abs=0.08)  # red given as green
+    assert 0.7 < fitted.facts["noisy_accuracy"] < 0.95
+
+
+def test_the_wrong_labels_are_found(people, fitted):
+    _, _, true, given = people
+    issues = fitted.issues
+    assert sorted(issues["row"].astype(int)) == list(range(1, 601))
+    assert issues["score"].is_monotonic_decreasing
+    wrong = (given != true)[issues["row"].astype(int) - 1]
+    assert wrong[: wrong.sum()].mean() > 0.9
+    flagged = issues[issues["wrong"]]
+    rows = flagged["row"].astype(int) - 1
+    assert (flagged["suggested"] == np.array(["red", "green", "blue"])[true[rows]]).mean() > 0.9
+    assert issues["score"].sum() == pytest.approx((given != true).sum(), rel=0.25)  # scores are probabilities
+
+
+def test_the_folder_has_no_pickle_and_a_fresh_process_predicts_the_same(people, fitted, tmp_path):
+    path, frame, _, _ = people
+    names = {file.name for file in fitted.folder.iterdir()}
+    assert names == {"model.json", "weights.safetensors", "preprocessing.skops", "issues.csv", "page.html", "runs"}
+    subprocess.run(
+        [sys.executable, "-m", "logitclip", "predict", fitted.folder, path, "-o", tmp_path / "out.csv"],
+        check=True,
+        timeout=200,
+    )
+    again = pd.read_csv(tmp_path / "out.csv", dtype={"row": str})
+    pd.testing.assert_frame_equal(again, fitted.predict(frame), check_dtype=False)
+
+
+def test_the_run_is_an_ordinary_run(fitted):
+    result = read_result(fitted.folder / "runs" / fitted.facts["run"])
+    config = result.config
+    assert config["model"] == "mlp:depth=2"
+    assert "table:path=" in config["data"]
+    assert train(lc.RunConfig(**{**config, "plugin": ()})).id == result.id
+
+
+def test_the_page_shows_noise_curves_and_rows(fitted):
+    page = (fitted.folder / "page.html").read_text()
+    assert "of the labels are wrong" in page
+    assert "<svg" in page
+    assert "<b>noisy</b>" in page
+    assert page.count("<tr") > 60
+
+
+def test_one_run_finds_wrong_labels_too(people, tmp_path):
+    path, _, true, given = people
+    issues = find_issues(path, "kind", fast=True, out=tmp_path / "m", **QUICK)
+    wrong = (given != true)[issues["row"].astype(int) - 1]
+    assert wrong[: wrong.sum()].mean() > 0.8
+    assert issues["wrong"].mean() == pytest.approx(0.2, abs=0.1)
+    assert {"row", "mean_margin"} <= set(np.load(next((tmp_path / "m" / "runs").glob("*/examples.npz"))).files)
+
+
+def test_columns_missing_unknown_and_new(people, fitted):
+    _, frame, _, _ = people
+    with pytest.raises(ValueError, match=r"There is no column 'town'. Did you mean 'twon'"):
+        fitted.predict(frame.rename(columns={"town": "twon"}))
+    strange = frame.head(3).assign(town="never seen", extra=1)
+    assert len(fitted.predict(strange)) == 3
+    with pytest.raises(ValueError, match="Column 'x' held numbers when the model was fitted, now it holds 'many'"):
+        fitted.predict(frame.head(3).assign(x="many"))
+    new = frame.head(4).assign(kind=["red", "green", "blue", "violet"])
+    sentence = fitted.agreement(new, fitted.predict(new))
+    assert "75.0% agree with the column 'kind'" in sentence
+    assert "perfect classifier would agree with about 1 - r" in sentence
+    assert "1 classes are new to the model and count as wrong: violet" in sentence
+
+
+def test_a_data_frame_and_a_search(people, tmp_path):
+    _, frame, true, _ = people
+    model = lc.fit(frame, label="kind", out=tmp_path / "m", clip="norm:tau=auto", epochs=3)
+    assert model.facts["clip"].startswith("norm:tau=")
+    assert len(list((tmp_path / "m" / "runs").glob("*/result.json"))) == 6
+    assert (lc.load(tmp_path / "m").predict(frame)["class"] == np.array(["red", "green", "blue"])[true]).mean() > 0.8
+
+
+def test_a_damaged_folder_is_one_sentence(fitted, tmp_path):
+    with pytest.raises(ValueError, match=r"is not a model folder: it has no model.json"):
+        lc.load(tmp_path)
+    for file in ("model.json", "weights.safetensors", "preprocessing.skops"):
+        (tmp_path / file).write_bytes((fitted.folder / file).read_bytes())
+    (tmp_path / "weights.safetensors").write_bytes(b"cut")
+    with pytest.raises(ValueError, match=r"The model in .* cannot be read: ") as error:
+        lc.load(tmp_path)
+    assert "\n" not in str(error.value)
+    facts = json.loads((fitted.folder / "model.json").read_text())
+    (tmp_path / "model.json").write_text(json.dumps({**facts, "format": 99}))
+    with pytest.raises(ValueError, match="its format is 99, not 1"):
+        lc.load(tmp_path)
+
+
+# -- images and text ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """60 pictures of 16x16 pixels, red or blue with noise; every tenth is in the wrong folder, one is corrupt."""
+    Image = pytest.importorskip("PIL.Image")
+    folder, rng = tmp_path_factory.mktemp("pictures"), np.random.default_rng(0)
+    for i in range(60):
+        pixels = rng.integers(0, 120, (16, 16, 3), dtype=np.uint8)
+        pixels[..., 2 * (i % 2)] += 100
+        name = "red" if (i % 2 == 0) != (i % 10 == 0) else "blue"
+        (folder / name).mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(folder / name / f"{i:02}.png")
+    (folder / "red" / "broken.png").write_bytes(b"not a picture")
+    return folder
+
+
+def test_a_folder_of_small_pictures(pictures, tmp_path, caplog):
+    plan = make_plan(look(pictures))
+    assert plan.size == 16
+    assert "size=16" in plan.config.data
+    assert plan.config.model == "cnn"
+    assert any("images of 16x16 pixels" in line for line in plan.lines())
+    model = lc.fit(pictures, out=tmp_path / "m", clip="norm:temp=2", epochs=25)
+    assert "broken.png is not a readable image" in caplog.text
+    issues = model.issues
+    assert len(issues) == 60
+    assert issues["row"].str.endswith(".png").all()
+    assert (tmp_path / "m" / "page.html").read_text().count("data:image/png;base64,") == 60
+    found = model.predict(pictures)
+    assert len(found) == 61
+    assert found[found["row"] == "red/broken.png"]["class"].isna().all()
+    colours = np.array([int(name[-6:-4]) % 2 for name in found["row"] if "broken" not in name])
+    assert ((found["class"].dropna() == "blue").to_numpy() == colours).mean() > 0.9
+
+
+def test_texts(tmp_path):
+    rng = np.random.default_rng(0)
+    words = {
+        "sport": ["goal", "team", "match", "player", "score", "ball"],
+        "food": ["cook", "rice", "salt", "oven", "taste", "soup"],
+    }
+    rows = [(" ".join(rng.choice(words[kind], 6)), kind) for kind in ("sport", "food") for _ in range(100)]
+    frame = pd.DataFrame(rows, columns=["words", "kind"])
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    hint = look(tmp_path / "x.csv", "kind", text=["words"])
+    assert hint.kind == "text"
+    model = lc.fit(tmp_path / "x.csv", label="kind", text="words", out=tmp_path / "m", clip="none", epochs=8)
+    assert (model.predict(frame)["class"] == frame["kind"]).mean() > 0.95
+    assert rows[0][0].split()[0] in (tmp_path / "m" / "page.html").read_text()
+
+
+# -- bad inputs: a sentence or a recorded skip -------------------------------------------------------------------------
+
+GOOD = "a,b,y\n" + "".join(f"{i % 7},{i % 3},{'uv'[i % 2]}\n" for i in range(40))
+
+
+@pytest.mark.parametrize(
+    ("content", "label", "sentence"),
+    [
+        (b"", "y", r"x.csv could not be read \(Empty CSV file\)"),
+        (b"a,b,y\n", "y", "x.csv holds no rows"),
+        (GOOD.encode(), "yy", r"x.csv has no column 'yy'. Did you mean 'y'"),
+        (GOOD.encode(), None, r"Which column of .*x.csv is the label\? It has a, b, y"),
+        (GOOD.replace("u", "v").encode(), "y", "the label 'y' has 1 different values; at least two are needed"),
+        (GOOD.replace("a,b,y", "a,a,y").encode(), "y", "x.csv has two columns called 'a'; rename one"),
+        (b"a,y\n1,caf\xe9\n2,x\n" * 5, "y", r"x.csv could not be read \(.*UTF8"),
+        ("a,y\n" + "".join(f"{i % 5},{i / 7:.4f}\n" for i in range(40)), "y", "has 40 different values in 40 rows"),
+        (GOOD.replace("0,0,u", "0,0,").encode(), "y", r"x.csv, row 1: the label 'y' is missing.*; fill it in"),
+        (b"a,y\n" + b"1,u\n1,v\n" * 9, "y", "No column is left as a feature: 'a' has the same value in every row"),
+    ],
+    ids=["empty", "header", "misspelt", "none", "one_class", "twice", "encoding", "floats", "missing", "constant"],
+)
+def test_a_bad_table_is_one_sentence(tmp_path, content, label, sentence):
+    path = tmp_path / "x.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=sentence) as error:
+        lc.fit(path, label=label, out=tmp_path / "m")
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "m" / "model.json").exists()
+
+
+def test_an_empty_column_and_dates_are_left_out_with_a_reason(tmp_path):
+    rows = "".join(f"{i % 7},,2020-01-{i % 28 + 1:02},caf\\xe9,{'uv'[i % 2]}\n" for i in range(40))
+    (tmp_path / "x.csv").write_bytes(("a,empty,when,odd,y\n" + rows).replace("\\xe9", "\xe9").encode("latin-1"))
+    lines = make_plan(look(tmp_path / "x.csv", "y")).lines()
+    assert any("Left out: 'empty' has no values." in line for line in lines)
+    assert any("Left out: 'when' is a date or time" in line for line in lines)
+    assert any("Left out: 'odd' is not UTF-8 text" in line for line in lines)
+
+
+def test_a_class_with_one_example_is_named_and_never_judged(tmp_path):
+    (tmp_path / "x.csv").write_text(GOOD + "3,1,lonely\n")
+    plan = make_plan(look(tmp_path / "x.csv", "y"))
+    assert any("Class 'lonely' with one example" in line for line in plan.lines())
+    assert plan.config.balance
+    issues = find_issues(tmp_path / "x.csv", "y", out=tmp_path / "m", clip="norm:temp=2", epochs=2)
+    assert len(issues) == 40
+    assert "41" not in set(issues["row"])
+
+
+def test_ten_thousand_classes(tmp_path):
+    rng = np.random.default_rng(0)
+    label = np.repeat(np.arange(10_000), 2)
+    frame = pd.DataFrame({"a": label % 97 + rng.normal(size=20_000), "b": label % 89, "y": label})
+    frame.to_parquet(tmp_path / "x.parquet")
+    model = lc.fit(tmp_path / "x.parquet", label="y", out=tmp_path / "m", clip="none", epochs=1, model="mlp:depth=0")
+    assert len(model.class_names) == 10_000
+    assert model.noise["matrix"] is None
+    assert len(model.predict(frame.head(5))) == 5
+
+
+def test_folders_without_pictures(tmp_path):
+    (tmp_path / "a").mkdir()
+    with pytest.raises(ValueError, match="holds no image"):
+        lc.fit(tmp_path, out=tmp_path / "m")
+    with pytest.raises(ValueError, match="is a folder, its class folders are the labels: leave out label"):
+        lc.fit(tmp_path, label="y")
+    with pytest.raises(ValueError, match=r"There is no file .*gone.csv"):
+        lc.fit(tmp_path / "gone.csv", label="y")

@@ -1,0 +1,42 @@
+"""Calibration on noisy labels: probabilities of the true class, not of the noisy one."""
+
+import numpy as np
+import pytest
+
+from logitclip.own_data.calibration import calibration_error, find_temperature, given_the_label, softmax
+
+
+@pytest.fixture(scope="module")
+def problem():
+    """Logits whose calibrated temperature is 3, true labels drawn from them, and 40 % next-class noise."""
+    rng = np.random.default_rng(0)
+    logits = 9 * rng.normal(size=(6000, 4))
+    true = np.array([rng.choice(4, p=p) for p in softmax(logits / 3)])
+    given = np.where(rng.random(6000) < 0.4, (true + 1) % 4, true)
+    return logits, true, given, 0.6 * np.eye(4) + 0.4 * np.roll(np.eye(4), 1, axis=1)
+
+
+def test_the_temperature_accounts_for_the_noise(problem):
+    logits, true, given, matrix = problem
+    assert find_temperature(logits, true, None) == pytest.approx(3, rel=0.1)
+    assert find_temperature(logits, given, matrix) == pytest.approx(3, rel=0.2)
+    assert find_temperature(logits, given, None) > 6  # plain temperature scaling fits the noise
+    right = softmax(logits / find_temperature(logits, given, matrix))
+    assert calibration_error(right, true) < 0.03 < calibration_error(softmax(logits / 6), true)
+
+
+def test_a_prior_is_added(problem):
+    logits, true, _, _ = problem
+    prior = np.array([0.0, 1.0, 2.0, -1.0])
+    assert find_temperature(logits - 3 * prior, true, None, prior) == pytest.approx(3, rel=0.1)
+
+
+def test_bayes_rule():
+    probabilities = np.array([[0.5, 0.5, 0.0]])
+    matrix = np.array([[0.6, 0.4, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    posterior = given_the_label(probabilities, np.array([1]), matrix)
+    smoothed = 0.98 * np.array([0.4, 1.0, 0.0]) + 0.02 / 3
+    expected = probabilities[0] * smoothed
+    np.testing.assert_allclose(posterior[0], expected / expected.sum())
+    even = given_the_label(np.array([[0.8, 0.2]]), np.array([1]), None)
+    np.testing.assert_allclose(even, [[0.8 * 0.1 / 0.26, 0.2 * 0.9 / 0.26]])
