@@ -174,6 +174,7 @@ USES = {
     "norm_penalty": "lc.norm_penalty(z)",
     "theory": "lc.theory.loss_bounds(1.0, 10)",
     "train": "lc.train.__doc__",
+    "tune": "lc.tune.__doc__",
 }
 
 

@@ -180,7 +180,16 @@ def test_the_held_out_part(tmp_path, monkeypatch, rule, released):
 def test_per_example_file(tmp_path):
     result = train(in_folder(tmp_path, "a", per_example=True))
     file = np.load(result.folder / "examples.npz")
-    assert sorted(file) == ["clean_label", "first_learnt", "label", "loss", "margin", "mean_margin", "other", "prediction"]
+    assert sorted(file) == [
+        "clean_label",
+        "first_learnt",
+        "label",
+        "loss",
+        "margin",
+        "mean_margin",
+        "other",
+        "prediction",
+    ]
     wrong = file["label"] != file["clean_label"]
     assert all(len(file[name]) == 200 for name in file)
     assert 100 * (file["prediction"] == file["label"])[wrong].mean() == pytest.approx(result.memorised)
