@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import os
+import statistics
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -461,6 +465,28 @@ def test_bad_arguments(change: dict[str, Any], message: str) -> None:
     arguments = {"input": hidden, "linear_weight": weight, "linear_bias": bias, "target": target, "tau": 1.0, **change}
     with pytest.raises(ValueError, match=message):
         linear_cross_entropy(**arguments)
+
+
+# -- speed -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [256, 2048])
+def test_the_time_against_plain_cross_entropy_has_not_doubled(rows: int) -> None:
+    """The ratio of processor times, in fresh processes that take turns, against the committed one."""
+    folder = Path(__file__).parents[1] / "benchmarks"
+    [committed] = (folder / "results").glob("million_classes-*.csv")
+    took: dict[str, list[float]] = {"ours": [], "plain": []}
+    for _ in range(3):
+        for case, times in took.items():
+            command = [sys.executable, folder / "million_classes.py", "--one", "65536", "128", str(rows), case]
+            times.append(json.loads(subprocess.run(command, capture_output=True, check=True, timeout=300).stdout)[0])
+    now = statistics.median(a / b for a, b in zip(took["ours"], took["plain"], strict=True))
+    with committed.open(newline="") as stream:
+        cell = {"classes": "65536", "width": "128", "rows": str(rows)}
+        found = [row for row in csv.DictReader(stream) if cell.items() <= row.items() and row["seconds"]]
+    ours, plain = ([float(r["seconds"]) for r in found if r["case"] == case] for case in ("ours", "plain"))
+    assert now < 2 * statistics.median(ours) / statistics.median(plain)
 
 
 # -- classes sharded over processes ------------------------------------------------------------------------------------
