@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from logitclip.config import RunConfig, word_to_tune
+from logitclip.config import RunConfig, resolved_id, word_to_tune
 
 if TYPE_CHECKING:
     from logitclip.noise import NoisyLabels
@@ -241,7 +241,7 @@ class TrainingBar:
         console = Console(stderr=True)
         what = f"{config.model} on {config.data}, loss {config.loss}, clip {config.clip}, noise {config.noise}"
         resumed = f", resumed after epoch {done}" if done else ""
-        kept = f"kept in {Path(config.runs) / config.id}"
+        kept = f"kept in {Path(config.runs) / resolved_id(config)}"
         line = printable(f"logitclip: {what}: {config.epochs} epochs{resumed}, {kept}. {RESUME}")
         print(line, file=sys.stderr, flush=True)
         if not console.is_terminal or self.verbose:
