@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from logitclip import data, engine, noise
-from logitclip.config import UNCOUNTED, RunConfig
+from logitclip.config import UNCOUNTED, RunConfig, check_plugins, plugins_ignored, registries
 from logitclip.training import settings
 
 TABLE = "a,b,kind\n" + "".join(f"{i % 7},{i % 3},{'xy'[i % 2]}\n" for i in range(40))
@@ -232,6 +232,11 @@ def test_a_dataset_without_defaults_asks_for_what_it_needs(tmp_path):
         ({"batch_size": -1}, "batch_size must be at least 1, got -1."),
         ({"seed": -1}, "seed must be at least 0, got -1."),
         ({"devices": 0}, "devices must be at least 1, got 0."),
+        ({"threads": 1_000_000}, "threads must be at most 1024, got 1000000."),
+        ({"devices": 100_000}, "devices must be at most 1024, got 100000."),
+        ({"workers": -1}, "workers must be at least 0, got -1."),
+        ({"seed": 2**64}, "seed must be at most 9223372036854775807, got 18446744073709551616."),
+        ({"noise_seed": 2**64}, "noise_seed must be at most 9223372036854775807, got 18446744073709551616."),
         ({"val": 1.0}, "val must be at least 0 and below 1, got 1.0."),
         ({"val": float("nan")}, "val must be at least 0 and below 1, got nan."),
         ({"checkpoint_seconds": -1}, "checkpoint_seconds must be at least 0, got -1.0."),
@@ -302,3 +307,31 @@ def test_milestones_are_numbers_however_they_are_given():
     assert RunConfig(milestones="").resolved().milestones == ()
     assert RunConfig(schedule="constant").resolved().milestones == ()
     assert settings(RunConfig().resolved()).milestones == RunConfig().resolved().milestones == (0.4, 0.7)
+
+
+# -- plugins -----------------------------------------------------------------------------------------------------------
+
+
+def test_plugins_of_a_file_must_be_given_by_the_user(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check_plugins((), (), "a.toml")
+    check_plugins(["mine.py"], [str(tmp_path / "." / "mine.py"), "other.py"], "a.toml")
+    sentence = r"^a\.toml names the plugin mine\.py, which is Python code: add --plugin mine\.py to run it\.$"
+    with pytest.raises(ValueError, match=sentence):
+        check_plugins(["mine.py"], ["other.py"], "a.toml")
+
+
+def test_readers_import_no_plugin_and_find_the_same_run(tmp_path):
+    file = tmp_path / "reader_plugin.py"
+    file.write_text(
+        "from logitclip.losses import loss\n"
+        "@loss\ndef reader_loss(log_p, _, *, factor: float = 1.0):\n    return -factor * log_p\n"
+    )
+    config = RunConfig(loss="reader_loss:factor=2", plugin=(str(file),))
+    with plugins_ignored():
+        unread = config.id
+        assert "reader_loss" not in registries()["loss"]
+        with pytest.raises(ValueError, match="Unknown loss 'reader_los'"):
+            RunConfig(loss="reader_los").resolved()  # without a plugin it is a mistake
+    assert config.id == unread
+    assert "reader_loss" in registries()["loss"]

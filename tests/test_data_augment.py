@@ -149,7 +149,10 @@ def test_padding_is_black_before_normalisation():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: flip_crop(images(2), generator(), padding=-1), "padding must be 0 or more, got -1"),
+        (
+            lambda: flip_crop(images(2), generator(), padding=-1),
+            "padding must be between 0 and 8 for 8x8",
+        ),
         (lambda: flip_crop(torch.zeros(4, 7), generator()), r"needs images \[N, C, H, W\], got shape \(4, 7\)"),
         (lambda: crop(images(2), generator(), size=9), "size must be between 1 and 8 for 8x8 images, got 9"),
         (lambda: crop(images(2), None, size=0), "got 0"),

@@ -102,7 +102,7 @@ def remove(root, layout):
 
 
 def names(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != ".download.lock")
 
 
 def test_cifar10_is_as_it_was_written(tmp_path, ten):

@@ -79,7 +79,8 @@ def remote(server, **changes):
 
 
 def names(folder):
-    return sorted(path.name for path in folder.iterdir())
+    """The files of a folder, without the lock."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".download.lock")
 
 
 def test_a_file_arrives_under_its_name_and_is_not_fetched_twice(server, tmp_path):

@@ -68,7 +68,7 @@ def test_download_from_a_mirror(tmp_path, files):
     mirror = write(tmp_path / "mirror", files)
     root = tmp_path / "root"
     check(load("fashion_mnist", root, download=True, mirror=mirror), files)
-    assert sorted(p.name for p in (root / "fashion-mnist").iterdir()) == sorted(f"{name}.gz" for name in files)
+    assert sorted(p.name for p in (root / "fashion-mnist").glob("*.gz")) == sorted(f"{name}.gz" for name in files)
 
 
 def test_nothing_there(tmp_path, files):

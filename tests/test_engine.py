@@ -167,6 +167,7 @@ def test_only_the_chosen_examples_are_trained_on():
         (Settings(epochs=9, schedule="constant"), {0: 0.1, 8: 0.1}),
         (Settings(epochs=1, milestones=(1 / 3, 2 / 3)), {0: 0.1}),
         (Settings(epochs=2), {0: 0.1, 1: 0.001}),
+        (Settings(epochs=10, milestones=(0.26, 0.54)), {2: 0.1, 3: 0.01, 4: 0.01, 5: 0.001}),  # rounded, not cut
     ],
 )
 def test_learning_rates(settings, expected):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -424,3 +425,15 @@ def test_ray_survives_the_loss_of_a_node(tmp_path):
         assert log.kinds(one)[-1] == "done"
         assert log.kinds(one).count("start") == 1
         assert metrics(one) == metrics(other)
+
+
+def test_a_ray_address_that_does_not_answer_is_soon_a_sentence(tmp_path):
+    pytest.importorskip("ray")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # it does not listen
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        before = time.monotonic()
+        for form in (address, f"ray://{address}"):
+            with pytest.raises(ValueError, match=f"^No Ray cluster answers at {form} "):
+                execute(configs(tmp_path, 1), executor="ray", address=form)
+        assert time.monotonic() - before < 20

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from logitclip import cli
 from logitclip.clip import PENALTIES
-from logitclip.config import RunConfig
+from logitclip.config import RunConfig, plugins_ignored
 from logitclip.data import AUGMENTS, DATASETS
 from logitclip.losses import LOSSES
 from logitclip.methods import METHODS
@@ -505,6 +505,24 @@ def test_config_to_tune(tmp_path: Path) -> None:
     assert noises == {("symmetric:rate=0.5", 0), ("none", 9)}
 
 
+def test_overrides_of_a_scale_win(tmp_path: Path) -> None:
+    text = """
+[grid]
+loss = ["ce", "mae"]
+[[override]]
+when = { loss = "ce" }
+set = { lr = 0.3, epochs = 7 }
+[scale.small]
+lr = 0.2
+[[scale.small.override]]
+when = { loss = "ce" }
+set = { lr = 0.4 }
+"""
+    small = load_recipe(own(tmp_path, text), "small").cells
+    assert [(cell.config.lr, cell.config.epochs) for cell in small] == [(0.4, 7), (0.2, None)]
+    assert [cell.config.lr for cell in load_recipe(own(tmp_path, text)).cells] == [0.3, None]
+
+
 def test_variant_with_a_plugin(tmp_path: Path) -> None:
     plugin = tmp_path / "recipe_plugin.py"
     plugin.write_text(
@@ -514,9 +532,17 @@ def test_variant_with_a_plugin(tmp_path: Path) -> None:
     )
     text = f'[grid]\nloss = ["ce", "mine"]\n[variant.mine]\nloss = "recipe_test_loss:knob=2"\nplugin = ["{plugin}"]'
     try:
-        recipe = load_recipe(own(tmp_path, text))
+        with pytest.raises(ValueError, match=f"names the plugin {plugin}, which is Python code: add --plugin"):
+            load_recipe(own(tmp_path, text))
+        with plugins_ignored():  # a reader
+            read = load_recipe(own(tmp_path, text))
+            ids = [cell.config.id for cell in read.cells]
+        assert "recipe_test_loss" not in LOSSES
+        recipe = load_recipe(own(tmp_path, text), plugin=[str(plugin)])
         assert [cell.coordinates["loss"] for cell in recipe.cells] == ["ce", "mine"]
         assert recipe.cells[1].config.plugin == (str(plugin),)
+        assert recipe.cells == read.cells
+        assert [cell.config.id for cell in recipe.cells] == ids
     finally:
         LOSSES._entries.pop("recipe_test_loss", None)
 

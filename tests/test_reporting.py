@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from logitclip import cli
+from logitclip.losses import LOSSES
 from logitclip.run_folder import Failure, Result
 from logitclip.studies import executors, reporting, sweeping
 from logitclip.studies.recipe import Recipe, load_recipe
@@ -527,3 +528,31 @@ def test_the_page_works_in_a_browser_offline(page, tmp_path, width):
     )
     assert seen["pressed"] == "true"
     assert seen["changed"]
+
+
+def test_reports_and_figures_import_no_plugin(command, tmp_path):
+    plugin, recipe = tmp_path / "report_plugin.py", tmp_path / "own.toml"
+    plugin.write_text(
+        f"open({str(tmp_path / 'executed')!r}, 'a').write('x')\n"
+        "from logitclip.losses import loss\n"
+        "@loss\ndef report_loss(log_p, _):\n    return -log_p\n"
+    )
+    recipe.write_text(
+        f'[base]\nepochs = 2\nlimit = 64\n[grid]\nloss = ["ce", "mine"]\nnoise = ["symmetric:rate=0.5"]\n'
+        f'[variant.mine]\nloss = "report_loss"\nplugin = ["{plugin}"]\n[table]\nrows = ["loss"]\ncols = ["noise"]\n'
+    )
+    runs = ["--runs", str(tmp_path / "runs")]
+    code, _, err = command("sweep", str(recipe), *runs, "--executor", "inline")
+    assert code == 2
+    assert "which is Python code: add --plugin" in err
+    assert not (tmp_path / "executed").exists()
+    assert command("sweep", str(recipe), *runs, "--executor", "inline", "--plugin", str(plugin))[0] == 0
+    assert (tmp_path / "executed").read_text() == "x"
+    for name in [name for name in sys.modules if name.startswith("logitclip_plugin")]:
+        del sys.modules[name]
+    del LOSSES._entries["report_loss"]
+    code, out, _ = command("report", str(recipe), *runs, "-o", str(tmp_path / "page.html"), "--strict")
+    assert code == 0
+    assert "mine" in out
+    assert command("figures", str(recipe), *runs, "-o", str(tmp_path / "curves.svg"))[0] == 0
+    assert (tmp_path / "executed").read_text() == "x"

@@ -108,7 +108,7 @@ def test_what_is_not_a_number_is_never_written(tmp_path):
 def test_broken_json_is_missing_json(tmp_path, caplog):
     (tmp_path / "result.json").write_text('{"a": ')
     assert run_folder.read_json(tmp_path / "result.json") is None
-    assert "result.json is not valid JSON" in caplog.text
+    assert "result.json is ignored: it is not valid JSON." in caplog.text
     assert run_folder.read_json(tmp_path / "none.json") is None
 
 
@@ -213,6 +213,42 @@ def test_another_machine_is_believed_until_it_is_silent(tmp_path):
         pass
     make_older(file, run_folder.SILENCE + 20)
     with run_folder.claim(tmp_path):
+        pass
+
+
+def test_a_claim_stamped_in_the_future_is_void(tmp_path):
+    file = leave_claim(tmp_path)
+    make_older(file, -20)  # clocks may differ a little
+    with pytest.raises(run_folder.Claimed, match="on elsewhere"), run_folder.claim(tmp_path):
+        pass
+    make_older(file, -1000)
+    with run_folder.claim(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("content", ["[1]", "3", "null", '"text"', '{"pid": "x"}', '{"pid": [1]}', "[" * 100_000])
+def test_a_claim_of_another_json_type_is_soon_void(tmp_path, content):
+    file = tmp_path / "claim"
+    file.write_text(content)
+    with pytest.raises(run_folder.Claimed, match="another process"), run_folder.claim(tmp_path):
+        pass
+    with pytest.raises(run_folder.Claimed, match="no longer claimed"):
+        run_folder.check_claim(tmp_path, "key")
+    make_older(file, run_folder.HEARTBEAT + 5)
+    with run_folder.claim(tmp_path):
+        pass
+
+
+def test_without_locks_a_claim_is_still_exclusive(tmp_path, monkeypatch):
+    def unsupported(_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(run_folder.FileLock, "_acquire", unsupported)
+    with (
+        run_folder.claim(tmp_path),
+        pytest.raises(run_folder.Claimed, match="worked on by"),
+        run_folder.claim(tmp_path),
+    ):
         pass
 
 

@@ -84,6 +84,20 @@ def test_nothing_is_computed_twice(tmp_path, typed, monkeypatch):
     assert len(counts) == 9
 
 
+def test_a_config_file_runs_no_code_that_was_not_asked_for(tmp_path, typed):
+    plugin, file = tmp_path / "mine.py", tmp_path / "run.toml"
+    plugin.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    file.write_text(f'plugin = ["{plugin}"]\nepochs = 1\nlimit = 64\nruns = "{tmp_path / "runs"}"\n')
+    code, _, err = typed("--config", str(file))
+    assert (code, err) == (
+        2,
+        f"logitclip: {file} names the plugin {plugin}, which is Python code: add --plugin {plugin} to run it.\n",
+    )
+    assert not (tmp_path / "executed").exists()
+    assert typed("--config", str(file), "--plugin", str(plugin))[0] == 0
+    assert (tmp_path / "executed").exists()
+
+
 # -- signals -----------------------------------------------------------------------------------------------------------
 
 

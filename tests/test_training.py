@@ -559,11 +559,50 @@ def test_divergence_leaves_no_result_and_no_nan(tmp_path):
 
 
 @pytest.mark.parametrize(
+    "change", [{"loss": "gce"}, {"clip": "norm:tau=1"}, {"clip": "value:limit=1"}, {"loss": "mae"}]
+)
+def test_a_bounded_loss_diverges_too(tmp_path, change):
+    """Its loss stays finite while the logits or their norms do not."""
+    with pytest.raises(engine.Diverged, match=r"diverged in epoch \d+"):
+        train(in_folder(tmp_path, "a", lr=1e15, epochs=8, schedule="constant", **change))
+
+
+@pytest.mark.parametrize("model", ["mlp:width=100000000000", "mlp:width=10000000000000000"])
+def test_out_of_memory_names_the_options_to_lower(tmp_path, model):
+    with pytest.raises(
+        MemoryError, match=rf"Lower batch_size \(it is 32\), .* \(it is {model}\), .* limit\.$"
+    ) as caught:
+        train(in_folder(tmp_path, "a", model=model))
+    assert isinstance(caught.value, ValueError)  # one sentence on the command line
+
+
+def test_too_much_padding_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="padding must be between 0 and 8 for 8x8 images, got 1000000"):
+        train(in_folder(tmp_path, "a", augment="flip_crop:padding=1000000"))
+
+
+def test_limit_also_cuts_human_labels(tmp_path):
+    file = tmp_path / "human_plugin.py"
+    file.write_text(
+        "import dataclasses\nfrom logitclip.data import DATASETS, load\n"
+        "@DATASETS.register\ndef human_digits(root=None):\n    data = load('digits')\n"
+        "    return dataclasses.replace(data, label_sets={'worst': (data.train.labels + 1) % 10})\n"
+    )
+    config = RunConfig(data="human_digits", plugin=(str(file),), limit=100, noise="real:set=worst", runs=str(tmp_path))
+    dataset, record = prepare(replace(config, model="mlp", epochs=1, batch_size=32, lr=0.1).resolved())
+    assert len(dataset.label_sets["worst"]) == len(dataset.train) == 100
+    assert record.labels.tolist() == ((record.clean_labels + 1) % 10).tolist()
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"clip": "norm:tau=-1"}, "tau must be positive and finite, got -1.0."),
         ({"loss": "gce:q=-1"}, "q "),
-        ({"lr": -0.1}, "lr must be positive and finite, got -0.1."),
+        ({"lr": -0.1}, "lr must be positive and finite in float32, got -0.1."),
+        ({"lr": 1e300}, "lr must be positive and finite in float32, got 1e+300."),
+        ({"weight_decay": 1e300}, "weight_decay must be at least 0 and finite in float32, got 1e+300."),
+        ({"devices": 1000, "accelerator": "cpu"}, "devices must be at most "),
         ({"penalty": "norm"}, "The penalty 'norm' needs 'weight'"),
         ({"precision": "16-mixed", "accelerator": "cpu"}, "The precision 16-mixed needs a GPU"),
         ({"nodes": 2}, "Several nodes need torchrun on each"),

@@ -393,3 +393,27 @@ def test_mistakes_are_a_sentence(arguments, message, typed) -> None:
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_what_is_chosen_trains_on_everything() -> None:
+    outcome = Curve(peak=1.5)
+    config = replace(GRID, val=0.3)
+    outcome.train(tuning.trials(config, outcome))
+    assert {trial.val for trial in outcome.done} == {0.3}
+    assert tuning.choose(config, outcome).val == 0
+
+
+@pytest.mark.parametrize("name", ["study.db", "study.log"])
+@pytest.mark.parametrize("damage", ["deleted", "cut"])
+def test_a_study_whose_file_is_lost_is_one_sentence(tmp_path, name, damage) -> None:
+    pytest.importorskip("optuna")
+    config = RunConfig(epochs=1, limit=100, model="mlp:width=8,depth=1", runs=str(tmp_path / "runs"))
+    file = tmp_path / name
+
+    def damaged(kind: str, *_: Any) -> None:
+        if kind == "start":
+            file.unlink() if damage == "deleted" else file.write_bytes(file.read_bytes()[:100])
+
+    with pytest.raises(ValueError, match=f"^The study cannot be kept in .*{name}'?: .*"):
+        tuning.study(config, "lr", 0.01, 0.1, 2, storage=str(file), on_event=damaged)
+    assert len(list((tmp_path / "runs").glob("*/result.json"))) == 1

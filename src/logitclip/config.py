@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import os
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +22,10 @@ PROTOCOL = 2
 
 # Fields that do not change a number of the result, and do not count in the id.
 UNCOUNTED = ("root", "runs", "workers", "checkpoint_seconds", "tensorboard")
+
+_LEAST = {"noise_seed": 0, "seed": 0, "limit": 0, "test_limit": 0, "measure_every": 0, "checkpoint_seconds": 0}
+_LEAST |= {"workers": 0, "devices": 1, "nodes": 1, "epochs": 1, "batch_size": 1, "threads": 1}
+_MOST = {"noise_seed": 2**63 - 1, "seed": 2**63 - 1, "threads": 1024, "devices": 1024, "nodes": 65536, "workers": 1024}
 
 # For a dataset without a protocol. What is missing here must be given.
 _GENERAL: Mapping[str, Any] = {
@@ -123,12 +129,13 @@ class RunConfig:
             object.__setattr__(self, "milestones", _shares(self.milestones))
         for name, hint in _hints().items():
             object.__setattr__(self, name, checked(name, hint, getattr(self, name)))
-        least = {"noise_seed": 0, "seed": 0, "limit": 0, "test_limit": 0, "measure_every": 0, "checkpoint_seconds": 0}
-        least |= {"devices": 1, "nodes": 1, "epochs": 1, "batch_size": 1}
-        for name, bound in least.items():
+        for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value is not None and not value >= bound:
-                raise ValueError(f"{name} must be at least {bound}, got {value}.")
+            if value is not None and not value >= least:
+                raise ValueError(f"{name} must be at least {least}, got {value}.")
+        for name, most in _MOST.items():
+            if not getattr(self, name) <= most:
+                raise ValueError(f"{name} must be at most {most}, got {getattr(self, name)}.")
         if not 0 <= self.val < 1:
             raise ValueError(f"val must be at least 0 and below 1, got {self.val}.")
         if any(not 0 <= share <= 1 for share in self.milestones or ()):
@@ -145,6 +152,7 @@ class RunConfig:
         from logitclip.methods import METHODS
 
         load_plugins(self.plugin)
+        ours = not self.plugin or imports_plugins()  # else names may be of a plugin that is not imported
         wanted = word_to_tune(self)
         if wanted is not None:
             field, knob, _ = wanted
@@ -154,10 +162,12 @@ class RunConfig:
             )
         filled = dict(vars(self))
         for name, registry in registries().items():
-            if filled[name] is not None:
+            if filled[name] is not None and (ours or registry.knows(filled[name])):
                 filled[name] = registry.canonical(filled[name])
-        filled["method"] = _with_preset(self.method, self.data, self.noise)
-        method: Any = METHODS[filled["method"].partition(":")[0]]
+        method: Any = None
+        if ours or METHODS.knows(self.method):
+            filled["method"] = _with_preset(self.method, self.data, self.noise)
+            method = METHODS[filled["method"].partition(":")[0]]
         accepted = getattr(method, "losses", None)
         if accepted is not None and filled["loss"].partition(":")[0] not in accepted:
             raise ValueError(
@@ -168,7 +178,8 @@ class RunConfig:
             raise ValueError(f"The method {self.method!r} trains in one process: devices and nodes must be 1.")
         missing = [name for name, value in filled.items() if value is None and name != "root"]
         if missing:
-            defaults = {**_GENERAL, **protocol_of(filled["data"])}
+            known = ours or registries()["data"].knows(filled["data"])
+            defaults = {**_GENERAL, **(protocol_of(filled["data"]) if known else {})}
             for name in missing:
                 if name not in defaults:
                     raise ValueError(
@@ -288,11 +299,48 @@ def _with_preset(method: str, data: str, noise: str) -> str:
     return METHODS.format(name, {**shown, **against}) if against else spec
 
 
+_importing: ContextVar[bool] = ContextVar("importing", default=True)
+
+
+@contextlib.contextmanager
+def plugins_ignored() -> Iterator[None]:
+    """Import no plugin in this block, for commands that only read.
+
+    A config that names a plugin still has an id, if its specs that the plugin defines are written in canonical form.
+    """
+    token = _importing.set(False)
+    try:
+        yield
+    finally:
+        _importing.reset(token)
+
+
+def imports_plugins() -> bool:
+    """Whether plugins are imported here; False inside `plugins_ignored`."""
+    return _importing.get()
+
+
+def check_plugins(named: Iterable[str], given: Iterable[str], where: str) -> None:
+    """Refuse plugins that a file names, unless the user gives the same files: plugins are code that is executed.
+
+    Args:
+        named: the plugins in the file.
+        given: the plugins from the command line.
+        where: the file, for the message.
+    """
+    trusted = {Path(path).expanduser().resolve() for path in given}
+    for path in named if imports_plugins() else ():
+        if Path(path).expanduser().resolve() not in trusted:
+            raise ValueError(f"{where} names the plugin {path}, which is Python code: add --plugin {path} to run it.")
+
+
 def load_plugins(paths: tuple[str, ...]) -> None:
     """Import own code by path, once: what it registers can then be named like everything else."""
     import importlib.util
     import sys
 
+    if not imports_plugins():
+        return
     for path in paths:
         file = Path(os.path.expanduser(path)).resolve()
         name = f"logitclip_plugin_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"

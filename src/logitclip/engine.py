@@ -137,10 +137,11 @@ def fit(
                 row = _train(worker, epoch, order, lambda x, g=views: view(x, g), fabric)
             row = {"epoch": epoch, "lr": lr, **row}
             row["test_accuracy"] = _accuracy(worker, test, view, settings, fabric) if len(test) else None
-            if not math.isfinite(row["loss"] + (row["test_accuracy"] or 0.0)):
+            numbers = [row["loss"], row["test_accuracy"] or 0.0, *(row["norm_quantiles"] or ())]
+            if not all(map(math.isfinite, numbers)):
                 raise Diverged(
-                    f"Training diverged in epoch {epoch}: the loss or the network's output is no longer a finite "
-                    f"number. Lower lr (it is {lr:g} there), or limit the gradient with grad_clip."
+                    f"Training diverged in epoch {epoch}: the loss, the logits or their norms are not finite. Lower lr "
+                    f"(it is {lr:g} there), or limit the gradient with grad_clip."
                 )
             row["val_accuracy"] = predicted = None
             if held_out is not None and len(held_out):
@@ -173,6 +174,9 @@ def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, 
     cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.accelerator.is_available())
     if precision == "16-mixed" and cpu:
         raise ValueError("The precision 16-mixed needs a GPU: on a CPU use bf16-mixed.")
+    room = max(8, os.cpu_count() or 1)
+    if cpu and devices > room:
+        raise ValueError(f"devices must be at most {room} on the CPU of this machine, got {devices}.")
     launched = torch.distributed.is_torchelastic_launched()
     strategy = "auto" if devices * nodes == 1 else "ddp" if launched or nodes > 1 else "ddp_spawn"
     try:

@@ -87,6 +87,10 @@ class Registry:
             raise UnknownName(self.kind, name, self._entries)
         return self._entries[name]
 
+    def knows(self, spec: str) -> bool:
+        """Whether the name of a spec is registered."""
+        return spec.partition(":")[0].strip() in self
+
     def knobs(self, name: str) -> dict[str, Knob]:
         """What may be written after the colon, in the order of the signature."""
         function = self[name]

@@ -30,23 +30,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 
 from logitclip.config import RunConfig, checked
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT = 5.0  # seconds between two signs of life
-SILENCE = 60.0  # seconds without one after which a claim of another machine is void
-KEPT = 2  # checkpoints kept: the last one, and the one before in case it is damaged
-SCRATCH = ".scratch-"  # how names begin that are not finished yet
+HEARTBEAT = 5.0  # seconds between two heartbeats of a claim
+SILENCE = 60.0  # seconds without a heartbeat after which a claim from another machine is void
+LOCK_TIMEOUT = 10.0  # seconds to wait for the lock; after that, exclusive creation of the claim has to do
+KEPT = 2  # checkpoints to keep: the last one, and the one before in case the last is damaged
+SCRATCH = ".scratch-"  # prefix of temporary names
 
 
 class Claimed(RuntimeError):
-    """Somebody else is working on this run."""
+    """Another process is training this run."""
 
 
 class CannotWrite(OSError):
-    """The disk is full, say, or the folder may not be written to."""
+    """The disk is full, or the folder is not writable."""
 
 
 # -- whole files -------------------------------------------------------------------------------------------------------
@@ -109,13 +111,14 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file, or None if there is none that can be read."""
+    """The content of a JSON file, or None if it is missing or not valid, which the log says."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except ValueError:
-        log.warning("%s is not valid JSON; it is taken as missing.", path)
+    except (ValueError, RecursionError, OSError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not valid JSON"
+        log.warning("%s is ignored: %s.", path, reason)
         return None
 
 
@@ -153,14 +156,18 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-# -- who works here ----------------------------------------------------------------------------------------------------
+# -- claims ------------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def claim(folder: Path) -> Iterator[str]:
-    """Hold the folder for this process, or raise `Claimed`; yields the key that `check_claim` takes.
+    """Claim the folder for this process; yields the key for `check_claim`.
 
-    A claim is void if its owner has died or, on another machine, given no sign of life for `SILENCE` seconds.
+    A claim is void if its process has died or, on another machine, sent no heartbeat for `SILENCE` seconds.
+
+    Raises:
+        Claimed: another process holds the folder.
+        CannotWrite: the folder cannot be made or written to.
     """
     file, key = folder / "claim", uuid.uuid4().hex
     with _explained(folder):
@@ -181,20 +188,20 @@ def claim(folder: Path) -> Iterator[str]:
     finally:
         over.set()
         heart.join()
-        if (read_json(file) or {}).get("key") == key:
+        if _owner(file).get("key") == key:
             file.unlink(missing_ok=True)
 
 
 def check_claim(folder: Path, key: str) -> None:
-    """Raise `Claimed` unless the claim with this key still stands: a machine that slept may have been given up."""
-    owner = read_json(folder / "claim") or {}
+    """Raise `Claimed` unless the claim with this key still stands: another machine may have taken it over."""
+    owner = _owner(folder / "claim")
     if owner.get("key") != key:
         raise Claimed(f"{folder} is no longer claimed by this process but by {_who(owner)}; this one stops.")
 
 
 def _take(file: Path, me: dict[str, Any], now: float) -> None:
     if file.exists():
-        owner = read_json(file) or {}
+        owner = _owner(file)
         if not _void(file, owner, now):
             raise Claimed(
                 f"{file.parent} is being worked on by {_who(owner)}. Wait for it, or remove {file} if it is gone."
@@ -212,19 +219,24 @@ def _take(file: Path, me: dict[str, Any], now: float) -> None:
 
 @contextlib.contextmanager
 def _one_at_a_time(path: Path) -> Iterator[float]:
-    """Serialise the taking of claims, so that two processes cannot both take over the same void one.
+    """Take claims one after the other, so that two processes cannot both take over the same void one.
 
-    Yields the time by the clock that stamps the files, which may be that of a server.
+    Yields the time by the clock that stamps the files, which may be that of a file server.
     """
-    with path.open("w") as stream:
-        try:
-            import fcntl
-
-            fcntl.flock(stream, fcntl.LOCK_EX)
-        except (ImportError, OSError):  # Windows, or a file system without locks: exclusive creation has to do
-            pass
-        os.utime(path)
+    lock = FileLock(path, timeout=LOCK_TIMEOUT, is_singleton=False)
+    with contextlib.suppress(OSError, NotImplementedError):  # a file system without locks, or a timeout
+        lock.acquire()
+    try:
+        path.touch()
         yield path.stat().st_mtime
+    finally:
+        lock.release()
+
+
+def _owner(file: Path) -> dict[str, Any]:
+    """The content of a claim; empty if it is missing, cut or not a claim."""
+    owner = read_json(file)
+    return owner if isinstance(owner, dict) and isinstance(owner.get("pid", 0), int) else {}
 
 
 def _void(file: Path, owner: dict[str, Any], now: float) -> bool:
@@ -232,8 +244,9 @@ def _void(file: Path, owner: dict[str, Any], now: float) -> bool:
         started = _started(owner.get("pid", 0))
         return started is None or started != owner.get("started")
     try:
-        # One without content is of a process that was killed while it wrote it.
-        return now - file.stat().st_mtime > (SILENCE if owner else HEARTBEAT)
+        # A claim without content is from a process that was killed while it wrote it. Both times are by the same clock,
+        # so a claim stamped in the future was not made by a heartbeat.
+        return abs(now - file.stat().st_mtime) > (SILENCE if owner else HEARTBEAT)
     except FileNotFoundError:
         return True
 
@@ -248,11 +261,11 @@ def _identity() -> dict[str, Any]:
 
 
 def _who(owner: dict[str, Any]) -> str:
-    return f"process {owner['pid']} on {owner['host']}" if "pid" in owner else "another process"
+    return f"process {owner['pid']} on {owner.get('host')}" if "pid" in owner else "another process"
 
 
 def _machine() -> str:
-    """Where a process number means something: a machine since it was started, and a container on it."""
+    """Identifies the PID namespace: host, boot, container."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):  # no /proc: the name alone
         parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
@@ -260,15 +273,15 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """When a process of this machine was started, None if it is not there; tells a reused number from the old one."""
+    """The start time of a process on this machine, which tells a reused PID from the old one; None if it is gone."""
     try:
         state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return None if state == "Z" else rest[18]  # Z: it has died, and nobody has asked how
+        return None if state == "Z" else rest[18]  # Z: a zombie
     except (OSError, IndexError, ValueError):
         pass
     if Path("/proc/self").exists():
         return None
-    try:  # no /proc (macOS): all one can ask is whether there is such a process
+    try:  # no /proc (macOS): only whether there is such a process
         os.kill(pid, 0)
     except OSError:
         return None

@@ -12,7 +12,7 @@ import platform
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from importlib import metadata
@@ -84,7 +84,8 @@ def train(
         if finished is not None:
             return finished
         load = partial(data.load, root=config.root, download=download or mirror is not None, mirror=mirror)
-        return _work(fabric, config, id, key, on_epoch, criterion, how, load)
+        with _memory_explained(config):
+            return _work(fabric, config, id, key, on_epoch, criterion, how, load)
 
 
 def _as_launched(config: RunConfig) -> RunConfig:
@@ -102,6 +103,25 @@ def _as_launched(config: RunConfig) -> RunConfig:
             f"torchrun has started {world} processes, not the {asked} of devices and nodes: leave them out."
         )
     return dataclasses.replace(config, devices=local, nodes=world // local)
+
+
+class OutOfMemory(MemoryError, ValueError):
+    """A run that needs more memory than there is."""
+
+
+@contextlib.contextmanager
+def _memory_explained(config: RunConfig) -> Iterator[None]:
+    """Name the options to lower when memory runs out."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        texts = ("out of memory", "not enough memory", "can't allocate memory", "size calculation overflow", "numel")
+        if not isinstance(error, MemoryError) and not any(text in str(error).lower() for text in texts):
+            raise
+        raise OutOfMemory(
+            f"Training ran out of memory. Lower batch_size (it is {config.batch_size}), choose a smaller model (it is "
+            f"{config.model}), or train on fewer examples with limit."
+        ) from error
 
 
 # -- several processes -------------------------------------------------------------------------------------------------
@@ -136,16 +156,9 @@ def _spawned(fabric: Any, config: dict[str, Any], id: str, key: str, on_epoch: O
     try:
         run = RunConfig(**config)
         load_plugins(run.plugin)
-        _work(
-            fabric,
-            run,
-            id,
-            key,
-            on_epoch,
-            clipped(run.loss, run.clip),
-            settings(run),
-            partial(data.load, root=run.root),
-        )
+        load = partial(data.load, root=run.root)
+        with _memory_explained(run):
+            _work(fabric, run, id, key, on_epoch, clipped(run.loss, run.clip), settings(run), load)
     except (ValueError, OSError, ImportError, run_folder.Claimed) as error:
         failures.put(error)
         raise
@@ -304,15 +317,11 @@ class _Record:
             self.board.close()
 
 
-def _copied(value: Any) -> Any:
-    """A copy in main memory of tensors in dicts, lists and tuples."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_copied(item) for item in value)
-    return value
+def _copied(tensors: Any) -> Any:
+    """A copy in main memory of the tensors in nested collections."""
+    from lightning_utilities.core.apply_func import apply_to_collection
+
+    return apply_to_collection(tensors, Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
 
 
 # -- from names to objects ---------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 from tyro.conf import FlagCreatePairsOff, arg
 
 from logitclip import config as config_module
-from logitclip.config import RunConfig
+from logitclip.config import RunConfig, check_plugins
 from logitclip.registry import suggest
 
 Flag = Annotated[FlagCreatePairsOff[bool], arg(help_behavior_hint="")]  # without a --no- form
@@ -54,7 +54,9 @@ def run_options() -> Any:
 
     def build(**typed: Any) -> RunConfig:
         values = {name: value for group in typed.values() for name, value in vars(group).items()}
-        del values["config"]  # its content is in the defaults
+        file = values.pop("config")  # its content is in the defaults, but for plugins
+        if file is not None:
+            check_plugins(read_config(file).get("plugin", ()), values["plugin"], str(file))
         return RunConfig(**values)
 
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -130,6 +132,8 @@ def _defaults() -> RunConfig:
     """The config to start from: the file of --config, if there is one, and $LOGITCLIP_RUNS."""
     path = typed("--config")
     values = {} if path is None else read_config(Path(path))
+    RunConfig(**values)  # refuse values of a wrong type
+    values.pop("plugin", None)  # code: it has to be named on the command line
     return RunConfig(**{"runs": str(runs_folder()), **values})
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from logitclip.cli.options import File, Flag, Quiet, Text, Verbose, Whole, runs_folder
+from logitclip.cli.options import File, Flag, Plugins, Quiet, Text, Verbose, Whole, runs_folder
 from logitclip.cli.output import Exit, show, show_json, tell
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
-from logitclip.config import word_to_tune
+from logitclip.config import plugins_ignored, word_to_tune
 from logitclip.progress import RESUME, SweepBoard, duration
 from logitclip.run_folder import Failure
 
@@ -33,6 +33,7 @@ def sweep(
     root: File = None,
     download: Flag = False,
     mirror: Text = None,
+    plugin: Plugins = (),
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
@@ -51,6 +52,7 @@ def sweep(
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
         download: Get the data, and human labels if the recipe has them, from the official address if it is not there.
         mirror: Get it from this folder, or address, instead.
+        plugin: The Python files that the recipe names as plugins; without this they are not run.
     """
     from logitclip import data
     from logitclip.studies import sweeping
@@ -59,7 +61,8 @@ def sweep(
     part, parts = _shard(shard)
     set_verbosity(quiet, verbose)
     stop_on_sigterm()
-    loaded = load_recipe(recipe, scale, runs=str(runs_folder(runs)), root=None if root is None else str(root))
+    folders = {"runs": str(runs_folder(runs)), "root": None if root is None else str(root)}
+    loaded = load_recipe(recipe, scale, **folders, plugin=plugin)
     for spec, place in loaded.data():
         data.load(spec, place, download=download or mirror is not None, mirror=mirror)  # one sentence if it is missing
     configs = [cell.config for cell in loaded.cells]
@@ -99,6 +102,7 @@ def _shard(text: str) -> tuple[int, int]:
     raise ValueError(f"shard must be one of n parts, from 1/n to n/n, as in 1/4; got {text!r}.")
 
 
+@plugins_ignored()
 def report(
     recipe: Positional[str],
     /,
@@ -145,6 +149,7 @@ def report(
         _exit(rows)
 
 
+@plugins_ignored()
 def figures(
     recipe: Positional[str],
     /,

@@ -36,9 +36,11 @@ def flip_crop(x: Tensor, generator: Generator | None = None, *, padding: int = 4
     >>> flip_crop(x, torch.Generator().manual_seed(0), padding=2).shape
     torch.Size([2, 3, 8, 8])
     """
-    if padding < 0:
-        raise ValueError(f"padding must be 0 or more, got {padding}.")
     _check_images(x, "flip_crop")
+    height, width = x.shape[-2:]
+    if not 0 <= padding <= max(height, width):
+        most = max(height, width)
+        raise ValueError(f"padding must be between 0 and {most} for {height}x{width} images, got {padding}.")
     if generator is None or not len(x):
         return x
     return _random_crop(pad(_random_flip(x, generator), [padding] * 4), x.shape[-2], x.shape[-1], generator)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from filelock import FileLock
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
@@ -129,19 +130,14 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _one_process_in(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in here for `folder`; the lock goes with the process, however that ends."""
+    """Hold the lock of `folder`. The lock goes with the process, however it ends; some network drives have none."""
+    lock = FileLock(folder / ".download.lock", is_singleton=False)
+    with contextlib.suppress(OSError, NotImplementedError):
+        lock.acquire()
     try:
-        import fcntl
-    except ImportError:  # Windows has no such lock
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some network drives have none either
-            fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(handle)
+        lock.release()
 
 
 def _receive(source: str, out: IO[bytes], remote: Remote) -> None:

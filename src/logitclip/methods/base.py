@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
@@ -18,6 +17,8 @@ if TYPE_CHECKING:
 Augment = Callable[[Tensor], Tensor]  # one random view of a batch, ready for the model
 View = Callable[[Tensor, torch.Generator | None], Tensor]  # see logitclip.data.augment.transform
 Batch = tuple[Tensor, Tensor, Tensor]  # index, x, y
+
+LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,11 @@ class Settings:
         for name in ("epochs", "batch_size", "threads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not 0 < self.lr < math.inf:
-            raise ValueError(f"lr must be positive and finite, got {self.lr}.")
+        if not 0 < self.lr < LARGEST:
+            raise ValueError(f"lr must be positive and finite in float32, got {self.lr}.")
         for name in ("momentum", "weight_decay", "grad_clip", "workers", "measure_every"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be at least 0 and finite, got {getattr(self, name)}.")
+            if not 0 <= getattr(self, name) < LARGEST:
+                raise ValueError(f"{name} must be at least 0 and finite in float32, got {getattr(self, name)}.")
         if self.schedule not in ("multistep", "cosine", "constant"):
             raise ValueError(f"schedule must be multistep, cosine or constant, got {self.schedule!r}.")
         if self.nesterov and not self.momentum:

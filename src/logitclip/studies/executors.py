@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 POLL = 1.0  # seconds between two looks at a run that another process works on
 TRIES = 2  # a run whose process dies is tried once more
 RETRIES = 3  # of a run on a node of Ray that was lost, or whose process died there
+CONNECT = 5.0  # seconds to wait for the address of a Ray cluster
 SAVING = 30.0  # seconds that interrupted runs on Ray have to save their last epoch
 
 
@@ -372,6 +374,7 @@ def _ray(queue: _Queue, jobs: int | None, address: str | None) -> None:
         raise ImportError("The executor ray needs Ray: pip install 'logitclip[ray]'.") from error
     own = not ray.is_initialized()
     if own:
+        _check_answers(address or os.environ.get("RAY_ADDRESS"))
         on_terminate = signal.getsignal(signal.SIGTERM)
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
         if threading.current_thread() is threading.main_thread():
@@ -419,6 +422,17 @@ def _ray(queue: _Queue, jobs: int | None, address: str | None) -> None:
             ray.wait(list(running), num_returns=len(running), timeout=SAVING)
         if own:
             ray.shutdown()
+
+
+def _check_answers(address: str | None) -> None:
+    """Refuse an address at which nothing listens: Ray itself would try for minutes without a word."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host or not port.isdecimal():  # auto, local, or none
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"No Ray cluster answers at {address} ({error}). Start one: ray start --head.") from error
 
 
 def _has_room(nodes: list[dict[str, Any]], needs: dict[str, int]) -> bool:

@@ -63,13 +63,13 @@ import os
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from logitclip.config import RunConfig, load_plugins, registries, word_to_tune
+from logitclip.config import RunConfig, check_plugins, imports_plugins, load_plugins, registries, word_to_tune
 from logitclip.registry import suggest
 
 FOLDER = Path(__file__).parents[1] / "recipes"
@@ -181,19 +181,22 @@ def published(name: str) -> tuple[Published, ...]:
     )
 
 
-def load_recipe(recipe: str, scale: str = "full", *, runs: str = "runs", root: str | None = None) -> Recipe:
+def load_recipe(
+    recipe: str, scale: str = "full", *, runs: str = "runs", root: str | None = None, plugin: Sequence[str] = ()
+) -> Recipe:
     """The recipe of that name, or in that .toml file, at one scale.
 
     Args:
         runs: the folder for the folders of runs.
         root: the folder of the data, if it is not the recipe's or the usual one.
+        plugin: the plugins that the recipe may name; others are refused, because plugins are code.
 
     >>> len(load_recipe("quickstart").cells)
     36
     """
     name, content = _read(recipe)
     try:
-        built = _build(name, content, scale, {"runs": runs} | ({} if root is None else {"root": root}))
+        built = _build(name, content, scale, {"runs": runs} | ({} if root is None else {"root": root}), plugin)
     except ValueError as error:
         raise ValueError(f"Recipe {name}: {error}") from error
     folders = [*(["--runs", runs] if runs != "runs" else []), *(["--root", root] if root is not None else [])]
@@ -239,7 +242,7 @@ def _take(section: Any, where: str, /, **allowed: Any) -> _Values:
     return section
 
 
-def _build(name: str, content: _Values, scale: str, more: _Values) -> Recipe:
+def _build(name: str, content: _Values, scale: str, more: _Values, plugin: Sequence[str]) -> Recipe:
     tune_seed = None if content.get("tune_seed") == "each" else content.get("tune_seed", 0)
     if tune_seed is not None and (isinstance(tune_seed, str) or tune_seed < 0):
         raise ValueError(f'tune_seed must be a whole number of at least 0 or "each", got {tune_seed!r}.')
@@ -251,7 +254,9 @@ def _build(name: str, content: _Values, scale: str, more: _Values) -> Recipe:
     fixed |= {key: value for key, value in own.items() if key in _FIELDS}
     variants = {k: _take(v, f"[variant.{k}]", **_FIELDS) for k, v in content.get("variant", {}).items()}
     for section in (fixed, *variants.values()):  # they may register names that the rest of the recipe uses
-        load_plugins(RunConfig(plugin=section.get("plugin", ())).plugin)
+        named = RunConfig(plugin=section.get("plugin", ())).plugin
+        check_plugins(named, plugin, "it")
+        load_plugins(named)
 
     full = _grid(content.get("grid", {}), "grid", variants)
     known = dict.fromkeys(full, list)
@@ -351,8 +356,11 @@ def _config(values: _Values) -> RunConfig:
     config = RunConfig(**values)
     if config.clip == _PUBLISHED:
         config = replace(config, clip=f"norm:temp={_published_temp(config.data, config.noise):g}")
-    for name in registries():
-        _canonical(name, getattr(config, name))  # a mistake in a spec is found here,
+    for name, registry in registries().items():
+        spec = getattr(config, name)
+        if spec is not None and not config.plugin:
+            registry[registry.split(spec)[0]]  # refuses an unknown name, which without a plugin is a mistake
+        _canonical(name, spec)  # a mistake in a spec is found here,
     if word_to_tune(config):
         search_for(config)  # and what nobody knows how to tune
     return replace(config, noise_seed=values.get("noise_seed", config.seed))
@@ -381,7 +389,11 @@ def _place(data: str, noise: str) -> tuple[str, str]:
 
 def _canonical(field: str, value: Any) -> Any:
     """One spelling for a spec; other values as they are."""
-    return _canonical_spec(field, value) if isinstance(value, str) and field in registries() else value
+    if not isinstance(value, str) or field not in registries():
+        return value
+    if not imports_plugins() and not registries()[field].knows(value):
+        return value  # it may be a plugin's
+    return _canonical_spec(field, value)
 
 
 @cache

@@ -7,8 +7,9 @@ out of the runs, so tuning can be stopped, resumed and shared like the runs them
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -214,37 +215,49 @@ def study(
         return trial(config, search, round(value) if whole else six_digits(value))
 
     name = f"{option} {config_of({option: low}).id}"  # the rest of the config decides the id
-    try:
+    states = optuna.trial.TrialState
+    with _kept_in(storage):
         found = optuna.create_study(
             storage=_storage(storage), study_name=name, direction="maximize", load_if_exists=True
         )
-    except ImportError:  # of a database's driver
-        raise
-    except Exception as error:  # what it is depends on the database
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"The study cannot be kept in {storage!r}: {reason}.") from error
-    # A new seed each time it is resumed, or the first proposals would be repeated.
-    found.sampler = optuna.samplers.TPESampler(seed=config.seed + len(found.trials))
-    states = optuna.trial.TrialState
-    for left in found.get_trials(states=(states.RUNNING,)):
-        lost = config_of(left.params) if option in left.params else None
-        if lost is None or _abandoned(lost):  # its process was killed: do it first, from its last checkpoint
-            found.tell(left.number, state=states.FAIL, skip_if_finished=True)
-            if lost is not None:
-                found.enqueue_trial(left.params)
-    while len(found.get_trials(states=(states.COMPLETE, states.PRUNED))) < count:
-        asked = found.ask()
-        if whole:
-            asked.suggest_int(option, round(low), round(high), log=log)
-        else:
-            asked.suggest_float(option, low, high, log=log)
+        # A new seed each time it is resumed, or the first proposals would be repeated.
+        found.sampler = optuna.samplers.TPESampler(seed=config.seed + len(found.trials))
+        for left in found.get_trials(states=(states.RUNNING,)):
+            lost = config_of(left.params) if option in left.params else None
+            if lost is None or _abandoned(lost):  # its process was killed: do it first, from its last checkpoint
+                found.tell(left.number, state=states.FAIL, skip_if_finished=True)
+                if lost is not None:
+                    found.enqueue_trial(left.params)
+    while True:
+        with _kept_in(storage):
+            if len(found.get_trials(states=(states.COMPLETE, states.PRUNED))) >= count:
+                return found
+            asked = found.ask()
+            if whole:
+                asked.suggest_int(option, round(low), round(high), log=log)
+            else:
+                asked.suggest_float(option, low, high, log=log)
         run = config_of(asked.params)
         executors.execute([run], executor="inline", on_event=on_event)
         score = _validation(outcome(run))
-        # One that failed or diverged has no score; it counts as pruned, so that a study of failures ends as well.
-        # Another process that has just started may have taken it for one that was killed, and does it again.
-        found.tell(asked, score, states.PRUNED if score is None else states.COMPLETE, skip_if_finished=True)
-    return found
+        with _kept_in(storage):
+            # One that failed or diverged has no score; it counts as pruned, so that a study of failures ends as well.
+            # Another process that has just started may have taken it for one that was killed, and does it again.
+            found.tell(asked, score, states.PRUNED if score is None else states.COMPLETE, skip_if_finished=True)
+
+
+@contextlib.contextmanager
+def _kept_in(storage: str | None) -> Iterator[None]:
+    """Explain what goes wrong with the file or database of a study; the types of errors depend on the database."""
+    try:
+        yield
+    except ImportError:  # of a database's driver
+        raise
+    except Exception as error:
+        reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+        raise ValueError(
+            f"The study cannot be kept in {storage!r}: {reason}. Its finished runs are kept and are not repeated."
+        ) from error
 
 
 def six_digits(value: float) -> float:
