@@ -295,6 +295,7 @@ CELLS = {  # smoke, cpu, mini, full
     "figure3": (6, 45, 12, 60),
     "figure4": (6, 45, 12, 60),
     "quickstart": (12, 36, 12, 36),
+    "readings": (4, 504, 60, 630),
     "table1": (4, 440, 50, 550),
     "table2": (4, 320, 12, 400),
     "table3": (6, 120, 6, 150),
