@@ -19,6 +19,7 @@ def test_python_runs_from_top_to_bottom(page):
     from logitclip.losses import LOSSES
 
     known = dict(LOSSES._entries)
+    LOSSES._entries.pop("squared", None)  # the example of CONTRIBUTING.md, should somebody have added it
     try:
         exec(compile("\n".join(blocks(page, "python")), str(page), "exec"), {})
     finally:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,8 @@ from torch import Tensor
 
 from logitclip import fused, losses, theory
 from logitclip.criterion import LogitClip, Loss
-from logitclip.losses import LOSSES
+from logitclip.losses import LOSSES, loss, one_minus_p
+from logitclip.registry import Knob
 
 torch.set_num_threads(1)
 
@@ -25,33 +29,31 @@ SYMMETRIC = {"mae", "rce", "nce", "nce_mae", "nce_rce"}  # sum_k L(z, k) is the 
 
 # -- inputs ------------------------------------------------------------------------------------------------------------
 
-small, positive = st.floats(0, 3), st.floats(0.1, 4)
-log_zeros = st.floats(-10, -1)
-KNOBS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
-    "ce": {},
-    "focal": {"gamma": small, "detach_weight": st.booleans()},
-    "mae": {"scale": small},
-    "phuber_ce": {"threshold": st.floats(1.1, 100)},
-    "rce": {"log_zero": log_zeros},
-    "sce": {"alpha": small, "beta": small, "log_zero": log_zeros},
-    "gce": {"q": st.floats(0.05, 2)},
-    "taylor_ce": {"order": st.integers(1, 8)},
-    "nce": {"scale": small},
-    "ael": {"a": positive},
-    "aul": {"a": st.floats(1.1, 7), "q": positive},
-    "agce": {"a": positive, "q": positive},
-    "cores": {"beta": small},
-    "nce_mae": {"alpha": st.floats(0, 50), "beta": small, "scale": small},
-    "nce_agce": {"alpha": st.floats(0, 50), "beta": small, "a": positive, "q": positive},
-    "nce_rce": {"alpha": small, "beta": small, "log_zero": log_zeros},
-}
-# These have their own tests below: they act through the epoch, which the oracle does not know.
+# The oracle of CORES has its beta and prior; the rest of its schedule acts through the epoch and has its own tests.
 SCHEDULE = {"cores": {"warmup", "ramp", "sieve_after", "prior"}}
+
+
+def values_of(name: str, knob: Knob) -> st.SearchStrategy[Any]:
+    """Values of a knob that the loss accepts: 0, and from a quarter of the default to more than twice of it."""
+    if knob.annotation is bool:
+        return st.booleans()
+    if knob.annotation is int:
+        return st.integers(1, 4 * knob.default)
+
+    def accepted(value: float) -> bool:
+        try:
+            given: dict[str, Any] = {knob.name: value}
+            return bool(Loss(name, **given))
+        except ValueError:
+            return False
+
+    return (st.just(0.0) | st.floats(0.25, 2.5).map(lambda factor: factor * knob.default)).filter(accepted)
 
 
 def knobs_of(name: str) -> st.SearchStrategy[dict[str, Any]]:
     """The defaults, or any of the knobs drawn."""
-    return st.just({}) | st.fixed_dictionaries({}, optional=KNOBS[name])
+    knobs = {k: values_of(name, v) for k, v in LOSSES.knobs(name).items() if k not in SCHEDULE.get(name, ())}
+    return st.just({}) | st.fixed_dictionaries({}, optional=knobs)
 
 
 @st.composite
@@ -106,10 +108,12 @@ def compute(name: str, logits: Tensor, target: Tensor, clip: Any = None, **knobs
 # -- against the oracle ------------------------------------------------------------------------------------------------
 
 
-def test_every_loss_and_knob_has_an_oracle_and_is_drawn() -> None:
-    assert set(NAMES) == set(KNOBS) == {*oracles.OF_TARGET, *oracles.OF_ALL}
-    for name in NAMES:
-        assert set(KNOBS[name]) == set(LOSSES.knobs(name)) - SCHEDULE.get(name, set())
+@pytest.mark.parametrize("name", NAMES)
+def test_every_loss_and_knob_has_an_oracle(name: str) -> None:
+    oracle = inspect.signature({**oracles.OF_TARGET, **oracles.OF_ALL}[name]).parameters
+    for knob in LOSSES.knobs(name).values():
+        if knob.name not in SCHEDULE.get(name, ()):
+            assert oracle[knob.name].default == knob.default
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -213,7 +217,6 @@ def test_soft_targets_are_expectations(name: str) -> None:
 def extreme_rows(dtype: torch.dtype, classes: int) -> Tensor:
     """Zeros, ties, the largest and the smallest numbers, one entry against the rest."""
     info, rng = torch.finfo(dtype), torch.Generator().manual_seed(0)
-    # Beyond 1e19 the sum of squares leaves float32: the direction is lost then, but nothing turns into NaN.
     most, least = min(info.max, 1e30), info.smallest_normal
     rows = [torch.full((classes,), value) for value in (0.0, least, -least, 1.0, 1e4, -1e4, most, -most)]
     for value in (1e-3, 1.0, 17.0, 1e4, most):
@@ -243,6 +246,7 @@ def test_nothing_is_ever_nan_or_infinite(name: str, dtype: torch.dtype) -> None:
                 (1.0, None, 1.5),
                 (1.0, None, 3.0),
                 (1.0, 0.5, math.inf),
+                *(((1.0, 1e10, 2.0), (1e-10, None, 2.0), (1e-10, 1e10, 3.0)) if dtype.itemsize > 2 else ()),
             ):
                 values, gradient = compute(name, logits, target, clip)
                 assert values.isfinite().all(), clip
@@ -274,6 +278,93 @@ def test_functions_take_any_leading_shape_and_return_one_value_each() -> None:
         flat = getattr(losses, name)(logits.flatten(0, 1), target.flatten())
         torch.testing.assert_close(values.flatten(), flat)
         torch.testing.assert_close(getattr(losses, name)(logits[1, 2], target[1, 2]), values[1, 2])
+
+
+# -- masked classes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("clip", [None, (1.0, None, 2.0), (2.5, 0.4, 2.0), (1.0, None, 3.0), (1.0, 0.5, math.inf)])
+@pytest.mark.usefixtures("form")
+def test_masked_classes_do_not_count(name: str, clip: Any) -> None:
+    """-inf is the same as not having the class: in the norm, in the sum of log-probabilities, in every gradient."""
+    rng = np.random.default_rng(0)
+    z = torch.tensor(3 * rng.normal(size=(30, 8)))
+    masked = torch.tensor(rng.random((30, 8)) < 0.3)
+    masked[:, 0], masked[0] = False, False
+    for soft in (False, True):
+        share = torch.tensor(rng.dirichlet(np.ones(8), size=30)).masked_fill(masked, 0.0)
+        target = share / share.sum(1, keepdim=True) if soft else torch.zeros(30, dtype=torch.int64)
+        values, gradient = compute(name, z.masked_fill(masked, -math.inf), target, clip)
+        assert (gradient[masked] == 0).all()
+        for i in range(30):
+            there = ~masked[i]
+            alone = compute(name, z[i : i + 1, there], target[i : i + 1, there] if soft else target[:1], clip)
+            torch.testing.assert_close(values[i : i + 1], alone[0])
+            torch.testing.assert_close(gradient[i, there], alone[1][0])
+
+
+def test_a_masked_label_is_an_infinite_loss_as_in_torch() -> None:
+    logits, target = torch.tensor([[0.0, 1.0, -math.inf]]), torch.tensor([2])
+    assert losses.ce(logits, target).item() == math.inf
+    values, gradient = compute("mae", logits, target, (1.0, None, 2.0))
+    assert values.item() == 2
+    assert gradient.isfinite().all()
+
+
+# -- a loss of one's own -----------------------------------------------------------------------------------------------
+
+
+def test_a_new_loss_is_one_function_and_one_oracle(monkeypatch: pytest.MonkeyPatch, command: Any) -> None:
+    """The example of CONTRIBUTING.md, through every test that goes over the losses."""
+    monkeypatch.delitem(LOSSES._entries, "squared", raising=False)
+    page = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    exec(re.findall(r"```python\n(.*?@loss.*?)```", page, flags=re.DOTALL)[0], {"__name__": "plugin"})
+
+    def squared(log_p: np.ndarray, rest: np.ndarray, scale: float = 1.0) -> oracles.Pair:
+        return scale * rest**2, -2 * scale * np.exp(log_p) * rest
+
+    monkeypatch.setitem(oracles.OF_TARGET, "squared", squared)
+    test_every_loss_and_knob_has_an_oracle("squared")
+    test_oracle_gradients_are_derivatives_of_oracle_values("squared")
+    for dtype in (torch.float64, torch.float32):
+        test_values_and_gradients("squared", dtype)
+        test_nothing_is_ever_nan_or_infinite("squared", dtype)
+    test_half_precision_is_computed_in_float32("squared", torch.bfloat16)
+    test_soft_targets_are_expectations("squared")
+    test_masked_classes_do_not_count("squared", (1.0, None, 2.0))
+    test_symmetric_condition("squared")
+    test_clipped_losses_obey_their_bounds("squared")
+    logits, target = torch.eye(10) - 0.1, torch.arange(10)
+    assert losses.squared(logits, target).shape == (10,)
+    assert "squared" in dir(losses)
+    with pytest.warns(UserWarning, match="The mean squared loss, .* has reached"):
+        assert LogitClip("squared:scale=2", tau=0.5).diagnose(100 * logits, target).lowest_loss is not None
+    assert command("bound", "--tau", 1, "--classes", 10, "--loss", "squared")[0] == 0
+    assert "squared:scale=1" in command("list", "losses")[1]
+
+
+def test_a_loss_without_a_known_range_is_diagnosed_without_it() -> None:
+    @loss
+    def hill(log_p: Tensor, _: None) -> Tensor:
+        """p_y (1-p_y)."""
+        return log_p.exp() * one_minus_p(log_p)
+
+    report = LogitClip("hill", tau=5.0).diagnose(torch.eye(3), torch.arange(3))
+    assert report.loss is not None
+    assert report.lowest_loss is None
+
+
+def test_help_shows_what_a_caller_passes() -> None:
+    for name in NAMES:
+        parameters = inspect.signature(LOSSES[name]).parameters
+        assert list(parameters) == ["logits", "target", *LOSSES.knobs(name)]
+        doc = inspect.getdoc(LOSSES[name]) or ""
+        assert all(f"    {p}: " in doc for p in parameters), name  # each has its line
+        assert all(section in doc for section in ("Args:", "Returns:", "Raises:", f">>> {name}(")), name
+    assert not [name for name in dir(losses) if name not in LOSSES]
+    with pytest.raises(AttributeError, match="has no attribute 'gcee'"):
+        losses.gcee  # noqa: B018
 
 
 # -- what is known about each ------------------------------------------------------------------------------------------
@@ -409,15 +500,13 @@ def test_clipped_losses_obey_their_bounds(name: str) -> None:
         z, y = batch
         classes = z.shape[1]
         values = compute(name, torch.tensor(z), torch.tensor(y), (tau, delta, p), **knobs)[0]
-        known = {k: v for k, v in knobs.items() if k in theory.knobs(name)}
-        lower, upper = theory.base_loss_bounds(name, tau, classes, delta, p, **known)
+        lower, upper = theory.base_loss_bounds(name, tau, classes, delta, p, **knobs)
         slack = 1e-12 * max(1, abs(lower), abs(upper)) + 1e-12
         assert lower - slack <= values.min() <= values.max() <= upper + slack
         if name in oracles.OF_TARGET:
-            lipschitz = theory.lipschitz_constant(name, tau, classes, delta, p, **known)
+            lipschitz = theory.lipschitz_constant(name, tau, classes, delta, p, **knobs)
             m, n = theory.probability_bounds(tau, classes, delta, p)
-            at_m = theory.phi(name, -theory.loss_bounds(tau, classes, delta, p)[1], **known)[0]
-            assert values.abs().max() <= theory.lipschitz_loss_bound(lipschitz, at_m, (m, n)) * (1 + 1e-12)
+            assert values.abs().max() <= theory.lipschitz_loss_bound(lipschitz, upper, (m, n)) * (1 + 1e-12)
 
     check()
 
@@ -450,6 +539,7 @@ def test_cores_schedule_prior_and_sieve(epoch: int, prior: str, cores_batch: Any
     # Over the examples kept alone: the loss has its own denominator.
     assert mean.item() == pytest.approx(expected.values[keeps].mean(), rel=1e-6)
     gradient = np.where(keeps[:, None], expected.gradient, 0) / keeps.sum()
+    assert logits.grad is not None
     np.testing.assert_allclose(logits.grad, gradient, rtol=1e-5, atol=1e-7)
 
 
@@ -540,5 +630,7 @@ def test_cores_in_half_precision_keeps_its_floor() -> None:
 @pytest.mark.parametrize("counts", [torch.ones(5), torch.ones(1), torch.ones(1, 6)])
 def test_cores_refuses_class_counts_of_another_size(counts: Tensor, cores_batch: Any) -> None:
     logits, target = (torch.tensor(a) for a in cores_batch)
+    criterion = Loss("cores")
+    criterion.start_epoch(0, counts)
     with pytest.raises(ValueError, match="class_counts needs 6 entries"):
-        losses.cores(logits, target, class_counts=counts)
+        criterion(logits, target)

@@ -1,38 +1,38 @@
 """The bounds against optimisation: nothing here reuses a formula of `theory` to check it."""
 
-import ast
 import inspect
 import itertools
 import math
-import sys
 
 import numpy as np
+import oracles
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import log_softmax, logsumexp, softmax
 
 from logitclip import theory
+from logitclip.losses import LOSSES, loss, one_minus_p
 from logitclip.theory import (
     CLEAN_GAP,
     NOISY_GAP,
     all_bounds,
     asymmetric_risk_gap,
     base_loss_bounds,
+    bounds_of,
     ce_bound_from_gap,
     instance_risk_gap,
     lipschitz_constant,
     lipschitz_loss_bound,
     loss_bounds,
-    phi,
     probability_bounds,
     symmetric_risk_gap,
     trivial_risk_gap,
 )
 
 INF = math.inf
-LOG_ZERO = math.log(1e-4)
 
 
 def ce(logits, y=0):
@@ -187,24 +187,17 @@ def test_limits_in_tau(p, num_classes):
 
 # --- losses that depend on p_y alone ---------------------------------------------------------------------------------
 
-# Written from the definitions, in p.
-FORMULAS = {
-    "ce": lambda p: -np.log(p),
-    "focal": lambda p, gamma=0.5: -((1 - p) ** gamma) * np.log(p),
-    "mae": lambda p, scale=2.0: scale * (1 - p),
-    "phuber_ce": lambda p, threshold=10.0: np.where(
-        p <= 1 / threshold, -threshold * p + np.log(threshold) + 1, -np.log(p)
-    ),
-    "rce": lambda p, log_zero=LOG_ZERO: -log_zero * (1 - p),
-    "sce": lambda p, alpha=0.5, beta=1.0, log_zero=LOG_ZERO: -alpha * np.log(p) - beta * log_zero * (1 - p),
-    "gce": lambda p, q=0.7: (1 - p**q) / q,
-    "taylor_ce": lambda p, order=2: np.sum([(1 - p) ** i / i for i in range(1, order + 1)], axis=0),
-    "ael": lambda p, a=2.5: np.exp(-p / a),
-    "aul": lambda p, a=5.5, q=3.0: ((a - p) ** q - (a - 1) ** q) / q,
-    "agce": lambda p, a=0.6, q=0.6: ((a + 1) ** q - (a + p) ** q) / q,
-}
+OF_TARGET = [name for name in LOSSES if name in oracles.OF_TARGET]
+OF_ALL = [name for name in LOSSES if name in oracles.OF_ALL]
+
+
+def phi(name, p, **knobs):
+    """A loss of p_y alone, by its oracle."""
+    return oracles.OF_TARGET[name](np.log(p), 1 - p, **knobs)[0]
+
+
 KNOBS = [
-    *((name, {}) for name in FORMULAS),
+    *((name, {}) for name in OF_TARGET),
     ("focal", {"gamma": 0.0}),
     ("focal", {"gamma": 2.0}),
     ("mae", {"scale": 1.0}),
@@ -221,19 +214,12 @@ KNOBS = [
 
 
 @pytest.mark.parametrize(("loss", "knobs"), KNOBS)
-def test_phi_against_its_formula(loss, knobs):
-    p = np.concatenate([np.geomspace(1e-12, 0.5, 60), 1 - np.geomspace(1e-6, 0.5, 60)])
-    values = [phi(loss, math.log(x), **knobs)[0] for x in p]
-    assert values == pytest.approx(FORMULAS[loss](p, **knobs), rel=1e-8, abs=1e-9)
-
-
-@pytest.mark.parametrize(("loss", "knobs"), KNOBS)
 @pytest.mark.parametrize(("tau", "num_classes", "p"), [(0.2, 2, INF), (1.0, 10, INF), (1.0, 10, 2), (3.0, 100, 2)])
 def test_lipschitz_constant_against_differences(loss, knobs, tau, num_classes, p):
     m, n = probability_bounds(tau, num_classes, p=p)
     # Evenly spaced in log p: the steepest place may be a narrow strip at M.
     grid = np.unique(np.concatenate([np.geomspace(m, n, 40001), np.linspace(m, n, 40001)]).clip(m, n))
-    slopes = np.abs(np.diff(FORMULAS[loss](grid, **knobs)) / np.diff(grid))[np.diff(grid) > 1e-9 * n]
+    slopes = np.abs(np.diff(phi(loss, grid, **knobs)) / np.diff(grid))[np.diff(grid) > 1e-9 * n]
     constant = lipschitz_constant(loss, tau, num_classes, p=p, **knobs)
     assert slopes.max() <= constant * (1 + 1e-5)
     assert slopes.max() == pytest.approx(constant, rel=2e-3)
@@ -243,7 +229,7 @@ def test_lipschitz_constant_against_differences(loss, knobs, tau, num_classes, p
 @pytest.mark.parametrize(("tau", "num_classes", "p"), [(0.2, 2, INF), (1.0, 10, INF), (1.0, 10, 2), (3.0, 100, 2)])
 def test_range_and_lipschitz_bound_of_phi(loss, knobs, tau, num_classes, p):
     m, n = probability_bounds(tau, num_classes, p=p)
-    values = FORMULAS[loss](np.linspace(m, n, 1001), **knobs)
+    values = phi(loss, np.linspace(m, n, 1001), **knobs)
     lower, upper = base_loss_bounds(loss, tau, num_classes, p=p, **knobs)
     assert (lower, upper) == pytest.approx((values.min(), values.max()), rel=1e-9)
     constant = lipschitz_constant(loss, tau, num_classes, p=p, **knobs)
@@ -255,49 +241,101 @@ def test_cross_entropy_is_one_of_the_losses():
 
 
 def test_without_a_clip_only_the_robust_losses_are_bounded():
-    unbounded = {name for name in FORMULAS if base_loss_bounds(name, INF, 10)[1] == INF}
-    assert unbounded == {"ce", "focal", "sce"}
+    assert {n for n in OF_TARGET if base_loss_bounds(n, INF, 10)[1] == INF} >= {"ce", "focal", "sce"}
+    assert not {n for n in OF_TARGET if base_loss_bounds(n, INF, 10)[1] == INF} & {"mae", "gce", "agce", "phuber_ce"}
     # GCE is bounded, though not Lipschitz at 0: what makes it bounded is not Prop 2.4.
-    assert {n for n in FORMULAS if lipschitz_constant(n, INF, 10) == INF} == {"ce", "focal", "sce", "gce"}
+    unbounded = {n for n in OF_TARGET if lipschitz_constant(n, INF, 10) == INF}
+    assert unbounded >= {"ce", "focal", "sce", "gce"}
+    assert not unbounded & {"mae", "rce", "phuber_ce", "taylor_ce", "ael", "aul", "agce"}
+
+
+@pytest.mark.parametrize("tau", [8.0, 30.0, 200.0, 340.0])
+def test_lipschitz_constants_where_probabilities_are_tiny(tau):
+    """|phi'| at the smallest p_y, by hand."""
+    m, _ = probability_bounds(tau, 10)
+    slopes = {"ce": 1 / m, "mae": 2.0, "gce": m**-0.3, "phuber_ce": 10.0, "sce": 0.5 / m - math.log(1e-4), "ael": 0.4}
+    for name, slope in slopes.items():
+        assert lipschitz_constant(name, tau, 10) == pytest.approx(slope, rel=1e-5), name
+
+
+# --- losses of one's own ---------------------------------------------------------------------------------------------
+
+
+def test_a_new_loss_has_its_bounds_from_its_phi():
+    @loss
+    def squared_error(log_p, _, *, scale: float = 1.0):
+        """Squared error."""
+        return scale * one_minus_p(log_p) ** 2
+
+    m, n = probability_bounds(1.0, 10)
+    assert base_loss_bounds("squared_error", 1.0, 10, scale=3.0) == pytest.approx((3 * (1 - n) ** 2, 3 * (1 - m) ** 2))
+    assert lipschitz_constant("squared_error", 1.0, 10) == pytest.approx(2 * (1 - m))
+    rows = all_bounds(1.0, 10, loss="squared_error", noise="symmetric", rate=0.2)
+    assert one(rows, "squared_error loss", "Prop 2.4").applies
+
+
+def test_a_loss_that_is_not_monotone_brings_its_own_range_or_has_none():
+    @loss
+    def hill(log_p, _):
+        """p_y (1-p_y): largest at 1/2."""
+        return log_p.exp() * one_minus_p(log_p)
+
+    @loss
+    def spread(log_p, log_probs, state):
+        """The variance of the log-probabilities."""
+        return log_probs.var(-1) + 0 * log_p, None
+
+    assert base_loss_bounds("hill", 1.0, 10) == pytest.approx([p * (1 - p) for p in probability_bounds(1.0, 10)])
+    assert base_loss_bounds("hill", 3.0, 2) == base_loss_bounds("spread", 1.0, 10) == (-INF, INF)
+    with pytest.raises(ValueError, match="slope of hill in p_y is not monotone"):
+        lipschitz_constant("hill", 3.0, 2)
+    rows = all_bounds(3.0, 2, loss="hill", noise="symmetric", rate=0.2)
+    assert not one(rows, "hill loss", "Prop 2.4").applies
+    assert one(rows, CLEAN_GAP, "Thm 2.2").upper == INF
+    try:
+        bounds_of("hill")(lambda ball: (0.0, 0.25))
+        assert base_loss_bounds("hill", 3.0, 2) == (0.0, 0.25)
+    finally:
+        del theory.BOUNDS["hill"]
+
+
+@pytest.mark.parametrize("name", list(LOSSES))
+@pytest.mark.parametrize(("radius", "num_classes", "p"), [(0.3, 2, 2), (2, 3, INF), (5, 10, 2), (1, 100, 1)])
+def test_ranges_from_phi_against_random_logits(name, radius, num_classes, p):
+    """Brute force with the library's own function: no logits in the ball leave the range, and some come near."""
+    z = random_in_ball(np.random.default_rng(0), 20000, num_classes, radius, p)
+    best = np.full(num_classes, -1.0 if p == INF else 0.0 if p == 1 else -1 / (num_classes - 1))
+    best[0] = 1
+    best *= radius / np.linalg.norm(best, ord=p)
+    z = torch.tensor(np.concatenate([z, [best, -best]]))
+    values = LOSSES[name](z, torch.zeros(len(z), dtype=torch.int64))
+    lower, upper = base_loss_bounds(name, radius, num_classes, p=p)
+    assert lower - 1e-12 <= values.min() <= values.max() <= upper + 1e-12
+    if name != "cores":  # whose range is that of a box around what is possible
+        assert values.min() == pytest.approx(lower, rel=1e-9)
+        assert values.max() - values.min() > 0.5 * (upper - lower)
 
 
 # --- losses that depend on all probabilities -------------------------------------------------------------------------
 
 
 def joint(loss, z, *, shares=None, **knobs):
-    knobs = {**DEFAULTS[loss], **knobs}
-    log_p = log_softmax(z, axis=-1)
-    nce = log_p[..., 0] / log_p.sum(-1)
-    target = np.exp(log_p[..., 0])
-    if loss == "nce":
-        return knobs["scale"] * nce
+    """A loss of label 0, by its oracle; `shares` are the prior of cores."""
     if loss == "cores":
-        shares = np.full(z.shape[-1], 1 / z.shape[-1]) if shares is None else np.array(shares)
-        return -log_p[..., 0] + knobs["beta"] * np.log(np.exp(log_p) + 1e-8) @ shares
-    passive = loss.removeprefix("nce_")
-    inner = {knob: value for knob, value in knobs.items() if knob not in ("alpha", "beta")}
-    return knobs["alpha"] * nce + knobs["beta"] * FORMULAS[passive](target, **inner)
+        knobs = {"beta": knobs.get("beta", 2.0), "prior": None if shares is None else np.array(shares)}
+    rows = np.atleast_2d(z)
+    values = oracles.loss(loss, rows, np.zeros(len(rows), dtype=np.int64), **knobs).values
+    return values if z.ndim > 1 else values[0]
 
 
-DEFAULTS = {
-    "nce": {"scale": 1.0},
-    "cores": {"beta": 2.0},
-    "nce_mae": {"alpha": 50.0, "beta": 1.0, "scale": 1.0},
-    "nce_agce": {"alpha": 50.0, "beta": 0.1, "a": 1.8, "q": 3.0},
-    "nce_rce": {"alpha": 1.0, "beta": 1.0},
-}
 JOINT = [
-    ("nce", {}),
+    *((name, {}) for name in OF_ALL),
     ("nce", {"scale": 10.0}),
-    ("cores", {}),
     ("cores", {"beta": 0.0}),
     ("cores", {"beta": 0.5, "prior": "uniform"}),
     ("cores", {"prior": "uniform"}),
-    ("nce_mae", {}),
     ("nce_mae", {"alpha": 1.0, "beta": 2.0, "scale": 2.0}),
-    ("nce_agce", {}),
     ("nce_agce", {"alpha": 1.0, "beta": 4.0, "a": 6.0, "q": 1.5}),
-    ("nce_rce", {}),
     ("nce_rce", {"alpha": 10.0, "beta": 0.1}),
 ]
 
@@ -350,30 +388,19 @@ def test_cores_bound_holds_for_any_shares_of_the_labels():
     assert base_loss_bounds("cores", INF, 4) == pytest.approx((2 * math.log(1e-8), INF))  # the 1e-8 in its log
 
 
-def test_knobs_and_defaults_are_those_of_the_losses():
-    from logitclip.losses import LOSSES
-
-    assert set(LOSSES) == {*FORMULAS, *dict(JOINT)}
-    for loss in LOSSES:
-        theirs = {knob.name: knob.default for knob in LOSSES.knobs(loss).values()}
-        assert theory.knobs(loss).items() <= theirs.items(), loss
-        unused = theirs.keys() - theory.knobs(loss).keys()
-        assert unused <= {"detach_weight", "warmup", "ramp", "sieve_after"}, loss
-
-
 @pytest.mark.parametrize("tau", [1e-9, 300.0, 400.0, 1e4, INF])
 @pytest.mark.parametrize("p", [1, 1.5, 2, INF])
 def test_every_loss_at_extreme_tau(tau, p):
-    for loss in (*FORMULAS, *dict(JOINT)):
-        lower, upper = base_loss_bounds(loss, tau, 10, p=p)
+    for name in LOSSES:
+        lower, upper = base_loss_bounds(name, tau, 10, p=p)
         assert lower <= upper
-    for loss in FORMULAS:
-        assert lipschitz_constant(loss, tau, 10, p=p) >= 0
+    for name in OF_TARGET:
+        assert lipschitz_constant(name, tau, 10, p=p) >= 0
 
 
 def test_limits_of_nce():
     assert base_loss_bounds("nce", 1e-9, 10) == pytest.approx((0.1, 0.1), rel=1e-7)
-    assert base_loss_bounds("nce", INF, 10) == (0, 1)
+    assert base_loss_bounds("nce", INF, 10) == pytest.approx((0, 1))
 
 
 # --- risk gaps on small finite problems ------------------------------------------------------------------------------
@@ -524,7 +551,7 @@ def test_risk_gap_of_a_general_loss(loss, knobs):
     """f* and f~ by exhaustive search over a fine grid of the ball, K = 2: only z_1 - z_0 matters."""
     tau, rate = 1.0, 0.3
     z = np.stack([np.linspace(-tau, tau, 2001), -np.linspace(-tau, tau, 2001)], axis=1)
-    per_class = np.stack([joint_or_phi(loss, z, **knobs), joint_or_phi(loss, z[:, ::-1], **knobs)], axis=1)
+    per_class = np.stack([joint(loss, z, **knobs), joint(loss, z[:, ::-1], **knobs)], axis=1)
     bounds = base_loss_bounds(loss, tau, 2, **knobs)
     for clean in (np.array([1.0, 0.0]), np.array([0.8, 0.2]), np.array([0.55, 0.45])):
         noisy = (1 - rate) * clean + rate * clean[::-1]
@@ -533,10 +560,6 @@ def test_risk_gap_of_a_general_loss(loss, knobs):
         assert 0 <= gap <= symmetric_risk_gap(bounds, 2, rate) + 1e-12
         noisy_gap = (per_class[best] - per_class[fooled]) @ noisy
         assert 0 <= noisy_gap <= asymmetric_risk_gap(bounds, [[0.7, 0.3], [0.3, 0.7]])
-
-
-def joint_or_phi(loss, z, **knobs):
-    return FORMULAS[loss](softmax(z, axis=-1)[..., 0], **knobs) if loss in FORMULAS else joint(loss, z, **knobs)
 
 
 # --- the theorems as formulas ----------------------------------------------------------------------------------------
@@ -681,27 +704,25 @@ EYE, OK = [[1.0, 0.0], [0.0, 1.0]], (0.0, 1.0)
         (lambda: asymmetric_risk_gap(OK, EYE, [0.5, 0.6]), "prior must sum to 1"),
         (lambda: lipschitz_loss_bound(-1.0, 0.0, OK), "at least 0, got -1.0"),
         (lambda: lipschitz_loss_bound(1.0, 0.0, (0.9, 0.1)), "0 <= M <= N <= 1"),
-        (lambda: phi("ce", 0.1), "at most 0, got 0.1"),
-        (lambda: phi("gcee", -0.1), "Did you mean 'gce'"),
-        (lambda: phi("nce", -0.1), "use base_loss_bounds"),
-        (lambda: lipschitz_constant("cores", 1.0, 10), "use base_loss_bounds"),
-        (lambda: base_loss_bounds("hinge", 1.0, 10), "Known: ce, focal"),
+        (lambda: lipschitz_constant("gcee", 1.0, 10), "Did you mean 'gce'"),
+        (lambda: lipschitz_constant("nce", 1.0, 10), "depends on all probabilities"),
+        (lambda: lipschitz_constant("cores", 1.0, 10), "depends on all probabilities"),
+        (lambda: base_loss_bounds("hinge", 1.0, 10), "Unknown loss 'hinge'"),
         (lambda: base_loss_bounds("focal", 1.0, 10, gama=1), "Did you mean 'gamma'"),
         (lambda: base_loss_bounds("ce", 1.0, 10, q=1), "no knob 'q'"),
         (lambda: base_loss_bounds("focal", 1.0, 10, gamma=-1), "gamma must be at least 0"),
         (lambda: base_loss_bounds("mae", 1.0, 10, scale=-1), "scale must be at least 0"),
         (lambda: base_loss_bounds("phuber_ce", 1.0, 10, threshold=1), "threshold must be above 1"),
-        (lambda: base_loss_bounds("rce", 1.0, 10, log_zero=4), "must be negative, got 4"),
+        (lambda: base_loss_bounds("rce", 1.0, 10, log_zero=4), "must be negative and finite, got 4"),
         (lambda: base_loss_bounds("sce", 1.0, 10, alpha=-1), "alpha must be at least 0"),
-        (lambda: base_loss_bounds("gce", 1.0, 10, q=0), "q must be positive, got 0"),
-        (lambda: base_loss_bounds("taylor_ce", 1.0, 10, order=0), "integer of at least 1"),
-        (lambda: base_loss_bounds("taylor_ce", 1.0, 10, order=1.5), "integer of at least 1"),
+        (lambda: base_loss_bounds("gce", 1.0, 10, q=0), "q must be positive and finite, got 0.0"),
+        (lambda: base_loss_bounds("taylor_ce", 1.0, 10, order=0), "order must be at least 1"),
+        (lambda: base_loss_bounds("taylor_ce", 1.0, 10, order=1.5), "order of the loss 'taylor_ce' must be an integer"),
         (lambda: base_loss_bounds("ael", 1.0, 10, a=0), "a must be positive"),
         (lambda: base_loss_bounds("aul", 1.0, 10, a=1), "a must be above 1"),
         (lambda: base_loss_bounds("agce", 1.0, 10, a=-1), "a must be positive"),
         (lambda: base_loss_bounds("cores", 1.0, 10, beta=-1), "beta must be at least 0"),
-        (lambda: base_loss_bounds("cores", 1.0, 10, prior="x"), "prior must be 'labels' or 'uniform', got 'x'"),
-        (lambda: theory.knobs("gcee"), "Did you mean 'gce'"),
+        (lambda: base_loss_bounds("cores", 1.0, 10, prior="x"), "prior of the loss 'cores' is one of labels, uniform"),
         (lambda: base_loss_bounds("nce", 1.0, 10, scale=-1), "scale must be at least 0"),
         (lambda: all_bounds(1.0, 10, noise="open_set", rate=0.1), "No theorem is about 'open_set'"),
         (lambda: all_bounds(1.0, 10, noise="symmetric"), "A rate is needed"),
@@ -723,15 +744,8 @@ def test_bad_input_is_a_sentence(call, words):
 # --- the module itself -----------------------------------------------------------------------------------------------
 
 
-def test_only_the_standard_library_is_imported():
-    tree = ast.parse(inspect.getsource(theory))
-    imported = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
-    imported |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-    assert {name.partition(".")[0] for name in imported} <= set(sys.stdlib_module_names)
-
-
 def test_each_numbered_item_has_one_home():
     functions = [f for f in vars(theory).values() if inspect.isfunction(f)]
-    tags = [inspect.getdoc(f).splitlines()[-1] for f in functions if "Paper: " in (inspect.getdoc(f) or "")]
+    tags = [doc.splitlines()[-1] for doc in map(inspect.getdoc, functions) if doc and "Paper: " in doc]
     wanted = ["Eq. 2", "Prop 2.1", "Prop 2.4", "Thm 2.2", "Thm 2.3", "Thm E.1"]
     assert sorted(tags) == [f"Paper: {item}." for item in wanted]

@@ -1,6 +1,8 @@
-"""The link: what is done to the logits before the loss.
+"""The link function: what happens to the logits before the loss.
 
-`clip_logits` is the paper's method (Eq. 3 and 4); the others are what the paper compares it with.
+`clip_logits` is the paper's method (Eq. 3 and 4); the other functions are the ones the paper compares it with.
+
+A logit of -inf masks its class. A masked class keeps its -inf and does not count in any norm.
 """
 
 from __future__ import annotations
@@ -11,21 +13,36 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from logitclip.registry import Registry
 
 CLIPS = Registry("clip")
 PENALTIES = Registry("penalty")
 
+# Private names of torch that tell whether a function transform is active. Without them `eager_on_cpu` is False, and
+# everything is computed in plain operations.
+_transforms_active = getattr(torch._C, "_are_functorch_transforms_active", None)
+_is_batched = getattr(getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", None)
+
 
 def check_clip(tau: float, delta: float | None, p: float) -> float:
-    """Check the options of Eq. 4 and return delta, which is tau when it is None."""
-    if not tau > 0 or math.isinf(tau):
+    """Check the options of Eq. 4.
+
+    Returns:
+        delta, which is tau if it is None.
+
+    Raises:
+        ValueError: if tau or delta is not positive or not finite, or if p is below 1.
+    """
+    if not 0 < tau < math.inf:
         raise ValueError(f"tau must be positive and finite, got {tau}. To switch clipping off, leave the clip out.")
     if delta is None:
         delta = tau
-    if not delta > 0 or math.isinf(delta):
-        raise ValueError(f"delta must be positive and finite, got {delta}.")
+    check_positive("delta", delta)
+    for name, value in (("tau", tau), ("delta", delta)):
+        if not 1e-10 <= value <= 1e10:  # so that no gradient overflows in float32
+            raise ValueError(f"{name} must lie between 1e-10 and 1e10, got {value}.")
     if not p >= 1:
         raise ValueError(f"p must be at least 1 (math.inf is allowed), got {p}: below 1 it is not a norm.")
     return delta
@@ -34,9 +51,21 @@ def check_clip(tau: float, delta: float | None, p: float) -> float:
 def threshold_and_scale(
     tau: float | None = None, delta: float | None = None, temp: float | None = None, p: float = 2.0
 ) -> tuple[float, float]:
-    """The threshold and the scale of Eq. 4, from tau with an optional delta, or from temp.
+    """Return the threshold and the scale of Eq. 4, from tau with an optional delta, or from temp.
 
-    The released code and the paper's tabulated "1/tau" are `temp`: threshold temp, scale 1/temp.
+    `temp` is the option of the released code and the "1/tau" of the paper's tables: threshold temp, scale 1/temp.
+
+    Args:
+        tau: the threshold.
+        delta: the scale; None means tau.
+        temp: instead of tau and delta.
+        p: which norm; only checked.
+
+    Returns:
+        (tau, delta).
+
+    Raises:
+        ValueError: if neither tau nor temp is given, or both, or if one is out of range.
 
     >>> threshold_and_scale(tau=1.0), threshold_and_scale(temp=2.0)
     ((1.0, 1.0), (2.0, 0.5))
@@ -54,19 +83,22 @@ def threshold_and_scale(
 def clip_logits(logits: Tensor, tau: float, delta: float | None = None, *, p: float = 2.0, dim: int = -1) -> Tensor:
     """Clip the p-norm of each logit vector: `delta z/|z|_p` if `|z|_p >= tau`, else `z`.
 
-    The direction, and so the prediction, stays as it is. With ``delta=None`` the scale is the threshold (Eq. 3) and the
-    function is continuous; with ``delta != tau`` it jumps at the threshold, as Eq. 4 does.
+    The direction of the vector does not change, and so neither does the prediction. With ``delta=None`` the scale is
+    the threshold (Eq. 3) and the function is continuous; with ``delta != tau`` it jumps at the threshold (Eq. 4).
 
     Args:
-        logits: any shape; vectors lie along `dim`. They must be finite: an entry of -inf, as masks of classes use it,
-            gives the vector an infinite norm, and NaN. Use a large negative number instead, or mask after the clip.
+        logits: any shape, with the classes along `dim`. A class is masked by a logit of -inf.
         tau: the threshold on the norm.
         delta: the norm of a clipped vector; None means tau.
-        p: which norm, from 1 to `math.inf`. Where a norm has no gradient the usual subgradient is taken: for p = 1 an
-            entry of 0 counts as sign 0; for p = inf the entries that tie for the maximum share the gradient evenly.
+        p: which norm, from 1 to `math.inf`. Where the norm has no gradient, the usual subgradient is used: for p = 1,
+            sign(0) = 0; for p = inf, entries that tie for the maximum share the gradient evenly.
+        dim: the class dimension.
 
     Returns:
-        The clipped logits, in the shape and dtype of `logits`. In float16 and bfloat16 the norm is taken in float32.
+        The clipped logits, in the shape and dtype of `logits`. In float16 and bfloat16 the norm is computed in float32.
+
+    Raises:
+        ValueError: if an option is out of range or the logits are not floating-point.
 
     >>> clip_logits(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), tau=1.0)
     tensor([[0.6000, 0.8000],
@@ -76,18 +108,22 @@ def clip_logits(logits: Tensor, tau: float, delta: float | None = None, *, p: fl
     """
     delta = check_clip(tau, delta, p)
     check_logits(logits)
+    if delta > torch.finfo(logits.dtype).max:
+        raise ValueError(f"delta={delta:g} is beyond the range of {logits.dtype} logits.")
     z = full_precision(logits)
     clipped = _Clip.apply(z, tau, delta, dim) if takes_closed_form(z, p) else plain_clip(z, tau, delta, p, dim)
     return clipped.to(logits.dtype)
 
 
 def plain_clip(z: Tensor, tau: float, delta: float, p: float = 2.0, dim: int = -1) -> Tensor:
-    """Eq. 4 in plain operations, which every transform of torch understands."""
-    return z * clip_factor(vector_norm(z, p, dim), tau, delta)
+    """Eq. 4 in plain operations, which work under every transform and on every device."""
+    masked = z.isneginf()
+    present = z.masked_fill(masked, 0.0)
+    return (present * clip_factor(vector_norm(present, p, dim), tau, delta)).masked_fill(masked, -math.inf)
 
 
 def clip_factor(norm: Tensor, tau: float, delta: float) -> Tensor:
-    """What Eq. 4 multiplies a vector of this norm by: delta/norm from tau on, exactly 1 below."""
+    """The factor of Eq. 4 for a vector of this norm: delta/norm from tau on, exactly 1 below."""
     ratio = norm / delta
     # Chosen before the reciprocal, so that zero logits are safe; for delta = tau the clamp is a cheaper way to choose.
     ratio = ratio.clamp_min(1.0) if delta == tau else torch.where(norm >= tau, ratio, 1.0)
@@ -95,58 +131,68 @@ def clip_factor(norm: Tensor, tau: float, delta: float) -> Tensor:
 
 
 def takes_closed_form(z: Tensor, p: float) -> bool:
-    """The one place that chooses between gradients written by hand and plain operations.
+    """Whether to use the gradients written by hand. This is the only place that decides.
 
-    Compilers, function transforms, forward-mode AD and tensor subclasses get the plain operations.
+    Compilers, function transforms, forward-mode AD and tensor subclasses get plain operations.
     """
     return (
         p == 2
         and eager_on_cpu(z)
         and z.dtype in (torch.float32, torch.float64)
         and type(z) in (Tensor, torch.nn.Parameter)
-        and torch.autograd.forward_ad._current_level < 0
+        and getattr(forward_ad, "_current_level", 0) < 0
     )
 
 
 def eager_on_cpu(x: Tensor) -> bool:
-    """Whether there are values to look at without waiting for a device: no compiler and no function transform is on."""
-    return x.is_cpu and not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
+    """Whether the values of `x` can be looked at without waiting for a device, a compiler or a function transform."""
+    if not x.is_cpu or torch.compiler.is_compiling() or _transforms_active is None or _is_batched is None:
+        return False
+    return not _transforms_active()
 
 
 class _Clip(torch.autograd.Function):
-    """Eq. 4 for p = 2. With s the factor, dz = s g, less its part along z where clipped: s (g.z) z/|z|^2."""
+    """Eq. 4 for p = 2. With s the factor, dz = s g; for clipped rows, minus its component along z: s (g.z) z/|z|^2."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor, tau: float, delta: float, dim: int) -> Tensor:
-        norm = vector_norm(z, 2, dim)
+        norm = torch.linalg.vector_norm(z, dim=dim, keepdim=True)
+        ctx.options = tau, delta, dim
+        ctx.plain = needs_plain_form(norm)
+        if ctx.plain:
+            ctx.save_for_backward(z, None, None)
+            return plain_clip(z, tau, delta, dim=dim)
         factor = clip_factor(norm, tau, delta)
         ctx.save_for_backward(z, norm, factor)
-        ctx.options = tau, delta, dim
         return z * factor
 
     @staticmethod
     def backward(ctx: Any, g: Tensor):  # type: ignore[override]
         z, norm, factor = ctx.saved_tensors
         tau, delta, dim = ctx.options
-        if wants_plain_gradient(g):
+        if ctx.plain or wants_plain_gradient(g):
             return plain_gradient(lambda z: [plain_clip(z, tau, delta, dim=dim)], z, [g]), None, None, None
         along = (g * z).sum(dim, keepdim=True).mul_(factor)
         return (g * factor).addcmul_(z, radial(along, norm, tau), value=-1), None, None, None
 
 
+def needs_plain_form(norm: Tensor) -> bool:
+    """Whether a 2-norm is infinite: the squares of a row overflowed, or a class is masked."""
+    return norm.numel() > 0 and norm.max().item() == math.inf
+
+
 def radial(along: Tensor, norm: Tensor, tau: float) -> Tensor:
-    """What multiple of z the clip takes off a gradient whose dot with z is `along`: along/norm^2, and 0 below tau."""
+    """The multiple of z to subtract from a gradient with `along` = gradient.z: along/norm^2, and 0 below tau."""
     return along.div_(norm).div_(norm).masked_fill_(norm < tau, 0.0)
 
 
 def wants_plain_gradient(upstream: Tensor) -> bool:
     """Whether a backward pass is itself differentiated, compiled, or batched as by `jacobian(..., vectorize=True)`."""
-    batched = torch._C._functorch.is_legacy_batchedtensor(upstream)  # type: ignore[attr-defined]
-    return batched or torch.is_grad_enabled() or not eager_on_cpu(upstream)
+    return torch.is_grad_enabled() or not eager_on_cpu(upstream) or _is_batched is None or _is_batched(upstream)
 
 
 def plain_gradient(function: Callable[[Tensor], list[Tensor]], z: Tensor, upstream: list[Tensor | None]) -> Tensor:
-    """The gradient of the outputs of `function` as autograd finds it, itself differentiable if that is wanted."""
+    """The gradient of the outputs of `function` by autograd; differentiable itself if gradients are enabled."""
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
         pairs = [(x, g) for x, g in zip(function(z), upstream, strict=True) if g is not None]
@@ -155,16 +201,17 @@ def plain_gradient(function: Callable[[Tensor], list[Tensor]], z: Tensor, upstre
 
 
 def full_precision(logits: Tensor) -> Tensor:
-    """Half-precision logits as float32, others as they are."""
+    """Convert half-precision logits to float32; return others unchanged."""
     return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
 def vector_norm(z: Tensor, p: float, dim: int) -> Tensor:
     """The p-norm along `dim`, which is kept with size 1."""
-    if p in (1, 2, math.inf):
+    if p in (1, math.inf):
         return torch.linalg.vector_norm(z, p, dim=dim, keepdim=True)
-    # Other powers may leave the range of floats (1e4 to the 10th does in float32): take them of entries of at most 1.
-    largest = z.detach().abs().amax(dim, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
+    # Powers may overflow (1e20 squared does in float32): divide by the largest entry first.
+    largest = torch.linalg.vector_norm(z.detach(), math.inf, dim=dim, keepdim=True)
+    largest = largest.clamp_min(torch.finfo(z.dtype).tiny)
     return largest * torch.linalg.vector_norm(z / largest, p, dim=dim, keepdim=True)
 
 
@@ -173,6 +220,16 @@ def clip_by_value(logits: Tensor, limit: float) -> Tensor:
 
     Clamped entries get no gradient, and the prediction may change (ties at the limit).
 
+    Args:
+        logits: any shape. Masked classes stay at -inf.
+        limit: the largest absolute value, positive.
+
+    Returns:
+        The clamped logits, in the shape and dtype of `logits`.
+
+    Raises:
+        ValueError: if limit is not positive and finite.
+
     >>> clip_by_value(torch.tensor([3.0, -0.5, 2.0]), limit=1.0)
     tensor([ 1.0000, -0.5000,  1.0000])
 
@@ -180,11 +237,22 @@ def clip_by_value(logits: Tensor, limit: float) -> Tensor:
     """
     check_positive("limit", limit)
     check_logits(logits)
-    return logits.clamp(-limit, limit)
+    return logits.clamp(-limit, limit).masked_fill(logits.isneginf(), -math.inf)
 
 
 def logit_norm(logits: Tensor, temperature: float, *, dim: int = -1) -> Tensor:
-    """LogitNorm: give every logit vector the norm 1/temperature, `z / (T (|z| + 1e-7))`.
+    """LogitNorm: scale every logit vector to norm 1/temperature, `z / (T (|z| + 1e-7))`.
+
+    Args:
+        logits: any shape, with the classes along `dim`. Masked classes stay at -inf.
+        temperature: T, positive.
+        dim: the class dimension.
+
+    Returns:
+        The normalised logits, in the shape and dtype of `logits`.
+
+    Raises:
+        ValueError: if temperature is not positive and finite.
 
     >>> logit_norm(torch.tensor([3.0, 4.0]), temperature=0.5)
     tensor([1.2000, 1.6000])
@@ -194,11 +262,21 @@ def logit_norm(logits: Tensor, temperature: float, *, dim: int = -1) -> Tensor:
     check_positive("temperature", temperature)
     check_logits(logits)
     z = full_precision(logits)
-    return (z / ((vector_norm(z, 2, dim) + 1e-7) * temperature)).to(logits.dtype)
+    masked = z.isneginf()
+    z = z.masked_fill(masked, 0.0)
+    normed = z / ((vector_norm(z, 2, dim) + 1e-7) * temperature)
+    return normed.masked_fill(masked, -math.inf).to(logits.dtype)
 
 
 def norm_penalty(logits: Tensor, *, dim: int = -1) -> Tensor:
     """The mean 2-norm of the logit vectors, to be added to a loss with a weight (not squared, as in the paper).
+
+    Args:
+        logits: any shape, with the classes along `dim`.
+        dim: the class dimension.
+
+    Returns:
+        The mean, a tensor of one number; float32 for half-precision logits.
 
     >>> norm_penalty(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
     tensor(3.)
@@ -206,27 +284,30 @@ def norm_penalty(logits: Tensor, *, dim: int = -1) -> Tensor:
     Paper: Norm Regularization.
     """
     check_logits(logits)
-    return vector_norm(full_precision(logits), 2, dim).mean()
+    z = full_precision(logits)
+    return vector_norm(z.masked_fill(z.isneginf(), 0.0), 2, dim).mean()
 
 
 def check_positive(name: str, value: float) -> None:
+    """Refuse a value that is not positive and finite."""
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be positive and finite, got {value}.")
 
 
 def check_logits(logits: Tensor) -> None:
+    """Refuse integers and a single number."""
     if not logits.is_floating_point():
         raise ValueError(f"logits must be a floating-point tensor, got {logits.dtype}.")
     if logits.ndim == 0:
         raise ValueError("logits must have a class dimension, got a single number.")
 
 
-# The same under the names of the command line.
+# -- the names of the command line ----------------------------------------------------------------------------------
 
 
 @CLIPS.register
 def none(logits: Tensor) -> Tensor:
-    """The logits as they are."""
+    """Leave the logits unchanged."""
     return logits
 
 
@@ -246,7 +327,7 @@ def value(logits: Tensor, *, limit: float) -> Tensor:
 
 
 def _logit_norm(logits: Tensor, *, temperature: float) -> Tensor:
-    """Give every logit vector the norm 1/temperature (LogitNorm)."""
+    """Scale every logit vector to norm 1/temperature (LogitNorm)."""
     return logit_norm(logits, temperature)
 
 
@@ -254,12 +335,12 @@ CLIPS.register(_logit_norm, name="logit_norm")
 
 
 def _no_penalty(logits: Tensor) -> Tensor:
-    """No penalty."""
+    """Add no penalty."""
     return logits.new_zeros(())
 
 
 def _weighted_norm(logits: Tensor, *, weight: float) -> Tensor:
-    """The mean norm of the logits times a weight (norm regularisation)."""
+    """Add the mean norm of the logits times a weight (norm regularisation)."""
     check_positive("weight", weight)
     return weight * norm_penalty(logits)
 

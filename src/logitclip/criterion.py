@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from logitclip import theory
 from logitclip.clip import CLIPS, check_logits, clip_logits, full_precision, threshold_and_scale, vector_norm
-from logitclip.losses import LOSSES, check_classes, check_target, evaluate
+from logitclip.losses import LOSSES, TrainingState, check_classes, check_target, evaluate
 from logitclip.registry import suggest
 
 Reduction = Literal["mean", "sum", "none"]
@@ -71,14 +71,13 @@ class Loss(nn.Module):
         self.register_buffer("class_counts", None, persistent=False)
         self.register_buffer("removed", None)  # examples of each class that the sieve left out in this epoch, [K]
         self.register_load_state_dict_pre_hook(_make_room_for_removed)
-        probe = torch.full((1,), -1.0), torch.full((1, 2) if self.function.second == "log_probs" else (1,), -1.0)
-        injected = {"num_classes": 2} if "num_classes" in self.function.wants else {}
-        self.function.phi(*probe, **self.knobs, **injected)  # a knob out of its range is an error now, not in training
+        # Evaluate the loss once, so that a knob out of its range is an error now and not in training.
+        evaluate(self.function, torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64), self.knobs)
 
     @property
     def scheduled(self) -> bool:
         """Whether the loss changes with the epoch, so that `start_epoch` matters."""
-        return "epoch" in self.function.wants
+        return self.function.second == "log_probs"
 
     def start_epoch(self, epoch: int, class_counts: Tensor | None = None) -> None:
         """Tell a loss with a schedule (CORES) where training is; the others take no notice.
@@ -96,6 +95,10 @@ class Loss(nn.Module):
             left = counts if self.removed is None else (counts - self.removed.to(counts.device)).clamp_min(0)
             self._set("class_counts", left if left.any() else counts)
             self._set("removed", torch.zeros_like(counts))
+
+    def training_state(self) -> TrainingState | None:
+        """The epoch and the class counts, or None before the first `start_epoch`."""
+        return TrainingState(self.epoch, self.class_counts) if self.scheduled and self.epoch is not None else None
 
     def sync(self, reduce: Callable[[Tensor], Tensor]) -> None:
         """Combine what several processes counted in this epoch; call it at the end of the epoch on each of them.
@@ -129,17 +132,15 @@ class Loss(nn.Module):
         clip: tuple[float, float, float] | None = None,
     ) -> Tensor:
         """The loss of logits that are clipped on the way: `clip` is (tau, delta, p)."""
-        soft = isinstance(target, Tensor) and target.is_floating_point()
+        target, kept = check_target(logits, target, self.ignore_index, dim=1 if logits.ndim > 1 else 0)
+        soft = target.is_floating_point()
         if logits.ndim > 2:
             logits = logits.movedim(1, -1)
-            target = target.movedim(1, -1) if target.ndim == logits.ndim else target
-        target, kept = check_target(logits, target, self.ignore_index)
-        weight, knobs = self.weight, self.knobs  # looked up once: a module takes its time to find a buffer
+            target = target.movedim(1, -1) if soft else target
+        weight = self.weight  # looked up once: finding a buffer of a module is slow
         if weight is not None and len(weight) != logits.shape[-1]:
             raise ValueError(f"weight has {len(weight)} entries for {logits.shape[-1]} classes.")
-        if "epoch" in self.function.wants and self.epoch is not None:
-            knobs = {**knobs, "epoch": self.epoch, "class_counts": self.class_counts}
-        values, weights = evaluate(self.function, logits, target, knobs, clip, weight)
+        values, weights = evaluate(self.function, logits, target, self.knobs, clip, weight, self.training_state())
         if weights is not None and self.removed is not None and self.training:
             self._count_removed(1 - weights, target, kept)
         if example_weight is not None:
@@ -309,10 +310,20 @@ class LogitClip(Linked):
 
     @torch.no_grad()
     def diagnose(self, logits: Tensor, target: Tensor | None = None) -> Diagnosis:
-        """What the clip does to these logits; call it now and then in your own loop.
+        """Report what the clip does to a batch; call it now and then in your own training loop.
 
-        With `target`, and a loss by name, it also warns (`UserWarning`) when the mean loss sits at the lowest value
-        that the clip allows, and this is far above that of the loss without a clip: delta is too small then.
+        With `target`, and a loss by name, it also warns (`UserWarning`) when the mean loss has reached the lowest value
+        that the clip allows, and that value is far above the lowest without a clip: delta is then too small.
+
+        Args:
+            logits: [N, K, ...] or [K].
+            target: as for the call, or None.
+
+        Returns:
+            A `Diagnosis`.
+
+        Raises:
+            ValueError: if there are no logits.
 
         >>> report = LogitClip("ce", tau=1.0).diagnose(torch.tensor([[30.0, 40.0], [0.3, 0.4]]))
         >>> report.clipped, report.norm_quantiles[0.5]
@@ -320,7 +331,9 @@ class LogitClip(Linked):
         """
         check_logits(logits)
         dim = 1 if logits.ndim > 1 else 0
-        norms = vector_norm(full_precision(logits), self.p, dim).flatten()
+        z = full_precision(logits)
+        masked = z.isneginf()
+        norms = vector_norm(z.masked_fill(masked, 0.0), self.p, dim).flatten()
         if not norms.numel():
             raise ValueError(f"There is nothing to diagnose in logits of shape {tuple(logits.shape)}.")
         at = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -333,23 +346,31 @@ class LogitClip(Linked):
         if target is None or not isinstance(self.criterion, Loss):
             return report
         mean = Loss(self.criterion.name, ignore_index=self.criterion.ignore_index, **self.criterion.knobs)
-        loss = float(mean.reduced(logits, target, clip=(self.tau, self.delta, self.p)))
-        classes, name = logits.shape[dim], mean.name
-        chance = float(mean(torch.zeros(1, classes), torch.zeros(1, dtype=torch.int64)))
-        knobs = {k: v for k, v in mean.knobs.items() if k in theory.knobs(name)}
-        # Clipped rows have the norm delta and, fitted, no gradient that would take them out of the clip again.
-        radii = (self.delta, self.tau, math.inf)
-        clipped, below, unclipped = (theory.base_loss_bounds(name, r, classes, p=self.p, **knobs)[0] for r in radii)
-        lowest = report.clipped * clipped + (1 - report.clipped) * below
-        # At the bottom, and the bottom is high: with a large tau a loss near its least value is simply a good fit.
-        if loss - lowest < 0.05 * (chance - lowest) and lowest - unclipped > 0.1 * (chance - unclipped):
+        report = replace(report, loss=float(mean.reduced(logits, target, clip=(self.tau, self.delta, self.p))))
+        lowest = None if masked.any() else self._lowest_loss(mean, report.clipped, logits.shape[dim])
+        if lowest is None or report.loss is None:
+            return report
+        chance = float(mean(torch.zeros(1, logits.shape[dim]), torch.zeros(1, dtype=torch.int64)))
+        unclipped = theory.base_loss_bounds(mean.name, math.inf, logits.shape[dim], p=self.p, **mean.knobs)[0]
+        # At the bottom, and the bottom is high: with a large tau a loss near its lowest value is simply a good fit.
+        if report.loss - lowest < 0.05 * (chance - lowest) and lowest - unclipped > 0.1 * (chance - unclipped):
             warnings.warn(
-                f"The mean {name} loss, {loss:.4g}, has reached {lowest:.4g}, the lowest value that logits clipped "
-                f"at tau={self.tau:g}, delta={self.delta:g} allow. If the accuracy is still poor, raise delta (lower "
-                "temp): too small a scale underfits (the paper's Table 8).",
+                f"The mean {mean.name} loss, {report.loss:.4g}, has reached {lowest:.4g}, the lowest value that logits "
+                f"clipped at tau={self.tau:g}, delta={self.delta:g} allow. If the accuracy is still poor, raise delta "
+                "(lower temp): too small a scale underfits (the paper's Table 8).",
                 stacklevel=2,
             )
-        return replace(report, loss=loss, lowest_loss=lowest)
+        return replace(report, lowest_loss=lowest)
+
+    def _lowest_loss(self, loss: Loss, share: float, classes: int) -> float | None:
+        """The lowest mean loss with this share of the rows clipped, or None if the range of the loss is not known."""
+        # A clipped row has norm delta and, once fitted, no gradient that would take it below tau again.
+        clipped, below = (
+            theory.base_loss_bounds(loss.name, radius, classes, p=self.p, **loss.knobs)[0]
+            for radius in (self.delta, self.tau)
+        )
+        lowest = share * clipped + (1 - share) * below
+        return lowest if math.isfinite(lowest) else None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,9 @@ from logitclip.clip import (
     check_clip,
     clip_factor,
     clip_logits,
+    eager_on_cpu,
     full_precision,
+    needs_plain_form,
     plain_clip,
     plain_gradient,
     radial,
@@ -69,7 +71,15 @@ def row_log_probs(
         log_p, mean_log_p = _Blocked.apply(rows, target.flatten(), tau, delta, mean)
         return log_p.view(target.shape), mean_log_p.view(target.shape) if mean else None
     log_probs = clipped_log_probs(logits, tau, delta, p=p)
-    return pick(log_probs, target), log_probs.mean(-1) if mean else None
+    return pick(log_probs, target), sum_log_probs(log_probs) / logits.shape[-1] if mean else None
+
+
+def sum_log_probs(log_probs: Tensor, *, keepdim: bool = False) -> Tensor:
+    """The sum over the last dimension, where masked classes, with -inf, count as 0."""
+    total = log_probs.sum(-1, keepdim=keepdim)
+    if eager_on_cpu(total) and not needs_plain_form(total.neg()):
+        return total
+    return log_probs.nan_to_num(nan=math.nan, posinf=math.inf, neginf=0.0).sum(-1, keepdim=keepdim)
 
 
 def pick(log_probs: Tensor, target: Tensor) -> Tensor:
@@ -95,16 +105,23 @@ class _Blocked(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, target: Tensor, tau: float | None, delta: float, mean: bool):
         index = target.unsqueeze(1)
         at_target = logits.gather(1, index)
+        ctx.clip = tau, delta
+        ctx.set_materialize_grads(False)
         exps, norm, scale, shift, total, dot, average = _statistics(logits, tau, delta, mean)
+        # Without a clip masked classes matter to the mean alone.
+        unbounded = norm if norm is not None else None if average is None else average.neg()
+        ctx.plain = unbounded is not None and needs_plain_form(unbounded)
+        if ctx.plain:
+            ctx.save_for_backward(logits, index, *[None] * 8)
+            log_p, mean_log_p = _plain(logits, target, tau, delta)
+            return log_p, mean_log_p if mean else None
         log_total = total.log()
         log_p = (_exponent(at_target, scale, shift).div_(LOG2_E) - log_total).clamp_(
             max=0
         )  # p_y must not round to above 1
         mean_log_p = None if average is None else (average - log_total).squeeze(1)
         ctx.save_for_backward(logits, index, at_target, exps, norm, scale, shift, total, dot, average)
-        ctx.clip = tau, delta
         ctx.overwritten = exps is None
-        ctx.set_materialize_grads(False)
         return log_p.squeeze(1), mean_log_p
 
     @staticmethod
@@ -114,7 +131,7 @@ class _Blocked(torch.autograd.Function):
         upstream = h if g is None else g
         if upstream is None:
             return None, None, None, None, None
-        if wants_plain_gradient(upstream):
+        if ctx.plain or wants_plain_gradient(upstream):
             grad = plain_gradient(lambda z: _plain(z, index.squeeze(1), tau, delta), logits, [g, h])
             return grad, None, None, None, None
         g = torch.zeros_like(total) if g is None else g.unsqueeze(1)
@@ -202,4 +219,4 @@ def _rows(matrix: Tensor) -> int:
 
 def _plain(z: Tensor, target: Tensor, tau: float | None, delta: float) -> list[Tensor]:
     log_probs = torch.log_softmax(z if tau is None else plain_clip(z, tau, delta), dim=1)
-    return [pick(log_probs, target), log_probs.mean(1)]
+    return [pick(log_probs, target), sum_log_probs(log_probs) / z.shape[1]]

@@ -399,8 +399,7 @@ def _closed_form(
     v = 1/K. Then log p_y = s z_y - L, the mean log-probability is s v.z - L sum v, and dL = s p, dn = z / n. The other
     two are linear in the hidden states: z_y = W_y h + b_y and v.z = (v W) h + v.b.
     """
-    function, classes = criterion.function, shard.num_classes
-    knobs = {**criterion.knobs, "num_classes": classes} if "num_classes" in function.wants else criterion.knobs
+    function, knobs, classes = criterion.function, criterion.knobs, shard.num_classes
     full = torch.promote_types(dtype, torch.float32)
     class_weight = None if criterion.weight is None else criterion.weight.to(full)
     of_class = None if class_weight is None else class_weight[target]
@@ -410,7 +409,7 @@ def _closed_form(
         row_weight = weights / torch.where(total == 0, 1.0, total)
 
     def value(log_p: Tensor, mean_log_p: Tensor | None, rows: slice) -> Tensor:
-        value = function.phi(log_p, mean_log_p, **knobs)
+        value = function.phi(log_p, None if mean_log_p is None else classes * mean_log_p, **knobs)
         if of_class is not None:
             value = value * of_class[rows]
         if smoothing and mean_log_p is not None:  # with class weights, v has them
@@ -651,9 +650,6 @@ def _by_autograd(
         what = "Probability targets" if soft else criterion.name
         raise ValueError(f"{what} cannot be used with sharded classes: all classes of a row are needed at once.")
     full = torch.promote_types(dtype, torch.float32)
-    knobs = criterion.knobs
-    if criterion.scheduled and criterion.epoch is not None:
-        knobs = {**knobs, "epoch": criterion.epoch, "class_counts": criterion.class_counts}
 
     def block_loss(logits: Tensor, rows: slice, count: bool) -> tuple[Tensor, Tensor]:
         """The weighted values of a block, and the weights."""
@@ -661,7 +657,13 @@ def _by_autograd(
         if soft and smoothing:
             y = y * (1 - smoothing) + smoothing / shard.num_classes
         values, weights = evaluate(
-            criterion.function, logits, y, knobs, None if clip is None else (*clip, 2.0), criterion.weight
+            criterion.function,
+            logits,
+            y,
+            criterion.knobs,
+            None if clip is None else (*clip, 2.0),
+            criterion.weight,
+            criterion.training_state(),
         )
         if weights is None:
             weights = torch.ones_like(values)

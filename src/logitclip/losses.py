@@ -1,11 +1,11 @@
 """Every loss as one elementwise function of two numbers per example.
 
-A loss is a `phi(log_p, mean_log_p, *, knobs)`: `log_p` is the log-probability of the label, `mean_log_p` the mean over
-classes of the log-probabilities; call the second parameter `_` if you do not need it. The decorator `@loss` turns phi
-into the public function of logits and targets and puts it into `LOSSES`. For soft targets t the loss is the
-expectation of phi under t.
+A loss is a function `phi(log_p, sum_log_p, *, knobs)`: `log_p` is the log-probability of the label and `sum_log_p` the
+sum of the log-probabilities of all classes. Call the second parameter `_` if the loss depends on `log_p` alone. The
+decorator `@loss` turns phi into the public function of logits and targets and registers it in `LOSSES`. For soft
+targets t the loss is the expectation of phi under t.
 
-Everything is written in log-probabilities, so that values and gradients stay finite at p_y = 0 and p_y = 1.
+Formulas are written in log-probabilities, so that values and gradients stay finite at p_y = 0 and p_y = 1.
 """
 
 from __future__ import annotations
@@ -14,26 +14,49 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, overload
 
 import torch
 from torch import Tensor
 
 from logitclip.clip import check_logits, check_positive, eager_on_cpu
-from logitclip.fused import clipped_log_probs, pick, row_log_probs
+from logitclip.fused import clipped_log_probs, pick, row_log_probs, sum_log_probs
 from logitclip.registry import Registry
 
-LOSSES = Registry("loss", injected=("num_classes", "epoch", "class_counts"))
+LOSSES = Registry("loss")
 
-LOG_ZERO = math.log(1e-4)  # what RCE takes for log 0 in every public code base (the SCE paper's text says -4)
+LOG_ZERO = math.log(1e-4)  # RCE's value for log 0 in every public code base (the SCE paper's text says -4)
+
+Knobs = ParamSpec("Knobs")
 
 
+class TrainingState(NamedTuple):
+    """What a loss with a schedule knows about training; `Loss.start_epoch` sets it."""
+
+    epoch: Tensor | int  # counted from 0
+    class_counts: Tensor | None = None  # how many examples carry each label, [K]
+
+
+@overload  # with a schedule
+def loss(
+    phi: Callable[Concatenate[Tensor, Tensor, TrainingState | None, Knobs], tuple[Tensor, Tensor | None]],
+) -> Callable[Concatenate[Tensor, Tensor, Knobs], Tensor]: ...
+@overload
+def loss(
+    phi: Callable[Concatenate[Tensor, Any, Knobs], Tensor],
+) -> Callable[Concatenate[Tensor, Tensor, Knobs], Tensor]: ...
 def loss(phi: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Make the public `fn(logits, target, *, knobs)` from `phi` and register it under phi's name.
+    """Make the public function of a loss from its `phi`, and register it under the name of phi.
 
-    The function takes logits [..., K] with class indices [...] or probabilities [..., K], and returns one value per
-    example, [...]. A phi whose second parameter is called `log_probs` gets all of them, [..., K], and the expected
-    `log_p` for soft targets; it returns its values with a weight per example, or None.
+    Args:
+        phi: called as ``phi(log_p, sum_log_p, **knobs)`` with tensors of one shape; returns values of that shape. The
+            name of its second parameter says what it gets: `sum_log_p`; `_`, nothing; or `log_probs`, all
+            log-probabilities [..., K]. In the last case phi takes a `TrainingState` or None as its third argument and
+            returns its values with a weight per example, or None.
+
+    Returns:
+        ``fn(logits, target, **knobs)``, which returns one value per example. Its knobs are the keyword-only parameters
+        of phi.
     """
     parameters = list(inspect.signature(phi).parameters.values())
 
@@ -42,14 +65,37 @@ def loss(phi: Callable[..., Any]) -> Callable[..., Tensor]:
         values, weights = evaluate(function, logits, check_target(logits, target)[0], knobs)
         return values if weights is None else values * weights
 
-    arguments = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("logits", "target")]
+    arguments = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor)
+        for name in ("logits", "target")
+    ]
+    knobs = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+    function.__doc__ = _public_doc(phi)
+    function.__annotations__ = {p.name: p.annotation for p in (*arguments, *knobs)}
     vars(function).update(
-        __signature__=inspect.Signature([*arguments, *parameters[2:]]),
+        __signature__=inspect.Signature([*arguments, *knobs], return_annotation=Tensor),
         phi=phi,
         second=parameters[1].name,
-        wants=frozenset(p.name for p in parameters[2:]),
     )
     return LOSSES.register(function)
+
+
+def _public_doc(phi: Callable[..., Any]) -> str:
+    """The docstring of phi with the arguments that every loss has."""
+    common = "Args:\n    logits: [..., K].\n    target: class indices [...], or probabilities [..., K].\n"
+    returns = (
+        "Returns:\n"
+        "    One value per example, [...]; float32 for half-precision logits.\n\n"
+        "Raises:\n"
+        "    ValueError: if the shapes do not fit or a knob is out of its range.\n\n"
+    )
+    doc = inspect.cleandoc(phi.__doc__ or f"The loss {phi.__name__}.") + "\n\n"
+    before, found, after = doc.partition("Args:\n")
+    if found:
+        knobs, gap, after = after.partition("\n\n")
+        return (before + common + knobs + gap + returns + after).rstrip() + "\n"
+    summary, gap, after = doc.partition("\n\n")
+    return (summary + gap + common + "\n" + returns + after).rstrip() + "\n"
 
 
 def evaluate(
@@ -59,61 +105,91 @@ def evaluate(
     knobs: dict[str, Any],
     clip: tuple[float, float | None, float] | None = None,
     class_weight: Tensor | None = None,
+    state: TrainingState | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The values of a loss over the last dimension of `logits`, and the weights it gives them (None: all alike).
+    """Compute a loss over the last dimension of `logits`.
 
-    `clip` is (tau, delta, p). `class_weight` acts here on soft targets alone, where it weights the term of each class.
+    Args:
+        function: a loss from `LOSSES`.
+        logits: [..., K].
+        target: class indices [...], or probabilities [..., K].
+        knobs: of the loss.
+        clip: (tau, delta, p), or None.
+        class_weight: weights of the terms of soft targets, [K]; ignored for class indices.
+        state: the epoch and class counts, for a loss with a schedule.
+
+    Returns:
+        One value per example, [...], and one weight per example, or None if all weigh the same.
     """
     tau, delta, p = clip or (None, None, 2.0)
     soft = target.is_floating_point()
-    if "num_classes" in function.wants:
-        knobs = {**knobs, "num_classes": logits.shape[-1]}
     if not soft and function.second != "log_probs":
         log_p, mean = row_log_probs(logits, target, tau, delta, p=p, mean=function.second != "_")
-        return function.phi(log_p, mean, **knobs), None
+        return function.phi(log_p, None if mean is None else mean * logits.shape[-1], **knobs), None
 
     log_probs = clipped_log_probs(logits, tau, delta, p=p)
-    target = target.to(log_probs.dtype) if soft else target
+    expected = log_probs
+    if soft:
+        target = target.to(log_probs.dtype)
+        # 0 log 0 = 0 for masked classes, which no target names
+        expected = log_probs.masked_fill(log_probs.isneginf() & (target == 0), 0.0)
     if function.second == "log_probs":
         if soft and class_weight is not None:
             raise ValueError(f"{function.__name__} takes class weights with class-index targets only.")
-        log_p = (target * log_probs).sum(-1) if soft else pick(log_probs, target)
-        return function.phi(log_p, log_probs, **knobs)
+        log_p = (target * expected).sum(-1) if soft else pick(log_probs, target)
+        return function.phi(log_p, log_probs, state, **knobs)
     terms = target if class_weight is None else target * class_weight.to(target.dtype)
-    return (terms * function.phi(log_probs, log_probs.mean(-1, keepdim=True), **knobs)).sum(-1), None
+    total = None if function.second == "_" else sum_log_probs(log_probs, keepdim=True)
+    return (terms * function.phi(expected, total, **knobs)).sum(-1), None
 
 
-def check_classes(logits: Tensor) -> None:
-    """Check that logits [..., K] have at least two classes."""
+def check_classes(logits: Tensor, dim: int = -1) -> None:
+    """Refuse logits with fewer than two classes along `dim`."""
     check_logits(logits)
-    if logits.shape[-1] < 2:
+    if logits.shape[dim] < 2:
         raise ValueError(
-            f"There must be at least two logits per example, got {logits.shape[-1]}: turn a single one into two, for "
+            f"There must be at least two logits per example, got {logits.shape[dim]}: turn a single one into two, for "
             "instance by torch.cat([-logits, logits], 1) / 2, and use class indices 0 and 1."
         )
 
 
-def check_target(logits: Tensor, target: Tensor, ignore_index: int | None = None) -> tuple[Tensor, Tensor | None]:
-    """Check a target against logits [..., K]; return it ready for use and the mask of what is not ignored, or None.
+def check_target(
+    logits: Tensor, target: Tensor, ignore_index: int | None = None, dim: int = -1
+) -> tuple[Tensor, Tensor | None]:
+    """Check a target against logits with the classes along `dim`.
 
-    What needs a look at the values is checked in eager mode on a CPU alone: elsewhere it would wait for the device.
+    Values are checked in eager mode on a CPU only: elsewhere that would wait for the device.
+
+    Args:
+        logits: [N, K, ...] for ``dim=1``.
+        target: class indices [N, ...], or probabilities in the shape of the logits.
+        ignore_index: a class index that marks examples to leave out.
+        dim: the class dimension.
+
+    Returns:
+        The target, with 0 in place of `ignore_index`, and the mask of the examples to keep, or None for all of them.
+
+    Raises:
+        TypeError: if the target is not a tensor.
+        ValueError: if its shape does not fit or its values are out of range.
     """
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a tensor, got {type(target).__name__}: use torch.as_tensor(target).")
-    check_classes(logits)
-    classes = logits.shape[-1]
+    check_classes(logits, dim)
+    shape, classes = logits.shape, logits.shape[dim]
+    without_classes = shape[:dim] + shape[dim:][1:]
     look = eager_on_cpu(logits)
     if target.is_floating_point():
-        if target.shape != logits.shape:
-            hint = " Class indices must be integers: use target.long()." if target.shape == logits.shape[:-1] else ""
+        if target.shape != shape:
+            hint = " Class indices must be integers: use target.long()." if target.shape == without_classes else ""
             raise ValueError(
-                f"Probability targets must have the shape of the logits, {tuple(logits.shape)}, "
+                f"Probability targets must have the shape of the logits, {tuple(shape)}, "
                 f"got {tuple(target.shape)}.{hint}"
             )
         if look and target.numel():
             tolerance = 1e-3 if target.dtype in (torch.float32, torch.float64) else 2e-2
-            sums = target.sum(-1, dtype=torch.float32)
-            if not (target.min() >= 0 and (sums - 1).abs().max() <= tolerance):  # so that NaN is refused too
+            sums = target.sum(dim, dtype=torch.float32)
+            if not (target.min() >= 0 and (sums - 1).abs().max() <= tolerance):  # also refuses NaN
                 single = " If these are N single logits, use torch.stack([-z, z], 1) / 2 and target.long()."
                 raise ValueError(
                     "Probability targets must be non-negative and sum to 1 over the classes. Multi-label targets are "
@@ -121,15 +197,14 @@ def check_target(logits: Tensor, target: Tensor, ignore_index: int | None = None
                     + (single if logits.ndim == 1 else "")
                 )
         return target, None
-    if target.shape != logits.shape[:-1]:
-        if target.shape == logits.shape:
+    if target.shape != without_classes:
+        if target.shape == shape:
             raise ValueError(
-                "An integer target in the shape of the logits is a multi-label target, which is not supported: give "
-                "class indices (one-hot rows: target.argmax(1)), or probabilities as target.float()."
+                f"An integer target in the shape of the logits, {tuple(shape)}, is a multi-label target, which is not "
+                "supported: give class indices (one-hot rows: target.argmax(1)), or probabilities as target.float()."
             )
         raise ValueError(
-            f"Logits of shape {tuple(logits.shape)} (classes last) need targets of shape {tuple(logits.shape[:-1])}, "
-            f"got {tuple(target.shape)}."
+            f"Logits of shape {tuple(shape)} need targets of shape {tuple(without_classes)}, got {tuple(target.shape)}."
         )
     if target.dtype != torch.int64:
         target = target.long()
@@ -169,7 +244,13 @@ def ce(log_p: Tensor, _: None) -> Tensor:
 def focal(log_p: Tensor, _: None, *, gamma: float = 0.5, detach_weight: bool = False) -> Tensor:
     """Focal loss, `-(1-p_y)^gamma log p_y`.
 
-    `detach_weight` treats the factor as a constant, which is what the public robust-loss code bases do.
+    Args:
+        gamma: how strongly well-classified examples are down-weighted, at least 0; 0 is cross entropy.
+        detach_weight: treat the factor `(1-p_y)^gamma` as a constant in the gradient, as the public code bases of
+            robust losses do. The default is the gradient of the published formula.
+
+    >>> focal(torch.zeros(1, 4), torch.tensor([2]), gamma=2.0)
+    tensor([0.7798])
     """
     at_least(0, gamma=gamma)
     log_p_factor = log_p.detach() if detach_weight else log_p
@@ -179,16 +260,27 @@ def focal(log_p: Tensor, _: None, *, gamma: float = 0.5, detach_weight: bool = F
 
 @loss
 def mae(log_p: Tensor, _: None, *, scale: float = 2.0) -> Tensor:
-    """Mean absolute error, `|e_y - p|_1 = 2(1-p_y)`; ``scale=1`` is the "reduced" MAE of other code bases."""
+    """Mean absolute error, `|e_y - p|_1 = 2(1-p_y)`.
+
+    Args:
+        scale: the factor before `1-p_y`, at least 0; 1 is the "reduced" MAE of other code bases.
+
+    >>> mae(torch.zeros(1, 4), torch.tensor([2]))
+    tensor([1.5000])
+    """
     at_least(0, scale=scale)
     return scale * one_minus_p(log_p)
 
 
 @loss
 def phuber_ce(log_p: Tensor, _: None, *, threshold: float = 10.0) -> Tensor:
-    """Partially Huberised CE: `-log p_y`, made linear in p_y where `p_y <= 1/t`, t the threshold.
+    """Partially Huberised cross entropy: `-log p_y`, linear in p_y where `p_y <= 1/threshold`.
 
-    The paper takes a threshold of 10 on CIFAR-10 and 30 on CIFAR-100 and WebVision.
+    Args:
+        threshold: above 1. The paper uses 10 on CIFAR-10 and 30 on CIFAR-100 and WebVision.
+
+    >>> phuber_ce(torch.zeros(1, 4), torch.tensor([2]), threshold=2.0)
+    tensor([1.1931])
     """
     _above_one(threshold=threshold)
     linear = math.log(threshold) + 1 - threshold * log_p.exp()
@@ -197,7 +289,14 @@ def phuber_ce(log_p: Tensor, _: None, *, threshold: float = 10.0) -> Tensor:
 
 @loss
 def rce(log_p: Tensor, _: None, *, log_zero: float = LOG_ZERO) -> Tensor:
-    """Reverse cross entropy, `-A (1-p_y)` with A the value taken for log 0 (`log_zero`, ln 1e-4)."""
+    """Reverse cross entropy, `-log_zero (1-p_y)`.
+
+    Args:
+        log_zero: the value that stands for log 0, negative.
+
+    >>> rce(torch.zeros(1, 4), torch.tensor([2]), log_zero=-4.0)
+    tensor([3.])
+    """
     if not -math.inf < log_zero < 0:
         raise ValueError(f"log_zero stands for log 0 and must be negative and finite, got {log_zero}.")
     return -log_zero * one_minus_p(log_p)
@@ -205,7 +304,16 @@ def rce(log_p: Tensor, _: None, *, log_zero: float = LOG_ZERO) -> Tensor:
 
 @loss
 def sce(log_p: Tensor, _: None, *, alpha: float = 0.5, beta: float = 1.0, log_zero: float = LOG_ZERO) -> Tensor:
-    """Symmetric cross entropy, `alpha CE + beta RCE`."""
+    """Symmetric cross entropy, `alpha CE + beta RCE`.
+
+    Args:
+        alpha: weight of cross entropy, at least 0.
+        beta: weight of reverse cross entropy, at least 0.
+        log_zero: of reverse cross entropy, see `rce`.
+
+    >>> sce(torch.zeros(1, 4), torch.tensor([2]), alpha=1.0, beta=0.0)
+    tensor([1.3863])
+    """
     at_least(0, alpha=alpha, beta=beta)
     return alpha * -log_p + beta * _phi(rce)(log_p, None, log_zero=log_zero)
 
@@ -213,6 +321,9 @@ def sce(log_p: Tensor, _: None, *, alpha: float = 0.5, beta: float = 1.0, log_ze
 @loss
 def gce(log_p: Tensor, _: None, *, q: float = 0.7) -> Tensor:
     """Generalised cross entropy, `(1 - p_y^q)/q`.
+
+    Args:
+        q: positive; cross entropy in the limit of 0, reduced MAE at 1.
 
     >>> gce(torch.zeros(1, 4), torch.tensor([2]), q=1.0)
     tensor([0.7500])
@@ -225,7 +336,11 @@ def gce(log_p: Tensor, _: None, *, q: float = 0.7) -> Tensor:
 def taylor_ce(log_p: Tensor, _: None, *, order: int = 2) -> Tensor:
     """Taylor cross entropy, `sum_i (1-p_y)^i / i` for i from 1 to `order`.
 
-    The paper does not state its order; 2 is this project's choice.
+    Args:
+        order: from 1 to 1000. The paper does not state its order; 2 is this project's choice.
+
+    >>> taylor_ce(torch.zeros(1, 4), torch.tensor([2]), order=1)
+    tensor([0.7500])
     """
     at_least(1, order=order)
     if order > 1000:
@@ -238,22 +353,46 @@ def taylor_ce(log_p: Tensor, _: None, *, order: int = 2) -> Tensor:
 
 
 @loss
-def nce(log_p: Tensor, mean_log_p: Tensor, *, num_classes: int, scale: float = 1.0) -> Tensor:
-    """Normalised cross entropy, `log p_y / sum_k log p_k`."""
+def nce(log_p: Tensor, sum_log_p: Tensor, *, scale: float = 1.0) -> Tensor:
+    """Normalised cross entropy, `log p_y / sum_k log p_k`.
+
+    Args:
+        scale: a factor, at least 0.
+
+    >>> nce(torch.zeros(1, 4), torch.tensor([2]))
+    tensor([0.2500])
+    """
     at_least(0, scale=scale)
-    return scale / num_classes * (log_p / mean_log_p)
+    return scale * (log_p / sum_log_p)
 
 
 @loss
 def ael(log_p: Tensor, _: None, *, a: float = 2.5) -> Tensor:
-    """Asymmetric exponential loss, `exp(-p_y/a)` (not shifted: its minimum is `exp(-1/a)`)."""
+    """Asymmetric exponential loss, `exp(-p_y/a)`.
+
+    Its minimum is `exp(-1/a)`, not 0.
+
+    Args:
+        a: positive.
+
+    >>> ael(torch.zeros(1, 4), torch.tensor([2]), a=0.25)
+    tensor([0.3679])
+    """
     check_positive("a", a)
     return torch.exp(log_p.exp() / -a)
 
 
 @loss
 def aul(log_p: Tensor, _: None, *, a: float = 5.5, q: float = 3.0) -> Tensor:
-    """Asymmetric unhinged loss, `((a-p_y)^q - (a-1)^q)/q` with a > 1."""
+    """Asymmetric unhinged loss, `((a-p_y)^q - (a-1)^q)/q`.
+
+    Args:
+        a: above 1.
+        q: positive.
+
+    >>> aul(torch.zeros(1, 4), torch.tensor([2]), a=2.0, q=1.0)
+    tensor([0.7500])
+    """
     _above_one(a=a)
     check_positive("q", q)
     return _power_gap(a - 1, one_minus_p(log_p), q)
@@ -261,7 +400,15 @@ def aul(log_p: Tensor, _: None, *, a: float = 5.5, q: float = 3.0) -> Tensor:
 
 @loss
 def agce(log_p: Tensor, _: None, *, a: float = 0.6, q: float = 0.6) -> Tensor:
-    """Asymmetric generalised cross entropy, `((a+1)^q - (a+p_y)^q)/q`."""
+    """Asymmetric generalised cross entropy, `((a+1)^q - (a+p_y)^q)/q`.
+
+    Args:
+        a: positive.
+        q: positive.
+
+    >>> agce(torch.zeros(1, 4), torch.tensor([2]), a=1.0, q=1.0)
+    tensor([0.7500])
+    """
     check_positive("a", a)
     check_positive("q", q)
     return -_power_gap(a + 1, torch.expm1(log_p), q)
@@ -271,9 +418,8 @@ def agce(log_p: Tensor, _: None, *, a: float = 0.6, q: float = 0.6) -> Tensor:
 def cores(
     log_p: Tensor,
     log_probs: Tensor,
+    state: TrainingState | None,
     *,
-    epoch: int | Tensor | None = None,
-    class_counts: Tensor | None = None,
     beta: float = 2.0,
     warmup: int = 10,
     ramp: int = 30,
@@ -282,21 +428,32 @@ def cores(
 ) -> tuple[Tensor, Tensor | None]:
     """CORES: `CE - beta_e sum_k pi_k l_k` with `l_k = -log(p_k + 1e-8)`.
 
-    Without an epoch beta is constant and every example counts. With one, beta is 0 for `warmup` epochs, then rises
-    linearly over `ramp` epochs and stays; after epoch `sieve_after` examples with CE above the mean of
-    `l_k` are left out. `class_counts`, the counts of the (noisy) labels, give pi; without them, or with
-    ``prior="uniform"``, it is uniform. `Loss.start_epoch` supplies both.
+    `Loss.start_epoch` sets the epoch e and the counts of the (noisy) labels, which give pi. Without an epoch beta is
+    constant, pi is uniform, and no example is left out.
+
+    Args:
+        beta: the largest weight of the regulariser, at least 0.
+        warmup: the number of epochs with weight 0.
+        ramp: the number of epochs over which the weight then rises linearly to beta.
+        sieve_after: after this epoch, examples with a CE above the mean of `l_k` are left out.
+        prior: pi is the share of each label ("labels") or uniform.
+
+    >>> cores(torch.zeros(1, 4), torch.tensor([2]), beta=0.0)
+    tensor([1.3863])
     """
     at_least(0, beta=beta, warmup=warmup)
     at_least(1, ramp=ramp)
     reference = torch.logaddexp(log_probs, log_probs.new_tensor(math.log(1e-8)))  # -l_k
-    mean = weighted = reference.mean(-1)
-    if class_counts is not None and prior == "labels":
-        if class_counts.shape != reference.shape[-1:]:
-            raise ValueError(f"class_counts needs {reference.shape[-1]} entries, got {tuple(class_counts.shape)}.")
-        weighted = (reference * (class_counts / class_counts.sum()).to(reference)).sum(-1)
-    if epoch is None:
+    present = (~log_probs.isneginf()).to(reference.dtype)  # masked classes have no part in the means
+    mean = weighted = (reference * present).sum(-1) / present.sum(-1)
+    if state is None:
         return beta * weighted - log_p, None
+    epoch, counts = state
+    if counts is not None and prior == "labels":
+        if counts.shape != reference.shape[-1:]:
+            raise ValueError(f"class_counts needs {reference.shape[-1]} entries, got {tuple(counts.shape)}.")
+        shares = present * (counts / counts.sum()).to(reference)
+        weighted = (reference * shares).sum(-1) / shares.sum(-1)
     now = torch.as_tensor(epoch, device=log_p.device)
     risen = torch.clamp((now - warmup) / max(ramp - 1, 1), 0, 1).to(log_p.dtype)
     kept = (mean - log_p <= 0) | (now <= sieve_after)
@@ -307,62 +464,76 @@ def cores(
 
 
 @loss
-def nce_mae(
-    log_p: Tensor, mean_log_p: Tensor, *, num_classes: int, alpha: float = 50.0, beta: float = 1.0, scale: float = 1.0
-) -> Tensor:
-    """NCE + MAE, `alpha NCE + beta (1-p_y)`: the reduced MAE, unless `scale` says otherwise."""
+def nce_mae(log_p: Tensor, sum_log_p: Tensor, *, alpha: float = 50.0, beta: float = 1.0, scale: float = 1.0) -> Tensor:
+    """NCE + MAE, `alpha NCE + beta scale (1-p_y)`.
+
+    Args:
+        alpha: weight of NCE, at least 0.
+        beta: weight of MAE, at least 0.
+        scale: of MAE; 1 is the reduced MAE, which the authors use.
+
+    >>> nce_mae(torch.zeros(1, 4), torch.tensor([2]), alpha=1.0)
+    tensor([1.])
+    """
     at_least(0, alpha=alpha, beta=beta)
-    return alpha * _phi(nce)(log_p, mean_log_p, num_classes=num_classes) + beta * _phi(mae)(log_p, None, scale=scale)
+    return alpha * _phi(nce)(log_p, sum_log_p) + beta * _phi(mae)(log_p, None, scale=scale)
 
 
 @loss
 def nce_agce(
-    log_p: Tensor,
-    mean_log_p: Tensor,
-    *,
-    num_classes: int,
-    alpha: float = 50.0,
-    beta: float = 0.1,
-    a: float = 1.8,
-    q: float = 3.0,
+    log_p: Tensor, sum_log_p: Tensor, *, alpha: float = 50.0, beta: float = 0.1, a: float = 1.8, q: float = 3.0
 ) -> Tensor:
-    """NCE + AGCE, `alpha NCE + beta AGCE`; the paper's WebVision has a = 2.5."""
+    """NCE + AGCE, `alpha NCE + beta AGCE`.
+
+    Args:
+        alpha: weight of NCE, at least 0.
+        beta: weight of AGCE, at least 0.
+        a: of AGCE, positive; the paper uses 2.5 on WebVision.
+        q: of AGCE, positive.
+
+    >>> nce_agce(torch.zeros(1, 4), torch.tensor([2]), alpha=1.0, beta=1.0, a=1.0, q=1.0)
+    tensor([1.])
+    """
     at_least(0, alpha=alpha, beta=beta)
-    return alpha * _phi(nce)(log_p, mean_log_p, num_classes=num_classes) + beta * _phi(agce)(log_p, None, a=a, q=q)
+    return alpha * _phi(nce)(log_p, sum_log_p) + beta * _phi(agce)(log_p, None, a=a, q=q)
 
 
 @loss
 def nce_rce(
-    log_p: Tensor,
-    mean_log_p: Tensor,
-    *,
-    num_classes: int,
-    alpha: float = 1.0,
-    beta: float = 1.0,
-    log_zero: float = LOG_ZERO,
+    log_p: Tensor, sum_log_p: Tensor, *, alpha: float = 1.0, beta: float = 1.0, log_zero: float = LOG_ZERO
 ) -> Tensor:
-    """NCE + RCE, `alpha NCE + beta RCE`; not in the paper, defaults of its authors."""
+    """NCE + RCE, `alpha NCE + beta RCE`; not in the paper, with the defaults of its authors.
+
+    Args:
+        alpha: weight of NCE, at least 0.
+        beta: weight of RCE, at least 0.
+        log_zero: of RCE, see `rce`.
+
+    >>> nce_rce(torch.zeros(1, 4), torch.tensor([2]), log_zero=-1.0)
+    tensor([1.])
+    """
     at_least(0, alpha=alpha, beta=beta)
-    passive = _phi(rce)(log_p, None, log_zero=log_zero)
-    return alpha * _phi(nce)(log_p, mean_log_p, num_classes=num_classes) + beta * passive
+    return alpha * _phi(nce)(log_p, sum_log_p) + beta * _phi(rce)(log_p, None, log_zero=log_zero)
+
+
+# -- parts of losses -------------------------------------------------------------------------------------------------
 
 
 def one_minus_p(log_p: Tensor) -> Tensor:
-    """1 - p from log p, exact also where p rounds to 1."""
+    """`1 - p` from log p, accurate also where p rounds to 1.
+
+    >>> one_minus_p(torch.tensor([-1e-10, 0.0]))
+    tensor([1.0000e-10, -0.0000e+00])
+    """
     return -torch.expm1(log_p)
 
 
-def _power_gap(base: float, change: Tensor, q: float) -> Tensor:
-    """((base + change)^q - base^q) / q, to full precision also where the two powers are large and close."""
-    return base**q / q * torch.expm1(q * torch.log1p(change / base))
-
-
-def _phi(function: Any) -> Callable[..., Tensor]:
-    return function.phi
-
-
 def at_least(least: float, **knobs: float) -> None:
-    """Refuse the first of `knobs` that is below `least` or not finite."""
+    """Refuse the first of `knobs` that is below `least` or not finite.
+
+    Raises:
+        ValueError: such as "gamma must be at least 0 and finite, got -1."
+    """
     for name, value in knobs.items():
         if not least <= value < math.inf:
             raise ValueError(f"{name} must be at least {least} and finite, got {value}.")
@@ -372,3 +543,25 @@ def _above_one(**knobs: float) -> None:
     for name, value in knobs.items():
         if not 1 < value < math.inf:
             raise ValueError(f"{name} must be above 1 and finite, got {value}.")
+
+
+def _power_gap(base: float, change: Tensor, q: float) -> Tensor:
+    """((base + change)^q - base^q) / q, accurate also where the two powers are large and close."""
+    return base**q / q * torch.expm1(q * torch.log1p(change / base))
+
+
+def _phi(function: Any) -> Callable[..., Tensor]:
+    return function.phi
+
+
+# A loss that a plugin registers can be called as `losses.name`, too.
+
+
+def __getattr__(name: str) -> Any:
+    if name in LOSSES:
+        return LOSSES[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(LOSSES)

@@ -1,26 +1,32 @@
-"""The paper's bounds as plain float functions: how large a clipped loss can get, and what label noise can then cost.
+"""The paper's bounds: how large a clipped loss can get, and what label noise can then cost.
 
 A clip with threshold `tau` and scale `delta` returns logits with a norm in [0, tau) or of exactly delta, so everything
-here is a statement about the ball of radius max(tau, delta) in the p-norm. Three steps, each usable alone:
+here is a statement about the ball of radius max(tau, delta) in the p-norm. There are three steps, each usable alone:
 
-    ranges     loss_bounds, probability_bounds, base_loss_bounds     what values a clipped loss can take
+    ranges     loss_bounds, probability_bounds, base_loss_bounds     the values that a clipped loss can take
     risk gaps  symmetric_, asymmetric_, instance_, trivial_risk_gap  from the range of *any* loss to the cost of noise
     table      all_bounds                                            all of them for one setting, the smallest marked
 
 `p=math.inf` is the paper's case and gives its printed formulas. They hold for every other p as well, since
 ||z||_inf <= ||z||_p (the paper prints this chain of norms the other way round, which would not carry them over).
 With another p the functions return the sharper range that this p allows.
+
+The values of a loss come from its `phi` in `logitclip.losses`, in float64; this module has the geometry and the proofs.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import inspect
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from logitclip.losses import LOSSES
 
 Range = tuple[float, float]
 
@@ -30,6 +36,16 @@ Range = tuple[float, float]
 
 def ce_bound_from_gap(gap: float, num_classes: int) -> float:
     """Cross entropy is at most log(1 + (K-1) e^gap), where gap = z_max - z_min.
+
+    Args:
+        gap: the difference between the largest and the smallest logit.
+        num_classes: K.
+
+    Returns:
+        The bound.
+
+    Raises:
+        ValueError: if gap is negative or num_classes below 2.
 
     >>> logits = [2.0, -1.0, 0.5]
     >>> round(ce_bound_from_gap(max(logits) - min(logits), len(logits)), 4)
@@ -42,10 +58,22 @@ def ce_bound_from_gap(gap: float, num_classes: int) -> float:
 
 
 def loss_bounds(tau: float, num_classes: int, delta: float | None = None, p: float = math.inf) -> Range:
-    """The least and the largest value of clipped cross entropy; `tau=math.inf` is no clip.
+    """The smallest and the largest value of clipped cross entropy.
 
     With s = max(tau, delta), for p = inf: log(1 + (K-1) e^(-2s)) <= CE <= log(1 + (K-1) e^(2s)), the printed bounds.
-    They hold for every p. For p < inf the range returned is the exact one of the p-ball, which is narrower.
+    They hold for every p. For p < inf the result is the exact range on the p-ball, which is narrower.
+
+    Args:
+        tau: the threshold of the clip; `math.inf` means no clip.
+        num_classes: K.
+        delta: the scale of the clip; None means tau.
+        p: which norm is clipped.
+
+    Returns:
+        (lower, upper).
+
+    Raises:
+        ValueError: if an option is out of range.
 
     >>> lower, upper = loss_bounds(1.0, 10)
     >>> round(lower, 4), round(upper, 4)
@@ -61,9 +89,10 @@ def loss_bounds(tau: float, num_classes: int, delta: float | None = None, p: flo
 
 
 def probability_bounds(tau: float, num_classes: int, delta: float | None = None, p: float = math.inf) -> Range:
-    """M and N, between which every softmax probability of clipped logits lies: e^-upper and e^-lower of `loss_bounds`.
+    """M and N, the smallest and the largest softmax probability of clipped logits.
 
-    For p = inf: M = 1 / (1 + (K-1) e^(2s)) and N = 1 / (1 + (K-1) e^(-2s)).
+    They are e^-upper and e^-lower of `loss_bounds`, which has the same arguments. For p = inf:
+    M = 1 / (1 + (K-1) e^(2s)) and N = 1 / (1 + (K-1) e^(-2s)).
 
     >>> m, n = probability_bounds(1.0, 10)
     >>> round(m, 4), round(n, 4)
@@ -73,8 +102,8 @@ def probability_bounds(tau: float, num_classes: int, delta: float | None = None,
     return math.exp(-upper), math.exp(-lower)
 
 
-class _Ball(NamedTuple):
-    """What a bound needs to know of the clip: the range of CE, and how far z_y can lead the mean of the others."""
+class Ball(NamedTuple):
+    """The clip as a bound sees it: the range of CE, and how far z_y can lead the mean of the other logits."""
 
     lower: float
     upper: float
@@ -82,21 +111,21 @@ class _Ball(NamedTuple):
     num_classes: int
 
 
-def _ball(tau: float, num_classes: int, delta: float | None, p: float) -> _Ball:
+def _ball(tau: float, num_classes: int, delta: float | None, p: float) -> Ball:
     _require(tau > 0, "tau must be positive", tau)
     _require(delta is None or delta > 0, "delta must be positive", delta)
     _require(p >= 1, "p must be at least 1", p)
     num_classes = _check_classes(num_classes)
     radius = tau if delta is None else max(tau, delta)
-    # z_y - mean_{k != y} z_k is linear in z, so its maximum is the radius times a dual norm. CE is convex and does not
-    # mind permuting the other classes: its minimum has them all equal, exactly there.
+    # z_y - mean_{k != y} z_k is linear in z, so its maximum is the radius times a dual norm. CE is convex and symmetric
+    # in the other classes: at its minimum they are all equal, and the lead is at its maximum.
     dual = 1 - 1 / p
     lead = radius * (1 + (num_classes - 1) ** (1 - 1 / dual)) ** dual if dual else radius
     log_others = math.log(num_classes - 1)
     upper = _log1p_exp(log_others + lead)  # z_y low and the others equal: the maximum, unless one rival does better
     if 1 < p < math.inf and num_classes > 2 and radius < math.inf:
         upper = max(upper, _one_rival_upper(radius, num_classes - 2, p))
-    return _Ball(_log1p_exp(log_others - lead), upper, lead, num_classes)
+    return Ball(_log1p_exp(log_others - lead), upper, lead, num_classes)
 
 
 def _one_rival_upper(radius: float, others: int, p: float) -> float:
@@ -133,159 +162,186 @@ def _one_rival_upper(radius: float, others: int, p: float) -> float:
 
 
 # --- the range of every other clipped loss ---------------------------------------------------------------------------
-# Losses of p_y alone: log p_y -> (phi, |dphi/dp_y|). All fall in p_y and their slopes are monotone, so both extremes
-# of both are at M and N. Taking log p_y keeps them finite where p_y itself underflows.
+
+FAR = 1e150  # stands for an infinite cross entropy, so that 0 * FAR is 0 and FAR / FAR is 1
+BOUNDS: dict[str, Callable[..., Range]] = {}  # by name, for losses whose range does not follow from their phi
 
 
-def _ce(log_p: float) -> Range:
-    return -log_p, _exp(-log_p)
+def bounds_of(loss: str) -> Callable[[Callable[..., Range]], Callable[..., Range]]:
+    """Register ``function(ball, **knobs) -> (lower, upper)`` as the range of a loss that is not monotone.
 
+    Args:
+        loss: the name of the loss. `ball` is a `Ball`, and the knobs are those of the loss.
 
-def _focal(log_p: float, *, gamma: float = 0.5) -> Range:
-    _require(gamma >= 0, "gamma must be at least 0", gamma)
-    rest = -math.expm1(log_p)
-    ratio = -log_p / rest if rest else 1.0
-    return rest**gamma * -log_p, rest**gamma * (gamma * ratio + _exp(-log_p))
-
-
-def _mae(log_p: float, *, scale: float = 2.0) -> Range:
-    _require(scale >= 0, "scale must be at least 0", scale)
-    return scale * -math.expm1(log_p), scale
-
-
-def _phuber_ce(log_p: float, *, threshold: float = 10.0) -> Range:
-    _require(threshold > 1, "threshold must be above 1", threshold)
-    if log_p > -math.log(threshold):
-        return _ce(log_p)
-    return math.log(threshold) + 1 - threshold * math.exp(log_p), threshold
-
-
-def _rce(log_p: float, *, log_zero: float = math.log(1e-4)) -> Range:
-    _require(log_zero < 0, "log_zero stands for log 0 and must be negative", log_zero)
-    return _mae(log_p, scale=-log_zero)
-
-
-def _sce(log_p: float, *, alpha: float = 0.5, beta: float = 1.0, log_zero: float = math.log(1e-4)) -> Range:
-    return _weighted_sum(alpha, _ce(log_p), beta, _rce(log_p, log_zero=log_zero))
-
-
-def _gce(log_p: float, *, q: float = 0.7) -> Range:
-    _require(q > 0, "q must be positive", q)
-    return -math.expm1(q * log_p) / q, _exp(_times(q - 1, log_p))
-
-
-def _taylor_ce(log_p: float, *, order: int = 2) -> Range:
-    _require(isinstance(order, int) and order >= 1, "order must be an integer of at least 1", order)
-    rest, orders = -math.expm1(log_p), range(1, order + 1)
-    return sum(rest**i / i for i in orders), sum(rest ** (i - 1) for i in orders)
-
-
-def _ael(log_p: float, *, a: float = 2.5) -> Range:
-    _require(a > 0, "a must be positive", a)
-    value = math.exp(-math.exp(log_p) / a)
-    return value, value / a
-
-
-def _aul(log_p: float, *, a: float = 5.5, q: float = 3.0) -> Range:
-    _require(a > 1, "a must be above 1", a)
-    _require(q > 0, "q must be positive", q)
-    base = a - math.exp(log_p)
-    return (base**q - (a - 1) ** q) / q, base ** (q - 1)
-
-
-def _agce(log_p: float, *, a: float = 0.6, q: float = 0.6) -> Range:
-    _require(a > 0, "a must be positive", a)
-    _require(q > 0, "q must be positive", q)
-    base = a + math.exp(log_p)
-    return ((a + 1) ** q - base**q) / q, base ** (q - 1)
-
-
-# Losses of all probabilities: the ball -> (lower, upper).
-
-
-def _nce(ball: _Ball, *, scale: float = 1.0) -> Range:
-    """CE_y / sum_k CE_k. The lower end is exact for every p, the upper for p = inf.
-
-    With c = CE_y the other terms sum to at most (K-1)(c + lead), by z_y - z_k = CE_k - CE_y, and to at least
-    (K-1) log((K-1) / (1 - e^-c)), by Jensen. Both quotients rise in c.
+    Returns:
+        A decorator.
     """
-    _require(scale >= 0, "scale must be at least 0", scale)
+
+    def register(function: Callable[..., Range]) -> Callable[..., Range]:
+        BOUNDS[loss] = function
+        return function
+
+    return register
+
+
+def base_loss_bounds(
+    loss: str, tau: float, num_classes: int, delta: float | None = None, p: float = math.inf, **knobs: Any
+) -> Range:
+    """The range of any loss on clipped logits.
+
+    For a loss that is monotone in p_y it is [phi(N), phi(M)], always inside Prop 2.4's bound. A loss of p_y and
+    sum_k log p_k is evaluated at the ends of what both can be; NCE's range is then exact below for every p, and above
+    for p = inf. That of cores is for its full `beta` and for any prior.
+
+    Args:
+        loss: its name, or a spec such as "gce:q=0.7".
+        tau: the threshold of the clip; `math.inf` means no clip.
+        num_classes: K.
+        delta: the scale of the clip; None means tau.
+        p: which norm is clipped.
+        **knobs: of the loss.
+
+    Returns:
+        (lower, upper); (-inf, inf) for a loss that is not monotone and has no bound of its own, see `bounds_of`.
+
+    Raises:
+        ValueError: if the loss is unknown or an option is out of range.
+
+    >>> lower, upper = base_loss_bounds("gce", 1.0, 10, q=0.7)
+    >>> round(lower, 4), round(upper, 4)
+    (0.6106, 1.3537)
+    >>> lower, upper = base_loss_bounds("nce", 1.0, 10, p=2)
+    >>> round(lower, 4), round(upper, 4)
+    (0.0599, 0.1405)
+    """
+    name, knobs = LOSSES.parse(loss, **knobs)
+    function: Any = LOSSES[name]
+    ball = _ball(tau, num_classes, delta, p)
+    if name in BOUNDS:
+        return BOUNDS[name](ball, **knobs)
+    if function.second == "log_probs":
+        return -math.inf, math.inf
+    losses = _grid(ball)[:, None]  # -log p_y from the smallest to the largest, [C, 1]
+    if function.second == "_":
+        values = function.phi(-losses, None, **knobs)
+    else:
+        values = function.phi(*torch.broadcast_tensors(-losses, -_sums(losses, ball)), **knobs)
+    # Monotone in the sum for every p_y, and in p_y along both ends of the sum: the extremes are at the corners.
+    if not (_monotone(values, 1) and _monotone(values[:, [0, -1]], 0)):
+        return -math.inf, math.inf
+    corners = values[[0, -1]][:, [0, -1]]
+    return _limit(corners.min()), _limit(corners.max())
+
+
+def _limit(value: Tensor) -> float:
+    """A value of phi as a float, with infinity for what grew with FAR."""
+    return float(value) if value.abs() < 1e100 else math.copysign(math.inf, value)
+
+
+def _grid(ball: Ball) -> Tensor:
+    """Values of CE_y = -log p_y in the ball: half of them evenly spaced, half with evenly spaced p_y, ends included."""
+    lower, upper = ball.lower, min(ball.upper, FAR)
+    in_p = -np.log(np.linspace(math.exp(-lower), math.exp(-upper), 513)[1:-1])
+    return torch.from_numpy(np.sort(np.concatenate([np.linspace(lower, upper, 513), in_p.clip(lower, upper)])))
+
+
+def _sums(losses: Tensor, ball: Ball) -> Tensor:
+    """Values of sum_k CE_k for each CE_y, from the smallest to the largest, [C, 9].
+
+    The other terms sum to at most (K-1)(CE_y + lead), by z_y - z_k = CE_k - CE_y, and to at least
+    (K-1) log((K-1) / (1 - p_y)), by Jensen's inequality.
+    """
     others = ball.num_classes - 1
-    least = others * (math.log(others) - math.log1p(-math.exp(-ball.upper)))
-    lower = ball.lower / (ball.num_classes * ball.lower + others * ball.lead)
-    return scale * lower, scale / (1 + least / ball.upper)
+    most = others * (losses + min(ball.lead, FAR))
+    least = (others * (math.log(others) - (-torch.expm1(-losses)).log())).minimum(most)
+    return losses + least + torch.linspace(0, 1, 9, dtype=torch.float64) * (most - least)
 
 
-def _cores(ball: _Ball, *, beta: float = 2.0, prior: str = "labels") -> Range:
-    """CE_y - beta sum_k prior_k l_k with l_k = -log(p_k + 1e-8), where the sum is at least the prior's entropy (Gibbs).
+def _monotone(values: Tensor, dim: int, tolerance: float = 1e-12) -> bool:
+    """Whether all values rise along `dim`, or all fall, up to rounding."""
+    count = values.shape[dim] - 1
+    before, after = values.narrow(dim, 0, count), values.narrow(dim, 1, count)
+    slack = tolerance * (1 + before.abs().minimum(after.abs()))
+    return bool((after <= before + slack).all() or (after >= before - slack).all())
 
-    The shares of the labels are not known here: for "labels" the range holds for any.
+
+@bounds_of("cores")
+def _cores(ball: Ball, *, prior: str = "labels", **knobs: Any) -> Range:
+    """CE_y - beta sum_k prior_k l_k rises in CE_y and falls in each l_k, so its range is that of the box of both.
+
+    For a uniform prior the mean of l_k is at least what it is at p_k = 1/K, by Jensen's inequality. The shares of the
+    labels are not known here: for "labels" the range holds for any.
     """
-    _require(beta >= 0, "beta must be at least 0", beta)
-    _require(prior in ("labels", "uniform"), "prior must be 'labels' or 'uniform'", prior)
-    smallest, largest = (-math.log(math.exp(-end) + 1e-8) for end in (ball.lower, ball.upper))
-    if prior == "uniform":
-        smallest = max(smallest, math.log(ball.num_classes) - math.log1p(1e-8 * ball.num_classes))
-    return ball.lower - beta * largest, ball.upper - beta * smallest
 
+    def value(loss: float, others: float) -> float:
+        cores: Any = LOSSES["cores"]
+        log_p = -torch.tensor([loss, others], dtype=torch.float64).clamp_max(FAR)
+        return _limit(cores.phi(log_p[0], log_p[1:], None, **knobs)[0])
 
-def _nce_mae(ball: _Ball, *, alpha: float = 50.0, beta: float = 1.0, scale: float = 1.0) -> Range:
-    return _weighted_sum(alpha, _nce(ball), beta, _ends(_mae, ball, scale=scale))
-
-
-def _nce_agce(ball: _Ball, *, alpha: float = 50.0, beta: float = 0.1, a: float = 1.8, q: float = 3.0) -> Range:
-    return _weighted_sum(alpha, _nce(ball), beta, _ends(_agce, ball, a=a, q=q))
-
-
-def _nce_rce(ball: _Ball, *, alpha: float = 1.0, beta: float = 1.0, log_zero: float = math.log(1e-4)) -> Range:
-    return _weighted_sum(alpha, _nce(ball), beta, _ends(_rce, ball, log_zero=log_zero))
-
-
-_OF_TARGET: dict[str, Callable[..., Range]] = {
-    f.__name__[1:]: f for f in (_ce, _focal, _mae, _phuber_ce, _rce, _sce, _gce, _taylor_ce, _ael, _aul, _agce)
-}
-_OF_ALL: dict[str, Callable[..., Range]] = {f.__name__[1:]: f for f in (_nce, _cores, _nce_mae, _nce_agce, _nce_rce)}
-
-
-def knobs(loss: str) -> dict[str, Any]:
-    """The knobs that change the range of a loss, with their defaults.
-
-    >>> knobs("aul")
-    {'a': 5.5, 'q': 3.0}
-    """
-    table = {**_OF_TARGET, **_OF_ALL}
-    if loss not in table:
-        raise ValueError(f"Unknown loss {loss!r}. {_suggest(loss, table)}")
-    return {k.name: k.default for k in inspect.signature(table[loss]).parameters.values() if k.kind is k.KEYWORD_ONLY}
-
-
-def phi(loss: str, log_p: float, **knobs: Any) -> Range:
-    """A loss that depends on p_y alone, and the size of its slope: (phi(p_y), |phi'(p_y)|), from log p_y.
-
-    >>> value, slope = phi("gce", math.log(0.5), q=1.0)
-    >>> round(value, 4), round(slope, 4)
-    (0.5, 1.0)
-    """
-    _require(log_p <= 0, "log_p is the log of a probability and must be at most 0", log_p)
-    return _of_target(loss, knobs)(log_p, **knobs)
+    nearest = math.log(ball.num_classes) if prior == "uniform" else ball.lower
+    return value(ball.lower, ball.upper), value(ball.upper, nearest)
 
 
 def lipschitz_constant(
     loss: str, tau: float, num_classes: int, delta: float | None = None, p: float = math.inf, **knobs: Any
 ) -> float:
-    """The Lipschitz constant on [M, N] of a loss that depends on p_y alone; inf where it exceeds a float.
+    """The Lipschitz constant on [M, N] of a loss that depends on p_y alone, with the arguments of `base_loss_bounds`.
+
+    Returns:
+        The largest |dphi/dp_y|; inf where it exceeds a float.
+
+    Raises:
+        ValueError: if the loss depends on all probabilities, or if its slope is not monotone.
 
     >>> round(lipschitz_constant("ce", 1.0, 10), 3) == round(1 / probability_bounds(1.0, 10)[0], 3)
     True
     >>> lipschitz_constant("mae", 1.0, 10)
     2.0
     """
-    function, ball = _of_target(loss, knobs), _ball(tau, num_classes, delta, p)
-    return max(function(-ball.lower, **knobs)[1], function(-ball.upper, **knobs)[1])
+    name, knobs = LOSSES.parse(loss, **knobs)
+    function: Any = LOSSES[name]
+    if function.second != "_":
+        raise ValueError(f"{name} depends on all probabilities, Prop 2.4 is about losses of p_y alone.")
+    slopes = _log_slopes(function.phi, -_grid(_ball(tau, num_classes, delta, p)), knobs)
+    if not _monotone(slopes, 0, tolerance=1e-6):
+        raise ValueError(f"The slope of {name} in p_y is not monotone, so its largest value is not known.")
+    return float(slopes[[0, -1]].max().exp())
+
+
+def _log_slopes(phi: Callable[..., Tensor], log_p: Tensor, knobs: dict[str, Any]) -> Tensor:
+    """log |dphi/dp| = log |dphi/dlog p| - log p at each log p.
+
+    Near p = 0 rounding may hide how phi changes. There the slope is continued as a power of p.
+    """
+
+    def gradient(log_p: Tensor) -> Tensor:
+        log_p = log_p.clone().requires_grad_()
+        return torch.autograd.grad(phi(log_p, None, **knobs).sum(), log_p)[0].abs()
+
+    probe = -torch.arange(700, dtype=torch.float64)
+    size = gradient(probe)
+    probe = probe[size > 1e-8 * size.max()][-2:]
+    if len(probe) < 2:
+        return torch.full_like(log_p, -math.inf)  # a constant
+    near, last = gradient(probe).log() - probe
+    power = torch.where((last - near).abs() < 1e-4, 0.0, near - last)  # constant slopes differ by rounding
+    exact = gradient(log_p.clamp_min(probe[-1])).log() - log_p.clamp_min(probe[-1])
+    return exact + power * (log_p - probe[-1]).clamp_max(0.0)
 
 
 def lipschitz_loss_bound(lipschitz: float, phi_at_m: float, probabilities: Range) -> float:
     """A clipped loss phi(p_y) is at most L (N - M) + |phi(M)| in absolute value, for any phi of Lipschitz constant L.
+
+    Args:
+        lipschitz: L.
+        phi_at_m: phi(M).
+        probabilities: (M, N).
+
+    Returns:
+        The bound.
+
+    Raises:
+        ValueError: if L is negative or (M, N) are not probabilities in order.
 
     >>> m, n = probability_bounds(1.0, 10)
     >>> round(lipschitz_loss_bound(2.0, 2 * (1 - m), (m, n)), 4)
@@ -297,53 +353,6 @@ def lipschitz_loss_bound(lipschitz: float, phi_at_m: float, probabilities: Range
     _require(lipschitz >= 0, "a Lipschitz constant must be at least 0", lipschitz)
     _require(0 <= m <= n <= 1, "probabilities must be (M, N) with 0 <= M <= N <= 1", probabilities)
     return _times(n - m, lipschitz) + abs(phi_at_m)
-
-
-def base_loss_bounds(
-    loss: str, tau: float, num_classes: int, delta: float | None = None, p: float = math.inf, **knobs: Any
-) -> Range:
-    """The range of any of the sixteen losses on clipped logits.
-
-    For a loss of p_y alone it is [phi(N), phi(M)], always inside Prop 2.4's bound. For nce, cores and the sums it is a
-    direct bound; that of cores is for its full `beta`. Knobs and defaults are those of the losses.
-
-    >>> lower, upper = base_loss_bounds("gce", 1.0, 10, q=0.7)
-    >>> round(lower, 4), round(upper, 4)
-    (0.6106, 1.3537)
-    >>> lower, upper = base_loss_bounds("nce", 1.0, 10, p=2)
-    >>> round(lower, 4), round(upper, 4)
-    (0.0599, 0.1405)
-    """
-    ball = _ball(tau, num_classes, delta, p)
-    _check_knobs(loss, knobs)
-    return _ends(_OF_TARGET[loss], ball, **knobs) if loss in _OF_TARGET else _OF_ALL[loss](ball, **knobs)
-
-
-def _of_target(loss: str, given: Mapping[str, Any]) -> Callable[..., Range]:
-    if loss in _OF_ALL:
-        raise ValueError(f"{loss} depends on all probabilities, not on p_y alone; use base_loss_bounds.")
-    _check_knobs(loss, given)
-    return _OF_TARGET[loss]
-
-
-def _check_knobs(loss: str, given: Mapping[str, Any]) -> None:
-    known = knobs(loss)
-    for knob in given:
-        if knob not in known:
-            raise ValueError(f"The loss {loss!r} has no knob {knob!r}. {_suggest(knob, known)}")
-
-
-def _ends(function: Callable[..., Range], ball: _Ball, **knobs: Any) -> Range:
-    return function(-ball.lower, **knobs)[0], function(-ball.upper, **knobs)[0]
-
-
-def _weighted_sum(alpha: float, first: Range, beta: float, second: Range) -> Range:
-    _require(alpha >= 0, "alpha must be at least 0", alpha)
-    _require(beta >= 0, "beta must be at least 0", beta)
-    return (
-        _times(alpha, first[0]) + _times(beta, second[0]),
-        _times(alpha, first[1]) + _times(beta, second[1]),
-    )
 
 
 # --- what label noise can cost ---------------------------------------------------------------------------------------
@@ -487,15 +496,14 @@ def all_bounds(
         rows.append(
             Bound(f"{loss} loss", f"range{sharper}", "Prop 2.1" if loss == "ce" and not sharper else "", *bounds)
         )
-        if loss in _OF_TARGET:
+        try:
             lipschitz = lipschitz_constant(loss, tau, num_classes, delta, norm, **(knobs or {}))
             limit = lipschitz_loss_bound(lipschitz, bounds[1], probabilities)
             rows.append(
                 Bound(f"{loss} loss", f"Lipschitz constant {lipschitz:.4g}{sharper}", "Prop 2.4", -limit, limit)
             )
-        else:
-            reason = f"{loss} depends on all probabilities, Prop 2.4 is about losses of p_y alone"
-            rows.append(Bound(f"{loss} loss", f"Lipschitz constant{sharper}", "Prop 2.4", reason=reason))
+        except ValueError as error:
+            rows.append(Bound(f"{loss} loss", f"Lipschitz constant{sharper}", "Prop 2.4", reason=str(error)))
         rows.append(Bound("p_y", f"M and N{sharper}", "Prop 2.4", *probabilities))
         for quantity, name, paper, theorem in theorems:
             try:
@@ -608,15 +616,6 @@ def _check_prior(prior: Sequence[float] | None, num_classes: int) -> list[float]
 def _check_distribution(values: list[float], name: str) -> None:
     _require(all(value >= 0 for value in values), f"{name} must have no negative entry", values)
     _require(abs(math.fsum(values) - 1) < 1e-6, f"{name} must sum to 1", math.fsum(values))
-
-
-def _suggest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known := list(known), n=1)
-    return f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(known) or 'none'}."
-
-
-def _exp(x: float) -> float:
-    return math.exp(x) if x < 709 else math.inf
 
 
 def _times(a: float, b: float) -> float:

@@ -154,8 +154,9 @@ def bound(
         json: Print a JSON object instead of a table.
     """
     from logitclip import theory
+    from logitclip.losses import LOSSES
 
-    loss_name, loss_knobs = _loss_for_theory(loss)
+    loss_name, loss_knobs = LOSSES.parse(loss)
     rows = theory.all_bounds(
         tau, classes, delta=delta, p=p, loss=loss_name, knobs=loss_knobs, **_noise_for_theory(noise, classes)
     )
@@ -241,14 +242,6 @@ def noise(
         show_json(record.describe())
     else:
         show(noise_preview(record, dataset.class_names))
-
-
-def _loss_for_theory(spec: str) -> tuple[str, dict[str, Any]]:
-    from logitclip import theory
-    from logitclip.losses import LOSSES
-
-    name, knobs = LOSSES.parse(spec)
-    return name, {key: value for key, value in knobs.items() if key in theory.knobs(name)}
 
 
 def _noise_for_theory(spec: str | None, classes: int) -> dict[str, Any]:
