@@ -250,6 +250,17 @@ def test_validation_sees_augmented_inputs_only_if_asked(augmented):
     assert [random for size, random in calls if size == 32] == [True] * 3  # training
 
 
+def test_without_test_examples_there_is_no_test_accuracy():
+    data = make_data()
+    no_test = replace(data, test=data.test.select(torch.arange(0)))
+    (with_test, worker), (without, same_worker) = (
+        rows_of(some, make_model, LogitClip("ce", tau=1.0), settings=Settings(epochs=2)) for some in (data, no_test)
+    )
+    assert [row["test_accuracy"] for row in without] == [None, None]
+    assert [row["loss"] for row in without] == [row["loss"] for row in with_test]
+    assert same(worker.weights(), same_worker.weights())
+
+
 def test_measure_every_and_the_last_epoch():
     rows, _ = rows_of(make_data(), make_model, Loss("ce"), settings=replace(SETTINGS, epochs=5, measure_every=2))
     assert [row["memorised"] is not None for row in rows] == [False, True, False, True, True]

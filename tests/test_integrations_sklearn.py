@@ -171,6 +171,8 @@ def test_divergence_is_an_error_that_helps(iris):
     X, y = iris
     with pytest.raises(ValueError, match="Scale the features"):
         small(temp=None, lr=100.0).fit(1e6 * X, y)
+    with pytest.raises(ValueError, match="Scale the features"):  # in the last step
+        small(temp=None, lr=1e38, epochs=1, batch_size=1000).fit(1e6 * X, y)
 
 
 def test_nan_is_refused(iris):

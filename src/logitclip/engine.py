@@ -85,7 +85,8 @@ def fit(
     """Train, and return the method with its trained network.
 
     Args:
-        dataset: its training labels may be noisy; `train.clean_labels`, where known, tell what is memorised.
+        dataset: its training labels may be noisy; `train.clean_labels`, where known, tell what is memorised. Its test
+            split may be empty: `test_accuracy` is None then.
         model: a network, or a function from a seed to one.
         criterion: what to minimise, called with logits and targets.
         method: how; see `logitclip.methods`.
@@ -137,8 +138,8 @@ def fit(
                 row = _train(worker, epoch, order, lambda x, g=views: view(x, g), fabric)
             row = {"epoch": epoch, "lr": lr, **row}
             row["test_accuracy"] = _accuracy(worker, test, view, settings, fabric) if len(test) else None
-            numbers = [row["loss"], row["test_accuracy"] or 0.0, *(row["norm_quantiles"] or ())]
-            if not all(map(math.isfinite, numbers)):
+            measured = row["test_accuracy"] if len(test) else _sum_of_weights(worker)
+            if not all(map(math.isfinite, [row["loss"], measured, *(row["norm_quantiles"] or ())])):
                 raise Diverged(
                     f"Training diverged in epoch {epoch}: the loss, the logits or their norms are not finite. Lower lr "
                     f"(it is {lr:g} there), or limit the gradient with grad_clip."
@@ -330,6 +331,11 @@ def _accuracy(worker: Method, split: Split, view: View, settings: Settings, fabr
         n += len(y)
     hit, bad, n = _summed(fabric, hits, bad, n)
     return math.nan if bad else 100 * hit / n
+
+
+def _sum_of_weights(worker: Method) -> float:
+    """Finite if every weight is."""
+    return sum(float(weight.double().sum()) for weight in worker.weights().values())
 
 
 def _predicted(worker: Method, split: Split, view: View, settings: Settings, fabric: Any, index: Tensor) -> Tensor:

@@ -1,0 +1,38 @@
+"""Extras: each has code or a page behind it, and a missing package is named together with its extra."""
+
+import importlib
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("sklearn", "sklearn.base"), ("lightning", "lightning"), ("skorch", "skorch")]
+)
+def test_a_missing_package_is_named_with_its_extra(name, package, monkeypatch):
+    importlib.import_module(f"logitclip.integrations.{name}")
+    monkeypatch.delitem(sys.modules, f"logitclip.integrations.{name}")
+    for loaded in [module for module in sys.modules if f"{module}.".startswith(f"{package}.")]:
+        monkeypatch.setitem(sys.modules, loaded, None)
+    with pytest.raises(ImportError, match=rf"pip install 'logitclip\[{name}\]'"):
+        importlib.import_module(f"logitclip.integrations.{name}")
+
+
+def test_hugging_face_is_not_imported_before_it_is_needed():
+    import subprocess
+
+    code = "import sys, logitclip.integrations.huggingface; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
+
+
+def test_every_extra_is_used():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").glob("*.md")]
+    named = set(re.findall(r"logitclip\[([\w,-]+)\]", "".join(path.read_text() for path in files)))
+    assert set(extras) - {"all"} <= {extra for group in named for extra in group.split(",")}
+    assert {name.removesuffix("]") for name in extras["all"][0].partition("[")[2].split(",")} == set(extras) - {"all"}
