@@ -164,6 +164,26 @@ def test_the_official_constants():
     assert len(CIFAR100.classes["coarse_labels"]) == 20
 
 
+@pytest.mark.parametrize(
+    ("spec", "mean", "std"),
+    [
+        # dataloader_cifar.py of DivideMix, data_loaders.py of SOP
+        ("cifar10:normalisation=dividemix", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+        ("cifar10:normalisation=sop", (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+        ("cifar100:normalisation=dividemix", (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
+        ("cifar100:normalisation=sop", (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+    ],
+)
+def test_normalisation_of_other_code(tmp_path, ten, hundred, spec, mean, std):
+    data = load(spec, tmp_path)
+    assert (data.mean, data.std) == (mean, std)
+
+
+def test_unknown_normalisation(tmp_path, ten):
+    with pytest.raises(ValueError, match="normalisation must be one of logitclip, dividemix, sop; got 'mine'"):
+        cifar10(tmp_path, normalisation="mine")
+
+
 def test_swap_trains_on_the_test_images(tmp_path, ten):
     plain, swapped = cifar10(tmp_path), cifar10(tmp_path, swap=True)
     assert torch.equal(swapped.train.x, plain.test.x)

@@ -50,12 +50,16 @@ PARAMETERS = [
     ("densenet:depth=121,stem=cifar", 10, 6_956_426),
     ("squeezenet", 1000, 1_235_496),
     ("squeezenet", 10, 727_626),
+    ("squeezenet:last_activation=false", 10, 727_626),
     ("wrn:depth=40,width=2", 10, 2_243_546),
     ("wrn:depth=40,width=2", 100, 2_255_156),
     ("wrn:depth=28,width=10", 10, 36_479_194),
     ("wrn:depth=16,width=4", 10, 2_748_890),
     ("cnn:width=32,norm=batch", 10, 288_746),
     ("cnn:width=32,norm=none", 10, 288_298),  # a bias instead of scale and shift for each of 448 channels
+    # 27 * 32 + 288 * 64 + 576 * 128 and 224 biases; 2,049 * 256; 257 * 10
+    ("strided_cnn:width=32,hidden=256,norm=none", 10, 620_362),
+    ("strided_cnn:width=32,hidden=256,norm=batch", 10, 620_586),
     ("mlp:width=256,depth=3,norm=none", 10, 920_842),  # of 3 * 32 * 32 features
     ("mlp:width=256,depth=3,norm=batch", 10, 922_378),
     ("mlp:depth=0", 10, 30_730),
@@ -72,6 +76,7 @@ WORK = [
     ("densenet:depth=201", 1000, 224, 4.291),
     ("squeezenet", 1000, 224, 0.349),
     ("wrn", 10, 32, 0.3276),
+    ("strided_cnn", 10, 32, 0.003107),
     ("preact_resnet", 10, 32, 0.5554),
     ("resnet:stem=cifar", 10, 32, 0.5554),
     ("resnet:depth=34,stem=cifar", 10, 32, 1.159),
@@ -89,6 +94,8 @@ ACTIVATION_SITES = {
     "preact_resnet:final_norm=true": 18,
     "densenet": 121,  # stem, two in each of 58 layers, three transitions, the last
     "squeezenet": 18,
+    "squeezenet:last_activation=false": 17,
+    "strided_cnn": 4,
 }
 
 
@@ -399,6 +406,22 @@ def test_small_models_learn(spec):
     assert (model.eval()(x).argmax(1) == y).float().mean() > 0.9
 
 
+def test_squeezenet_learns_without_its_last_activation():
+    """With it all logits are 0 after some steps at this learning rate, whatever the input."""
+    x, y = images(64), torch.arange(64) % 10
+    norms = {}
+    for spec in ("squeezenet:last_activation=false", "squeezenet"):
+        model = build(spec, 10, CIFAR, seed=0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=5e-4)
+        for _ in range(25):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        norms[spec] = model.eval()(x).std(0).max().item()
+    assert norms["squeezenet:last_activation=false"] > 1e-3
+    assert norms["squeezenet"] == 0
+
+
 # ---- initialisation ----------------------------------------------------------------------------------------------
 
 
@@ -420,6 +443,11 @@ def test_initial_weights_have_the_published_spread():
     # torch's own, U(-1/sqrt(fan_in), 1/sqrt(fan_in)), where DivideMix's code sets nothing
     conv = layers(build("preact_resnet", 10, CIFAR), nn.Conv2d)[-2]
     assert spread(conv.weight, conv.weight[0].numel()) == pytest.approx(1 / math.sqrt(3), rel=0.05)
+
+    # as in SOP's ResNet-34, whose code sets nothing
+    for conv in layers(build("resnet:depth=34,stem=cifar,init=torch", 10, CIFAR), nn.Conv2d):
+        if conv.weight.numel() > 10_000:
+            assert spread(conv.weight, conv.weight[0].numel()) == pytest.approx(1 / math.sqrt(3), rel=0.05)
 
     for spec, zero in {"wrn": True, "densenet": True, "cnn": True, "resnet": False, "preact_resnet": False}.items():
         assert (build(spec, 10, CIFAR).head.linear.bias == 0).all() == zero

@@ -690,6 +690,72 @@ def test_an_exchange_is_saved_and_read_back(tmp_path):
         noise.file(data.train.labels, K, path=str(path))
 
 
+def released_file(tmp_path: Path, content: object) -> Path:
+    """A noise file as `json.dump(train_noisy_labels.tolist(), ...)` of the released code writes it."""
+    path = tmp_path / "cifar10_dependent_0.4.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_labels_of_the_released_code_are_read(tmp_path):
+    data = dataset(200)
+    labels = data.train.labels.clone()
+    labels[:80] = (labels[:80] + 3) % K
+    path = released_file(tmp_path, labels.tolist())
+    record = noise.apply(f"file:path={path}", data, seed=7)
+    assert torch.equal(record.labels, labels)
+    assert torch.equal(record.clean_labels, data.train.labels)
+    assert (record.rate, record.rule) == (0.4, f"file:path={path}")
+    assert torch.equal(noise.file(data.train.labels, K, path=str(path)), labels)
+
+
+def test_exchanges_of_the_released_code_are_read(tmp_path):
+    data, other = dataset(200), dataset(300, seed=50)
+    path = released_file(tmp_path, [[5, 299], [0, 7]])
+    record = noise.apply(f"file:path={path},source=other", data, load={"other": other}.__getitem__)
+    assert record.rate == 0.01
+    assert torch.equal(record.labels, data.train.labels)
+    assert record.images is not None
+    assert torch.equal(record.images[[5, 0]], other.train.x[[299, 7]])
+    assert torch.equal(record.images[1:5], data.train.x[1:5])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([0, 1, 2], "noisy labels must be"),
+        ([K] * 200, "noisy labels must lie in 0..9, got 10"),
+        ([0.5] * 200, "is not a noise file: TypeError"),
+        ([[1, 2], [3]], "is not a noise file: ValueError"),
+        (["cat"] * 200, "is not a noise file: TypeError"),
+        ([[1, 2, 3]] * 200, "a list of labels or of pairs, got the shape"),
+        ([[1, 2]], "name their dataset, as in file:path="),
+    ],
+)
+def test_other_json_is_no_noise_file(tmp_path, content, message):
+    path = released_file(tmp_path, content)
+    with pytest.raises(ValueError, match=message):
+        noise.apply(f"file:path={path}", dataset(200))
+
+
+def test_released_files_belong_to_their_data(tmp_path):
+    data = dataset(2000)
+    path = released_file(tmp_path, data.train.labels[torch.randperm(2000, generator=seeded())].tolist())
+    with pytest.raises(ValueError, match=r"Only \d+\.\d% of the labels in .* are the true ones"):
+        noise.apply(f"file:path={path}", data)
+    for pairs, message in [
+        ([[5, 1], [5, 2]], "must be different"),
+        ([[2000, 1]], "lie in 0..1999"),
+        ([[1, -1]], "not be negative"),
+    ]:
+        path = released_file(tmp_path, pairs)
+        with pytest.raises(ValueError, match=message):
+            noise.apply(f"file:path={path},source=other", data, load=lambda name: data)
+    path = released_file(tmp_path, [[0, 2000]])
+    with pytest.raises(ValueError, match="takes image 2000 of a source with 2000"):
+        noise.apply(f"file:path={path},source=other", data, load=lambda name: data)
+
+
 def test_a_record_belongs_to_its_data(tmp_path):
     data, _, path = saved(tmp_path)
     labels = data.train.labels
@@ -832,7 +898,7 @@ RELEASED = Path(os.environ.get("LOGITCLIP_DATA", "data")) / "cifar10_labels.npz"
 
 @pytest.mark.slow
 @pytest.mark.skipif(not RELEASED.is_file(), reason="$LOGITCLIP_DATA is no folder with cifar10_labels.npz")
-def test_noise_is_that_of_the_released_files():
+def test_noise_is_that_of_the_released_files(tmp_path):
     """Same counts, rates per class and matrices, as far as two draws can agree. The files are for CIFAR-10 at 0.4."""
     files = np.load(RELEASED, allow_pickle=False)
     clean = files["train"].astype(np.int64)
@@ -864,6 +930,8 @@ def test_noise_is_that_of_the_released_files():
         assert (labels != clean).sum() == 20_000
         rates = np.bincount(clean[labels != clean], minlength=K) / sizes
         assert (np.abs(rates - 0.4) <= four_errors).all()
+    read = noise.apply(f"file:path={released_file(tmp_path, dependent.tolist())}", clean, num_classes=K)
+    assert read.rate == 0.4
 
     exchange = files["logitclip_open_0.4_pairs"]
     pairs = noise.open_set(clean, K, rate=0.4, source=range(50_000), generator=seeded())

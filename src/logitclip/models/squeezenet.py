@@ -6,26 +6,22 @@ import torch
 from torch import Tensor, nn
 
 from logitclip.models import MODELS
-from logitclip.models.blocks import Activation, Norm, make_activation, named, one_of
+from logitclip.models.blocks import Activation, make_activation, named
 
 
 class Fire(nn.Module):
     """Squeeze to few channels by 1x1, then expand by 1x1 and by 3x3, side by side."""
 
-    def __init__(self, inputs: int, squeezed: int, activation: str, normed: bool) -> None:
+    def __init__(self, inputs: int, squeezed: int, activation: str) -> None:
         super().__init__()
-        self.squeeze = nn.Sequential(nn.Conv2d(inputs, squeezed, 1), *_after(squeezed, activation, normed))
+        self.squeeze = nn.Sequential(nn.Conv2d(inputs, squeezed, 1), make_activation(activation))
         self.expand1 = nn.Conv2d(squeezed, 4 * squeezed, 1)
         self.expand3 = nn.Conv2d(squeezed, 4 * squeezed, 3, padding=1)
-        self.after = nn.Sequential(*_after(8 * squeezed, activation, normed))
+        self.activation = make_activation(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.squeeze(x)
-        return self.after(torch.cat([self.expand1(x), self.expand3(x)], 1))
-
-
-def _after(channels: int, activation: str, normed: bool) -> list[nn.Module]:
-    return [*([nn.BatchNorm2d(channels)] if normed else []), make_activation(activation)]
+        return self.activation(torch.cat([self.expand1(x), self.expand3(x)], 1))
 
 
 @MODELS.register
@@ -34,26 +30,25 @@ def squeezenet(
     *,
     in_channels: int = 3,
     dropout: float = 0.5,
-    norm: Norm = "none",
     activation: Activation = "relu",
+    last_activation: bool = True,
 ) -> nn.Module:
     """SqueezeNet 1.1, as in torchvision, for images of 17 pixels and more.
 
     Args:
-        norm: "none" is torchvision's network. It applies the activation to the class scores as well, so no logit is
-            negative, and with learning rates of 0.01 and more all logits soon are 0, with no gradient to recover.
-            "batch" adds batch norm after each layer but the last, and leaves the scores as they are.
+        last_activation: also apply the activation to the class scores, as torchvision does: with `relu` no logit is
+            negative, with `relu6` none exceeds 6. Trained from scratch at learning rates of 0.01 and more, soon all
+            logits are 0, with no gradient to recover: then use False.
     """
-    normed = one_of("norm", norm, ("none", "batch")) == "batch"
-    body = nn.Sequential(nn.Conv2d(in_channels, 64, 3, stride=2), *_after(64, activation, normed))
+    body = nn.Sequential(nn.Conv2d(in_channels, 64, 3, stride=2), make_activation(activation))
     inputs = 64
     for squeezed in ((16, 16), (32, 32), (48, 48, 64, 64)):
         body.append(nn.MaxPool2d(3, 2, ceil_mode=True))
         for width in squeezed:
-            body.append(Fire(inputs, width, activation, normed))
+            body.append(Fire(inputs, width, activation))
             inputs = 8 * width
     scores = nn.Conv2d(inputs, num_classes, 1)
-    last = nn.Identity() if normed else make_activation(activation)
+    last = make_activation(activation) if last_activation else nn.Identity()
     head = nn.Sequential(nn.Dropout(dropout), scores, last, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = named(body=body, head=head)
     for module in model.modules():

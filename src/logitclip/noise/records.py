@@ -7,6 +7,7 @@ import functools
 import hashlib
 import inspect
 import json
+import math
 import operator
 import os
 import typing
@@ -118,6 +119,30 @@ class NoisyLabels:
         return npz
 
     @classmethod
+    def from_file(cls, path: str, clean_labels: Tensor, num_classes: int, source: str | None = None) -> NoisyLabels:
+        """Read a record that `save` wrote, or a noise file of the released code, and check that it fits the data.
+
+        Args:
+            path: a record; or a JSON list with a label for each example, or with pairs of the position of an example
+                and the index of the source image that replaces it.
+            clean_labels: [N] int64.
+            source: the dataset that these images are from.
+        """
+        content = _released(path)
+        if content is None:
+            record = cls.load(path)
+            record.check(clean_labels, num_classes)
+            return record
+        options = {"path": path} | ({} if source is None else {"source": source})
+        rule = NOISES.format("file", options)
+        if content.ndim == 1:
+            labels, replaced = noisy_labels(content, num_classes, len(clean_labels)), None
+            _check_agreement(path, labels, clean_labels, num_classes)
+        else:
+            labels, replaced = clean_labels, _exchange(path, content, len(clean_labels), source)
+        return cls(labels, clean_labels, operator.index(num_classes), rule, options, seed=0, replaced=replaced)
+
+    @classmethod
     def load(cls, path: str | Path) -> NoisyLabels:
         """Read what `save` wrote, and refuse it unless its content has the hash it claims."""
         npz, text = _record_files(path)
@@ -181,8 +206,7 @@ def apply(
         return load(source) if load is not None and isinstance(source, str) else source
 
     if name == "file":
-        record = NoisyLabels.load(options["path"])
-        record.check(clean, num_classes)
+        record = NoisyLabels.from_file(options["path"], clean, num_classes, options.get("source"))
         return _with_images(record, images, loaded(record.options.get("source")))
 
     context = {"images": images, "mapping": mapping, "label_sets": label_sets, "generator": _generator(seed)}
@@ -234,10 +258,54 @@ def _with_images(record: NoisyLabels, images: Any, source: Any) -> NoisyLabels:
     source = inputs_of(source)
     if not (isinstance(images, Tensor) and isinstance(source, Tensor)):
         raise ValueError("open_set needs both datasets as tensors in memory; one of them decodes files.")
+    if len(record.replaced) and int(record.replaced[:, 1].max()) >= len(source):
+        raise ValueError(f"open_set takes image {int(record.replaced[:, 1].max())} of a source with {len(source)}.")
     kinds = [f"{list(x.shape[1:])} {x.dtype}" for x in (images, source)]
     if kinds[0] != kinds[1]:
         raise ValueError(f"open_set needs images of one kind, got {kinds[0]} and {kinds[1]}.")
     return replace(record, images=images.index_copy(0, record.replaced[:, 0], source[record.replaced[:, 1]]))
+
+
+def _released(path: str) -> Tensor | None:
+    """The labels [N] or pairs [M, 2] in a noise file of the released code; None if this is not such a file."""
+    file = Path(path).expanduser()
+    if file.suffix != ".json" or _record_files(path)[0].is_file():
+        return None
+    try:
+        content = json.loads(file.read_text())
+        if not isinstance(content, list) or not content:
+            return None
+        numbers = torch.from_numpy(np.array(content).astype(np.int64, casting="safe"))
+    except FileNotFoundError as error:
+        raise ValueError(f"There is no noise file {path}.") from error
+    except Exception as error:  # not JSON, ragged lists, or no numbers
+        raise ValueError(f"{path} is not a noise file: {type(error).__name__}, {error}") from error
+    if numbers.ndim > 2 or (numbers.ndim == 2 and numbers.shape[1] != 2):
+        raise ValueError(f"{path} must be a list of labels or of pairs, got the shape {list(numbers.shape)}.")
+    return numbers
+
+
+def _check_agreement(path: str, labels: Tensor, clean: Tensor, num_classes: int) -> None:
+    """Refuse labels that agree with the truth no more often than by chance."""
+    counts = [values.bincount(minlength=num_classes) / len(values) for values in (labels, clean)]
+    chance = float(counts[0] @ counts[1])
+    agreement = float((labels == clean).double().mean())
+    if agreement <= chance + 3 * math.sqrt(chance * (1 - chance) / len(clean)):
+        raise ValueError(
+            f"Only {agreement:.1%} of the labels in {path} are the true ones: it was made for other data, or for the "
+            "same in another order."
+        )
+
+
+def _exchange(path: str, pairs: Tensor, examples: int, source: str | None) -> Tensor:
+    positions, images = pairs.unbind(1)
+    if source is None:
+        raise ValueError(f"{path} replaces images: name their dataset, as in file:path={path},source=cifar100.")
+    if len(positions.unique()) < len(positions) or not 0 <= int(positions.min()) <= int(positions.max()) < examples:
+        raise ValueError(f"The positions in {path} must be different and lie in 0..{examples - 1}.")
+    if int(images.min()) < 0:
+        raise ValueError(f"The image indices in {path} must not be negative, got {int(images.min())}.")
+    return pairs
 
 
 def _sha256(*parts: Any) -> str:

@@ -261,12 +261,17 @@ def votes(labels: Tensor, num_classes: int, *, counts: Any) -> Tensor:
 
 
 @_rule
-def file(labels: Tensor, num_classes: int, *, path: str) -> Tensor:
-    """Labels from a record that `NoisyLabels.save` wrote, after checking that it belongs to these clean labels."""
-    from logitclip.noise.records import NoisyLabels  # a record is made by a rule, and read back by this one
+def file(labels: Tensor, num_classes: int, *, path: str, source: str | None = None) -> Tensor:
+    """Read the labels from a file, after checking that it fits these clean labels.
 
-    record = NoisyLabels.load(path)
-    record.check(labels, num_classes)
+    Args:
+        path: A record that `NoisyLabels.save` wrote, or a JSON file published with the LogitClip code, such as
+            ``cifar10_dependent_0.4.json``.
+        source: The dataset of the new images, for a published file that replaces images (``cifar10_open_0.4.json``).
+    """
+    from logitclip.noise.records import NoisyLabels  # records import the rules
+
+    record = NoisyLabels.from_file(path, labels, num_classes, source)
     if record.replaced is not None:
         raise ValueError(f"{path} replaces images, not labels: read it with noise.apply('file:path={path}', ...).")
     return record.labels
