@@ -96,7 +96,15 @@ def test_lines_have_a_panel_a_colour_and_a_band(folder, rows, tmp_path):
     assert point["mean"] == pytest.approx(statistics.mean(numbers))
     assert point["high"] - point["mean"] == pytest.approx(statistics.stdev(numbers))
     text = svg(chart, tmp_path / "lines.svg")
-    assert all(words in text for words in ("temp", "test accuracy in %", "mlp width=32", "symmetric 50 %"))
+    shown = (
+        "Temps (on digits)",
+        "test accuracy in %",
+        "mlp width=32",
+        "symmetric 50 %",
+        "temp on the x axis",
+        "no clip",
+    )
+    assert all(words in text for words in shown)  # the last two are the legend of the dashes
 
 
 def test_bars_are_grouped(folder, rows, tmp_path):

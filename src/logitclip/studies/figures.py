@@ -20,7 +20,7 @@ from logitclip.progress import printable
 from logitclip.run_folder import Result, write
 from logitclip.studies.recipe import Recipe
 from logitclip.studies.sweeping import Row
-from logitclip.studies.tables import AVERAGED, axes_of, bare_axes, kind_of, label, results_of, series, tabulate
+from logitclip.studies.tables import AVERAGED, axes_of, bare_axes, kind_of, label, results_of, series, tabulate, title
 
 SUFFIXES = (".svg", ".pdf", ".png", ".html")
 COLOURS = (
@@ -39,7 +39,8 @@ QUANTITIES = {
 def draw(recipe: Recipe, rows: Sequence[Row]) -> Any:
     """The figure that the recipe describes or, if it describes none, its memorisation curves; an Altair chart."""
     kinds = {"bounds": _bounds, "lines": _lines, "bars": _bars}
-    return _styled(kinds[recipe.figure["kind"]](recipe, rows) if recipe.figure else _memorisation(recipe, rows))
+    chart = kinds[recipe.figure["kind"]](recipe, rows) if recipe.figure else _memorisation(recipe, rows)
+    return _styled(chart.properties(title=title(recipe)))
 
 
 def check_suffix(path: Path) -> None:
@@ -117,7 +118,14 @@ def vega_lite_version() -> str:
 def _styled(chart: Any) -> Any:
     chart = chart.configure(font="Helvetica, Arial, sans-serif", background="white", padding=8)
     chart = chart.configure_view(stroke=None).configure_range(category=list(COLOURS))
-    chart = chart.configure_axis(gridColor="#e8e8e8", domainColor="#999", tickColor="#999", titleFontWeight="normal")
+    chart = chart.configure_axis(
+        labelOverlap=True,
+        labelSeparation=4,
+        gridColor="#e8e8e8",
+        domainColor="#999",
+        tickColor="#999",
+        titleFontWeight="normal",
+    )
     return chart.configure_header(title=None, labelFontSize=12, labelFontWeight="bold").configure_legend(
         titleFontWeight="normal", symbolStrokeWidth=2, symbolOpacity=1, labelLimit=300
     )
@@ -182,8 +190,9 @@ def _lines(recipe: Recipe, rows: Sequence[Row]) -> Any:
     alt, options = altair(), recipe.figure or {}
     points = _points(recipe, rows)
     reference = options.get("reference")
-    levels = [point for point in points if point["x"] == reference]
-    points = [{**point, "x": _number(point["x"])} for point in points if point["x"] != reference]
+    without, swept = _label({options["x"]: reference}, options["x"]), f"{_knob(recipe, options['x'])} on the x axis"
+    levels = [{**point, "line": without} for point in points if point["x"] == reference]
+    points = [{**point, "x": _number(point["x"]), "line": swept} for point in points if point["x"] != reference]
     picked = alt.selection_point(fields=["series"], bind="legend")
     shown = alt.condition(picked, alt.value(1), alt.value(0.12))
     colour = alt.Color("series:N", title=None, sort=_order(points, "series"))
@@ -195,8 +204,12 @@ def _lines(recipe: Recipe, rows: Sequence[Row]) -> Any:
     line = base.mark_line(point=True).encode(y=mean, opacity=shown, tooltip=_tooltips("x"))
     layers = [band, line.add_params(picked)]
     if levels:
-        level = alt.Chart().transform_filter("datum.level").mark_rule(strokeDash=[5, 3])
-        layers.append(level.encode(y=mean, color=colour, opacity=shown, tooltip=_tooltips()))
+        dashes = alt.Scale(domain=[swept, without], range=[DASHES[0], DASHES[1]])
+        legend = alt.Legend(symbolType="stroke", symbolStrokeColor="#666")
+        dash = alt.StrokeDash("line:N", title=None, scale=dashes, legend=legend)
+        layers[1] = layers[1].encode(strokeDash=dash)
+        level = alt.Chart().transform_filter("datum.level").mark_rule()
+        layers.append(level.encode(y=mean, color=colour, opacity=shown, strokeDash=dash, tooltip=_tooltips()))
     values = [*points, *({**point, "level": True} for point in levels)]
     return _in_panels(alt.layer(*layers).properties(width=300, height=220), values)
 
@@ -474,10 +487,12 @@ def _heat_map(matrix: list[list[float]], names: Sequence[str], title: str) -> di
         if share
     ]
     small = len(matrix) <= 12
-    axis = alt.Axis(labels=len(matrix) <= 20, ticks=False, domain=False, labelAngle=0 if small else -90, grid=False)
+    short = small and max(map(len, names)) <= 3  # longer names would run into each other
+    axis = {"labels": len(matrix) <= 20, "ticks": False, "domain": False, "grid": False, "labelLimit": 90}
+    along, up = alt.Axis(**axis, labelAngle=0 if short else -90), alt.Axis(**axis)
     base = alt.Chart().encode(
-        x=alt.X("given:N", sort=list(names), title="given label", axis=axis, scale=alt.Scale(domain=list(names))),
-        y=alt.Y("true:N", sort=list(names), title="true label", axis=axis, scale=alt.Scale(domain=list(names))),
+        x=alt.X("given:N", sort=list(names), title="given label", axis=along, scale=alt.Scale(domain=list(names))),
+        y=alt.Y("true:N", sort=list(names), title="true label", axis=up, scale=alt.Scale(domain=list(names))),
         tooltip=["true:N", "given:N", alt.Tooltip("share:Q", title="share in %", format=".1f")],
     )
     # Opacity rather than colour: right on a light and on a dark page.

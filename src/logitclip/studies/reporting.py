@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv as csv_module
 import io
+import itertools
 import json as json_module
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,10 +16,19 @@ from typing import Any
 from logitclip.config import UNCOUNTED, RunConfig
 from logitclip.progress import duration, printable
 from logitclip.run_folder import Result
-from logitclip.studies import figures
-from logitclip.studies.recipe import Recipe
+from logitclip.studies import examples, figures
 from logitclip.studies.sweeping import Row
-from logitclip.studies.tables import DASH, Entry, Table, datasets_of, results_of
+from logitclip.studies.tables import (
+    AVERAGED,
+    DASH,
+    Entry,
+    Table,
+    caption_title,
+    datasets_of,
+    label,
+    results_of,
+    title,
+)
 
 # -- writers -----------------------------------------------------------------------------------------------------------
 
@@ -45,14 +55,15 @@ def terminal(table: Table) -> Any:
         cells = []
         for entry in table.line(row):
             cell = Text(table.ours(entry), style="bold" if entry.best else "")
-            if table.compared:
-                cell.append(f"\n{entry.beside}", "dim not bold")
+            for detail in table.details(entry):
+                cell.append(f"\n{detail}", "dim not bold")
             cells.append(cell)
         shown.add_row(*map(escape, labels), *cells)
         before = row
     below = [Text(table.caption, style="dim"), *map(Text, table.notes)]
     head = Text(title(table.recipe), style="bold")  # not the table's own title, which would be as narrow as the table
-    return Group(head, shown, *below, *(Text(f"Warning: {warning}", style="yellow") for warning in table.warnings))
+    above = [head, Text(f"\n{table.headline}")] if table.headline else [head]
+    return Group(*above, shown, *below, *(Text(f"Warning: {warning}", style="yellow") for warning in table.warnings))
 
 
 def markdown(table: Table) -> str:
@@ -60,17 +71,17 @@ def markdown(table: Table) -> str:
 
     def cell(entry: Entry) -> str:
         ours = f"**{table.ours(entry)}**" if entry.best else table.ours(entry)
-        return ours if entry.published is None else f"{ours} ({entry.theirs}; {entry.gap})"
+        return " ".join([ours, *map(_md, table.details(entry))])
 
     def line(texts: Iterable[str]) -> str:
         return "| " + " | ".join(texts) + " |"
 
     lines = [f"### {_md(title(table.recipe))}", ""]
+    lines += [_md(table.headline), ""] if table.headline else []
     lines.append(line(map(_md, [*table.row_axes, *table.heads()])))
     lines.append(line([*["---"] * len(table.row_axes), *["---:"] * len(table.columns)]))
     lines += [line([*map(_md, table.labels(row)), *map(cell, table.line(row))]) for row in table.rows]
-    caption = table.caption.replace("Second line:", "In parentheses:")
-    lines += ["", caption, *(f"\n{_md(note)}" for note in table.notes)]
+    lines += ["", table.caption, *(f"\n{_md(note)}" for note in table.notes)]
     lines += [f"\n**Warning:** {_md(warning)}" for warning in table.warnings]
     made = ", ".join(f"{name} {' and '.join(found)}" for name, found in table.made_with.items())
     lines.append(f"\n{_md(f'Made with {made}.')}")
@@ -88,28 +99,42 @@ def _md(text: str) -> str:
 
 
 def latex(table: Table) -> str:
-    """The table as LaTeX with booktabs; the paper's numbers in a small second line of each row."""
+    """The table as LaTeX, for booktabs and graphicx: as wide as its column at most, statistics below their columns."""
 
     def cell(entry: Entry) -> str:
         return f"\\textbf{{{_tex(table.ours(entry))}}}" if entry.best else _tex(table.ours(entry))
 
-    def paper(entry: Entry) -> str:
-        return "" if entry.published is None else f"{{\\scriptsize {_tex(entry.beside)}}}"
+    def below(entry: Entry) -> str:
+        details = _tex(" ".join(table.details(entry)))
+        return f"{{\\scriptsize {details}}}" if details else ""
 
-    caption = " ".join([f"{title(table.recipe)}.", table.caption, *table.notes, *table.warnings])
-    lines = ["\\begin{table}", "\\centering", f"\\caption{{{_tex(caption)}}}"]
+    recipe, several = table.recipe, len(table.statistics)
+    item = f" Laid out as {recipe.paper} of the paper." if recipe.paper else ""
+    caption = " ".join([f"{caption_title(recipe)}.{item}", table.caption, *table.notes, *table.warnings])
+    name = re.sub(r"[^A-Za-z0-9-]", "-", f"{recipe.name}-{recipe.scale}")
+    lines = ["% \\usepackage{booktabs,graphicx}", "\\begin{table}", "\\centering"]
+    lines += [f"\\caption{{{_tex(caption)}}}", f"\\label{{tab:{name}}}"]
+    lines += ["\\resizebox{\\ifdim\\width>\\columnwidth\\columnwidth\\else\\width\\fi}{!}{%"]  # never larger than it is
     lines += [f"\\begin{{tabular}}{{{'l' * len(table.row_axes)}{'r' * len(table.columns)}}}", "\\toprule"]
-    lines += [" & ".join(map(_tex, [*table.row_axes, *table.heads()])) + " \\\\", "\\midrule"]
+    if several > 1 and table.col_axes:
+        groups = [f"\\multicolumn{{{several}}}{{c}}{{{_tex(head)}}}" for head in table.col_heads()]
+        lines.append(" & ".join([*[""] * len(table.row_axes), *groups]) + " \\\\")
+        starts = range(len(table.row_axes) + 1, len(table.row_axes) + 1 + several * len(table.cols), several)
+        lines.append("".join(f"\\cmidrule(lr){{{start}-{start + several - 1}}}" for start in starts))
+        heads = table.statistic_heads() * len(table.cols)
+    else:
+        heads = table.heads()
+    lines += [" & ".join(map(_tex, [*table.row_axes, *heads])) + " \\\\", "\\midrule"]
     before = None
     for row in table.rows:
         labels = table.labels(row, before)
         if before is not None and len(row) > 1 and labels[0]:
             lines.append("\\addlinespace")
         lines.append(" & ".join([*map(_tex, labels), *map(cell, table.line(row))]) + " \\\\")
-        if any(entry.published is not None for entry in table.line(row)):
-            lines.append(" & ".join([""] * len(labels) + [paper(entry) for entry in table.line(row)]).strip() + " \\\\")
+        if any(table.details(entry) for entry in table.line(row)):
+            lines.append(" & ".join([*[""] * len(labels), *map(below, table.line(row))]).strip() + " \\\\")
         before = row
-    lines += ["\\bottomrule", "\\end{tabular}", "\\end{table}"]
+    lines += ["\\bottomrule", "\\end{tabular}}", "\\end{table}"]
     return "\n".join(lines) + "\n"
 
 
@@ -146,6 +171,7 @@ def records(table: Table) -> list[dict[str, Any]]:
             "published": entry.published,
             "published_std": entry.published_std,
             "difference": entry.difference,
+            "chosen": entry.chosen,
             "ids": list(entry.ids),
         }
         for entry in table.entries.values()
@@ -182,6 +208,7 @@ def as_json(table: Table) -> dict[str, Any]:
         "title": recipe.title,
         "paper": recipe.paper,
         "scale": recipe.scale,
+        "headline": table.headline,
         "cells": records(table),
         "notes": list(table.notes),
         "warnings": list(table.warnings),
@@ -189,17 +216,18 @@ def as_json(table: Table) -> dict[str, Any]:
     }
 
 
-def title(recipe: Recipe) -> str:
-    """The recipe's title, the item of the paper, and the scale."""
-    item = f"{recipe.paper}: " if recipe.paper and not recipe.title.startswith(recipe.paper) else ""
-    scale = f" (scale {recipe.scale})" if recipe.paper or recipe.scale != "full" else ""
-    return f"{item}{recipe.title}{scale}"
-
-
 def check_suffix(path: Path) -> None:
     """Refuse a file name that has no writer, before anything is computed."""
     if path.suffix.lower() not in WRITERS:
         raise ValueError(f"A report is written as {', '.join(WRITERS)}, by the end of its name; got {str(path)!r}.")
+
+
+CITATION = """@inproceedings{wei2023logitclip,
+  title = {Mitigating Memorization of Noisy Labels by Clipping the Model Prediction},
+  author = {Wei, Hongxin and Zhuang, Huiping and Xie, Renchunzi and Feng, Lei and Niu, Gang and An, Bo and Li, Yixuan},
+  booktitle = {International Conference on Machine Learning (ICML)},
+  year = {2023},
+}"""
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -210,43 +238,61 @@ def html(table: Table, rows: Sequence[Row]) -> str:
     figures.vl_convert()  # if it is missing, say so before anything is computed
     curves = figures.curves(table.recipe, rows)
     matrices, unknown = figures.noise_charts(rows)
-    results = results_of(rows)
     return figures.render(
         "report.html",
         table=table,
         title=title(table.recipe),
         facts=_facts(rows),
+        comparison=examples.compare(rows),
+        commands=[table.recipe.command(), f"{table.recipe.command('report')} -o report.html"],
+        citation=CITATION,
         curves=figures.curve_charts(curves),
         groups=list(zip(curves.groups, figures.colours(curves), strict=True)),
         links=list(zip(curves.links, figures.DASHES, strict=False)),
         matrices=matrices,
         unknown=unknown,
-        settings=_settings(results),
+        settings=_settings(rows),
         provenance=table.made_with,
         script=figures.runtime(),
     )
 
 
 def _facts(rows: Sequence[Row]) -> dict[str, str]:
-    """What one wants to know first."""
+    """The numbers in the header of the page."""
     results = results_of(rows)
     facts = {"data": datasets_of(row.cell for row in rows), "runs": f"{len(results)} of {len(rows)}"}
     if results:
         newest = max((result.folder / "result.json").stat().st_mtime for result in results)
-        facts["training time"] = duration(sum(result.seconds for result in results))
+        facts["training time, summed over runs"] = duration(sum(result.seconds for result in results))
         facts["newest run"] = f"{datetime.fromtimestamp(newest):%Y-%m-%d %H:%M}"
     return facts
 
 
-def _settings(results: Sequence[Result]) -> dict[str, list[str]]:
-    """What the runs were set to, as resolved, where it differs from RunConfig's defaults; one value or several."""
+def _settings(rows: Sequence[Row]) -> dict[str, list[str]]:
+    """The resolved settings that differ from `RunConfig`'s defaults; if there are several values, where each holds."""
+    results = [(row.cell.coordinates, row.outcome) for row in rows if isinstance(row.outcome, Result)]
     defaults = {option.name: option.default for option in fields(RunConfig)}
     settings = {}
-    for name in defaults.keys() - set(UNCOUNTED):
-        values = list(dict.fromkeys(str(result.config.get(name)) for result in results))
-        if values and (name == "data" or values not in ([str(defaults[name])], ["[]"])):
-            settings[name] = values
-    return {name: settings[name] for name in defaults if name in settings}
+    for name in (name for name in defaults if name not in UNCOUNTED):
+        cells: dict[str, list[Mapping[str, Any]]] = {}
+        for coordinates, result in results:
+            cells.setdefault(str(result.config.get(name)), []).append(coordinates)
+        if cells and (name == "data" or list(cells) not in ([str(defaults[name])], ["[]"])):
+            settings[name] = [f"{value}{_where(name, value, cells)}" for value in cells]
+    return settings
+
+
+def _where(name: str, value: str, cells: Mapping[str, list[Mapping[str, Any]]]) -> str:
+    """The place in the grid that a setting holds for, by one axis or two, if they tell it from the other values."""
+    if len(cells) == 1 or max(cells, key=lambda other: len(cells[other])) == value:
+        return ""  # the rule needs no words, its exceptions do
+    others = [coordinates for other, found in cells.items() if other != value for coordinates in found]
+    axes = [axis for axis in cells[value][0] if axis not in (name, *AVERAGED)]
+    for some in (*itertools.combinations(axes, 1), *itertools.combinations(axes, 2)):
+        here = dict.fromkeys(tuple(coordinates[axis] for axis in some) for coordinates in cells[value])
+        if not here.keys() & {tuple(coordinates[axis] for axis in some) for coordinates in others}:
+            return f" ({'; '.join(', '.join(map(label, some, place)) for place in here)})"
+    return ""
 
 
 WRITERS: Mapping[str, Callable[[Table, Sequence[Row]], str]] = {  # by the end of a file's name

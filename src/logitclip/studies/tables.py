@@ -11,10 +11,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from logitclip.clip import CLIPS
+from logitclip.config import word_to_tune
 from logitclip.run_folder import Failure, Result
 from logitclip.studies.recipe import Cell, Recipe, load_recipe, published
 from logitclip.studies.sweeping import Row
 
+ABBREVIATIONS = {  # of the paper
+    "LC-V": "clip by value (LC-V)",
+    "LC-N": "clip by norm (LC-N)",
+    "+Reg": "penalty on the norm (+Reg)",
+    "+LC": "clip (+LC)",
+}
 AVERAGED = ("seed", "noise_seed")  # the axes that a mean is taken over; all others make a cell
 DASH = "–"
 
@@ -35,7 +42,7 @@ KINDS = {
     "recovered": Kind("recovered wrong labels in %", 1),
     "noise_rate": Kind("wrong labels in %"),
     "temp": Kind("temp chosen"),
-    "seconds": Kind("seconds", decimals=1),
+    "seconds": Kind("training time of a run in s", decimals=1),
 }
 
 
@@ -54,6 +61,8 @@ class Entry:
     published: float | None = None
     published_std: float | None = None
     best: bool = False  # of the cells that differ in clip or penalty alone
+    comparable: bool = True  # the paper's number is for the same data
+    chosen: str = ""  # the clip or penalty that ran, where the label of the row does not say it
 
     @property
     def n(self) -> int:
@@ -70,7 +79,8 @@ class Entry:
 
     @property
     def difference(self) -> float | None:
-        return None if self.mean is None or self.published is None else self.mean - self.published
+        known = self.mean is not None and self.published is not None and self.comparable
+        return self.mean - self.published if known else None  # type: ignore[operator]
 
     @property
     def kind(self) -> Kind:
@@ -87,8 +97,10 @@ class Entry:
 
     @property
     def beside(self) -> str:
-        """The paper's number with the difference, `86.73 ± 0.72 (+0.58)`, or a dash."""
-        return self.theirs if self.difference is None else f"{self.theirs} ({self.gap})"
+        """The paper's number with the difference, `(86.73 ± 0.72; +0.58)`; empty if there is none."""
+        if self.published is None:
+            return ""
+        return f"({self.theirs})" if self.difference is None else f"({self.theirs}; {self.gap})"
 
     @property
     def gap(self) -> str:
@@ -119,6 +131,7 @@ class Table:
     statistics: tuple[str, ...]
     entries: Mapping[tuple[Place, Place, str], Entry]
     bare: Collection[str]  # axes whose values need no knobs to be told apart
+    headline: str = ""  # the effect of the clip in a sentence
     notes: tuple[str, ...] = ()  # sentences below the table
     warnings: tuple[str, ...] = ()
     made_with: Mapping[str, list[str]] = field(default_factory=dict)  # versions, devices and commits
@@ -140,6 +153,11 @@ class Table:
     def ours(self, entry: Entry) -> str:
         """Our number; a cell that has fewer runs than others says so."""
         return f"{entry.ours} (n={entry.n})" if 0 < entry.n < self.most else entry.ours
+
+    def details(self, entry: Entry) -> list[str]:
+        """What stands below our number: the paper's, and the clip that was chosen, once per cell."""
+        chosen = entry.chosen if entry.statistic == self.statistics[0] and entry.n else ""
+        return [text for text in (entry.beside, chosen) if text]
 
     def line(self, row: Place) -> list[Entry]:
         return [self.entries[row, col, statistic] for col, statistic in self.columns]
@@ -179,8 +197,11 @@ class Table:
         """What the numbers are."""
         what = "; ".join(kind_of(statistic).title for statistic in self.statistics)
         spread = f" Mean ± sample standard deviation over {self.most} runs." if self.most > 1 else ""
-        paper = " Second line: the paper's number, and ours minus the paper's." if self.compared else ""
-        return f"{what[:1].upper()}{what[1:]}.{spread}{paper}"
+        bold = " Bold: best within each group that differs in the clip or the penalty alone." if self.has_best else ""
+        paper = " In parentheses: the paper's number." if self.compared else ""
+        if any(entry.difference is not None for entry in self.entries.values()):
+            paper = " In parentheses: the paper's number, and ours minus the paper's."
+        return f"{what[:1].upper()}{what[1:]}.{spread}{bold}{paper}"
 
 
 # -- from rows to a table ----------------------------------------------------------------------------------------------
@@ -199,7 +220,10 @@ def tabulate(recipe: Recipe, rows: Sequence[Row]) -> Table:
     row_axes = tuple(axis for axis in row_axes if axis not in col_axes)
     places = [(_place(row, row_axes), _place(row, col_axes)) for row in rows]
     row_places, col_places = (tuple(dict.fromkeys(place)) for place in zip(*places, strict=True))
-    paper = published(recipe.name) if recipe.paper else []
+    paper = published(recipe.name) if recipe.paper else ()
+    specs = {axis: {getattr(row.config, axis) for row in rows if row.config} - {"none"} for axis in ("clip", "penalty")}
+    varying = [axis for axis, values in specs.items() if len(values) > 1]
+    comparable = not paper or datasets_of(recipe.cells) == datasets_of(load_recipe(recipe.name, "full").cells)
     entries = {}
     for at in itertools.product(row_places, col_places):
         mine = [row for row, place in zip(rows, places, strict=True) if place == at]
@@ -214,10 +238,15 @@ def tabulate(recipe: Recipe, rows: Sequence[Row]) -> Table:
                 tuple(value for value, _ in pairs),
                 tuple(id for _, id in pairs),
                 *((theirs.value, theirs.std) if theirs else (None, None)),
+                comparable=comparable,
+                chosen=_chosen(mine, varying),
             )
     _mark_best(entries)
     table = Table(recipe, row_axes, col_axes, row_places, col_places, recipe.statistics, entries, bare_axes(axes))
-    return replace(table, notes=_notes(table, rows), warnings=_warnings(rows), made_with=provenance(results_of(rows)))
+    made_with = provenance(results_of(rows))
+    return replace(
+        table, headline=headline(rows), notes=_notes(table, rows), warnings=_warnings(rows), made_with=made_with
+    )
 
 
 def _place(row: Row, axes: Iterable[str]) -> Place:
@@ -228,6 +257,17 @@ def _value(row: Row, statistic: str) -> float | None:
     if statistic == "temp":
         return None if row.config is None else CLIPS.parse(row.config.clip)[1].get("temp")
     return getattr(row.outcome, statistic)
+
+
+def _chosen(rows: Iterable[Row], varying: Collection[str]) -> str:
+    """The clip and penalty of the runs of a cell, where its coordinates do not say them and they may vary."""
+    found: dict[str, None] = {}
+    for row in (row for row in rows if row.config is not None):
+        for axis in ("clip", "penalty"):
+            spec, named = getattr(row.config, axis), row.cell.coordinates.get(axis)
+            if spec not in ("none", named) and (named or axis in varying or word_to_tune(row.cell.config)):
+                found[label(axis, spec)] = None
+    return ", ".join(found)
 
 
 def _published(paper: Iterable[Any], coordinates: Mapping[str, Any], statistic: str) -> Any:
@@ -261,9 +301,10 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
         here, there = datasets_of(recipe.cells), datasets_of(load_recipe(recipe.name, "full").cells)
         if recipe.scale == "full":
             notes.append("Full scale: the paper's settings; where it is silent, those in the recipe's comment.")
+        elif here == there:
+            notes.append(f"Scale {recipe.scale}: the paper trained longer; its numbers are for orientation only.")
         else:
-            theirs = "were made with more training" if here == there else f"are for {there}"
-            notes.append(f"Scale {recipe.scale} on {here}: the paper's numbers {theirs}, and for orientation only.")
+            notes.append(f"These runs are on {here}; the paper's numbers are for {there} and cannot be compared.")
     failed = [(row, row.outcome) for row in rows if isinstance(row.outcome, Failure)]
     if failed:
         named = [
@@ -276,6 +317,48 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
     if missing:
         notes.append(f"{missing} of {len(rows)} runs have no result yet: {recipe.command()} makes them.")
     return tuple(notes)
+
+
+def pairs_of(rows: Iterable[Row]) -> list[tuple[Result, Result]]:
+    """The results without a clip and with the clip by norm of the same coordinates, where there is one of each."""
+    pairs: dict[Any, dict[str, list[Result]]] = {}
+    for row in rows:
+        if isinstance(row.outcome, Result) and "clip" in row.cell.coordinates:
+            others = tuple((axis, value) for axis, value in row.cell.coordinates.items() if axis != "clip")
+            name = row.outcome.clip.partition(":")[0]
+            pairs.setdefault(others, {}).setdefault(name, []).append(row.outcome)
+    found = [(pair.get("none", []), pair.get("norm", [])) for pair in pairs.values()]
+    return [(none[0], norm[0]) for none, norm in found if len(none) == len(norm) == 1]
+
+
+def headline(rows: Sequence[Row]) -> str:
+    """The effect of the clip on all pairs of runs that differ in nothing else, in a sentence with its uncertainty.
+
+    The differences are averaged over the settings for each seed; the spread is that of these means over the seeds.
+    """
+    seeds: dict[Any, list[float]] = {}
+    settings: dict[Any, list[float]] = {}
+    pairs = pairs_of(rows)
+    for without, clipped in pairs:
+        gain = clipped.last10_accuracy - without.last10_accuracy
+        seeds.setdefault(without.config["seed"], []).append(gain)
+        setting = {name: value for name, value in without.config.items() if name not in (*AVERAGED, "runs", "root")}
+        settings.setdefault(str(setting), []).append(gain)
+    if not pairs:
+        return ""
+    means = [statistics.fmean(gains) for gains in seeds.values()]
+    gain, better = statistics.fmean(means), sum(statistics.fmean(gains) > 0 for gains in settings.values())
+    spread = f" ± {statistics.stdev(means):.1f}" if len(means) > 1 else ""
+    many = f"mean over {len(settings)} settings" if len(settings) > 1 else "one setting"
+    over = f"{many}, standard deviation over {len(means)} seeds" if spread else f"{many}, one seed"
+    text = f"The clip {'raises' if gain >= 0 else 'lowers'} test accuracy by {abs(gain):.1f}{spread} points ({over})"
+    text += f"; it raises it in {better} of {len(settings)}." if len(settings) > 1 else "."
+    before = [without.memorised for without, _ in pairs if without.memorised is not None]
+    after = [clipped.memorised for _, clipped in pairs if clipped.memorised is not None]
+    if len(before) == len(after) == len(pairs):
+        text += f" Without it the networks memorise {statistics.fmean(before):.0f} % of the wrong labels, with it "
+        text += f"{statistics.fmean(after):.0f} %."
+    return text
 
 
 def datasets_of(cells: Iterable[Cell]) -> str:
@@ -312,19 +395,37 @@ def results_of(rows: Iterable[Row]) -> list[Result]:
 # -- words -------------------------------------------------------------------------------------------------------------
 
 
+def title(recipe: Recipe) -> str:
+    """The item of the paper, the recipe's title, and the data and scale of these runs."""
+    item = f"{recipe.paper}: " if recipe.paper and not recipe.title.startswith(recipe.paper) else ""
+    return f"{item}{caption_title(recipe)}"
+
+
+def caption_title(recipe: Recipe) -> str:
+    """The title without the number of the table, which LaTeX puts before it."""
+    data = datasets_of(recipe.cells)
+    shown = [f"on {data}"] if data and data not in recipe.title.lower() else []
+    shown += [f"scale {recipe.scale}"] if recipe.cells and (recipe.paper or recipe.scale != "full") else []
+    return f"{recipe.title} ({', '.join(shown)})" if shown else recipe.title
+
+
 def label(axis: str, value: Any, bare: Collection[str] = ()) -> str:
     """How a coordinate reads; the axes in `bare` are called by their names alone.
 
     >>> label("noise", "symmetric:rate=0.5"), label("clip", "norm:temp=1.5"), label("clip", "none")
     ('symmetric 50 %', 'temp=1.5', 'no clip')
+    >>> label("clip", "norm:temp=grid"), label("clip", "norm:tau=1"), label("variant", "LC-V")
+    ('tuned temp', 'tau=1', 'clip by value (LC-V)')
     >>> label("loss", "gce:q=0.7"), label("loss", "gce:q=0.7", bare={"loss"})
     ('gce q=0.7', 'gce')
     """
     if axis in ("clip", "penalty", "noise") and value == "none":
         return f"no {axis}"
+    if value in ABBREVIATIONS:
+        return ABBREVIATIONS[value]
     if not isinstance(value, str):
         return DASH if value is None else f"{axis.replace('_', ' ')} {value}"
-    name, _, knobs = value.partition(":")
+    name, _, knobs = re.sub(r"(\w+)=(?:grid|auto)\b", r"tuned \1", value).partition(":")
     if not knobs or axis in bare:
         return name
     if name == "norm" and axis == "clip":

@@ -1,0 +1,108 @@
+"""Training examples whose wrong label one run memorised and another did not."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from logitclip.config import RunConfig
+from logitclip.data import Dataset
+from logitclip.data.augment import transform
+from logitclip.run_folder import Result
+from logitclip.studies.sweeping import Row
+from logitclip.studies.tables import pairs_of
+from logitclip.training import build_model, prepare
+
+MOST = 2000  # wrong labels that are looked at
+
+
+@dataclass(frozen=True)
+class Example:
+    """A training example under a wrong label."""
+
+    index: int
+    given: str
+    true: str
+    picture: str | None  # as a data: address, if it is a picture
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Examples that the run without the clip predicts as given and the run with it as true."""
+
+    without: Result
+    clipped: Result
+    share: float  # of the wrong labels, in %
+    examples: list[Example]
+
+
+def compare(rows: Sequence[Row], count: int = 8) -> Comparison | None:
+    """Compare the first two runs that differ in the clip alone; None if there are none, or they cannot be read.
+
+    Cross entropy is preferred. Plugins are never imported: a run that needs one is not shown.
+    """
+    pairs = [pair for pair in pairs_of(rows) if not any(run.config["plugin"] for run in pair)]
+    pairs.sort(key=lambda pair: pair[0].config["loss"] != "ce")
+    for without, clipped in pairs[:1]:
+        try:
+            found = _compared(without, clipped, count)
+        except (ValueError, OSError, ImportError, RuntimeError):  # no data here, or weights of another network
+            return None
+        return found if found.examples else None
+    return None
+
+
+def _compared(without: Result, clipped: Result, count: int) -> Comparison:
+    dataset, _ = prepare(_config(without))
+    train = dataset.train
+    if train.clean_labels is None or train.labels.dim() > 1:
+        raise ValueError("The true labels are not known.")
+    wrong = (train.labels != train.clean_labels).nonzero().flatten()[:MOST]
+    memorised = _predicted(without, dataset, wrong) == train.labels[wrong]
+    recovered = _predicted(clipped, dataset, wrong) == train.clean_labels[wrong]
+    shown = wrong[memorised & recovered]
+    examples = [
+        Example(
+            i,
+            dataset.class_names[int(train.labels[i])],
+            dataset.class_names[int(train.clean_labels[i])],
+            _picture(train.x[torch.tensor([i])][0]),
+        )
+        for i in shown[:: max(1, len(shown) // count)][:count].tolist()
+    ]
+    return Comparison(without, clipped, 100 * len(shown) / max(1, len(wrong)), examples)
+
+
+def _config(result: Result) -> RunConfig:
+    return RunConfig(**{**result.config, "plugin": ()})
+
+
+@torch.no_grad()
+def _predicted(result: Result, dataset: Dataset, index: Tensor) -> Tensor:
+    """The classes that the trained network of a run predicts for some training examples."""
+    config = _config(result)
+    view = transform(str(config.augment), dataset.mean, dataset.std)
+    model = build_model(str(config.model), dataset, view, seed=config.seed)
+    model.load_state_dict(result.weights())
+    return torch.cat([model.eval()(view(dataset.train.x[part], None)).argmax(1) for part in index.split(200)])
+
+
+def _picture(x: Tensor) -> str | None:
+    """A picture [C, H, W] of bytes as PNG in a data: address; None for anything else."""
+    if x.dtype != torch.uint8 or x.dim() != 3 or len(x) not in (1, 3):
+        return None
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    channels, height, width = x.shape
+    header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
+    lines = b"".join(b"\0" + line.tobytes() for line in x.permute(1, 2, 0).contiguous().numpy())
+    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
+    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + content).decode()
