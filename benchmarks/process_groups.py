@@ -23,7 +23,9 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +101,29 @@ def busy(count: int) -> Iterator[None]:
             process.wait()
 
 
+def measured(kind: str, beside: int, call: Callable[[Any], str], argument: Any) -> dict[str, Any]:
+    start = time.monotonic()
+    outcome = call(argument)
+    seconds = round(time.monotonic() - start, 2)
+    return {"kind": kind, "busy": beside, "outcome": outcome, "seconds": seconds, "load": os.getloadavg()[0]}
+
+
+def summary(rows: list[dict[str, Any]]) -> None:
+    """Print how some of a kind have ended."""
+    if rows:
+        loads = [row["load"] for row in rows]
+        print(
+            f"{rows[0]['kind']}, {rows[0]['busy']} busy processes: {dict(Counter(row['outcome'] for row in rows))}, "
+            f"longest {max(row['seconds'] for row in rows)} s, load average {min(loads):.1f} to {max(loads):.1f}",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lives", type=int, default=300)
     parser.add_argument("--trains", type=int, default=40)
+    parser.add_argument("--jobs", type=int, default=2, help="trainings at the same time")
     parser.add_argument("--busy", type=int, default=4, help="processes beside the second half")
     parser.add_argument("--end", choices=["leave", "destroy"], default="leave", help="of a life: as now, or as it was")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
@@ -115,23 +136,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for beside in (0, args.busy):
             with busy(beside):
-                for kind, count in (("life", args.lives), ("train", args.trains)):
-                    for i in range(count // 2):
-                        start = time.monotonic()
-                        outcome = life(args.end) if kind == "life" else training(Path(folder) / f"{beside}-{i}")
-                        seconds = round(time.monotonic() - start, 2)
-                        load = round(os.getloadavg()[0], 1)
-                        rows.append(
-                            {"kind": kind, "busy": beside, "outcome": outcome, "seconds": seconds, "load": load}
-                        )
-                    mine = [row for row in rows if (row["kind"], row["busy"]) == (kind, beside)]
-                    if mine:
-                        longest, loads = max(row["seconds"] for row in mine), [row["load"] for row in mine]
-                        print(
-                            f"{kind} ({args.end}), {beside} busy: {dict(Counter(row['outcome'] for row in mine))}, "
-                            f"longest {longest} s, load average {min(loads)} to {max(loads)}",
-                            flush=True,
-                        )
+                lives = [measured("life", beside, life, args.end) for _ in range(args.lives // 2)]
+                summary(lives)
+                folders = [Path(folder) / f"{beside}-{i}" for i in range(args.trains // 2)]
+                with ThreadPoolExecutor(args.jobs) as pool:  # its threads only wait for processes
+                    trains = list(pool.map(partial(measured, "train", beside, training), folders))
+                summary(trains)
+                rows += lives + trains
     if args.end == "leave":
         name = f"process_groups-cpu-{platform.machine()}-torch{torch.__version__}.csv"
         with (args.out / name).open("w", newline="") as file:
