@@ -65,12 +65,23 @@ def life(end: str) -> str:
             engine._in_process(rank, port, 2, {"accelerator": "cpu"}, work, (end,))
             sys.exit()
         children.append(child)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    codes = [exit_code(child) for child in children]
     os.kill(keeper, signal.SIGKILL)
     os.waitpid(keeper, 0)
     os.close(reading)
     os.close(writing)
     return "ended" if codes == [0, 0] else f"exit codes {codes}"
+
+
+def exit_code(child: int) -> int:
+    """Of a process, which is killed if it hangs after it has taken its own time limit down."""
+    for _ in range(int(200 * LIMIT)):
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def training(folder: Path) -> str:
