@@ -502,7 +502,7 @@ def test_classes_sharded_over_ranks(world: int, tmp_path: Any) -> None:
         for rank in range(world)
     ]
     for process in processes:
-        code, out, err = finished(process, 120)
+        code, out, err = finished(process)
         assert (code, out) == (0, "same\n"), err
 
 

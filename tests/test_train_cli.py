@@ -173,10 +173,10 @@ def test_several_processes_are_resumed(tmp_path):
     after = rows(replace(PAIR, runs=str(tmp_path / "parts")))
     assert after[: len(before)] == before
     # The accuracy that both found together is that of the saved weights.
-    found = run_folder.load_checkpoint(tmp_path / "parts" / PAIR.id, PAIR.id)
-    assert found is not None
+    result = run_folder.read_result(tmp_path / "parts" / PAIR.id)
+    assert result is not None
     network = models.build(str(PAIR.model), 10, (1, 8, 8))
-    network.load_state_dict(found[0])
+    network.load_state_dict(result.weights())
     test = data.load("digits").test
     with torch.no_grad():
         right = network.eval()(test.x[torch.arange(len(test))] / 255).argmax(1) == test.labels
@@ -192,7 +192,7 @@ def test_spawned_and_under_torchrun_the_bytes_are_the_same(tmp_path):
         own = replace(config, runs=str(tmp_path / name))
         if launcher:
             own = replace(own, devices=1)  # torchrun says how many
-        code, out, stderr = finished(started(own, *launcher), 240)
+        code, out, stderr = finished(started(own, *launcher))
         assert code == 0, stderr
         assert out.count("memorised") == 1  # one of them reports
         files.append((tmp_path / name / config.id / "metrics.jsonl").read_bytes())
@@ -203,7 +203,7 @@ def test_spawned_and_under_torchrun_the_bytes_are_the_same(tmp_path):
 @pytest.mark.slow
 def test_what_stops_one_of_two_processes_is_one_sentence(tmp_path):
     diverging = replace(SMALL, runs=str(tmp_path), devices=2, accelerator="cpu", lr=1e20)
-    code, out, stderr = finished(started(diverging), 240)
+    code, out, stderr = finished(started(diverging))
     assert (code, out) == (3, "")
     assert stderr.count("logitclip: Training diverged in epoch") == 1
     assert "Traceback" not in stderr

@@ -162,6 +162,9 @@ def _spawned(fabric: Any, config: dict[str, Any], id: str, key: str, on_epoch: O
     except (ValueError, OSError, ImportError, run_folder.Claimed) as error:
         failures.put(error)
         raise
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # it ends by itself now
 
 
 # -- the run in each process -------------------------------------------------------------------------------------------
