@@ -115,8 +115,8 @@ def busy(count: int) -> Iterator[None]:
 def measured(kind: str, beside: int, call: Callable[[Any], str], argument: Any) -> dict[str, Any]:
     start = time.monotonic()
     outcome = call(argument)
-    seconds = round(time.monotonic() - start, 2)
-    return {"kind": kind, "busy": beside, "outcome": outcome, "seconds": seconds, "load": os.getloadavg()[0]}
+    seconds, load = round(time.monotonic() - start, 2), round(os.getloadavg()[0], 1)
+    return {"kind": kind, "busy": beside, "outcome": outcome, "seconds": seconds, "load": load}
 
 
 def summary(rows: list[dict[str, Any]]) -> None:
