@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -302,9 +303,10 @@ def test_plugins_that_fail_say_how(tmp_path):
 
 
 def test_milestones_are_numbers_however_they_are_given():
-    for given in ("0.4,0.7", (0.4, 0.7), [0.4, 0.7]):
+    forms: list[Any] = ["0.4,0.7", (0.4, 0.7), [0.4, 0.7]]  # on the command line, in Python, in JSON
+    for given in forms:
         assert RunConfig(milestones=given).milestones == (0.4, 0.7)
-    assert RunConfig(milestones="").resolved().milestones == ()
+    assert RunConfig(milestones=()).resolved().milestones == ()
     assert RunConfig(schedule="constant").resolved().milestones == ()
     assert settings(RunConfig().resolved()).milestones == RunConfig().resolved().milestones == (0.4, 0.7)
 

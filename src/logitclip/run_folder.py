@@ -12,6 +12,7 @@ a run; a resumed run rewrites it from the checkpoint.
 from __future__ import annotations
 
 import contextlib
+import csv
 import errno
 import hashlib
 import io
@@ -22,17 +23,18 @@ import os
 import shutil
 import socket
 import threading
+import time
 import typing
 import uuid
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
-from logitclip.config import RunConfig, checked
+from logitclip.config import UNCOUNTED, RunConfig, checked
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +135,10 @@ def _lines(rows: list[dict[str, Any]]) -> bytes:
 
 def append_row(path: Path, row: dict[str, Any]) -> None:
     """Add one row at the end, all of it or nothing; only a crash may cut it."""
-    line = _lines([row])
+    _append(path, _lines([row]))
+
+
+def _append(path: Path, line: bytes) -> None:
     with _explained(path), path.open("ab", buffering=0) as stream:
         end = stream.seek(0, os.SEEK_END)
         try:
@@ -190,6 +195,15 @@ def claim(folder: Path) -> Iterator[str]:
         heart.join()
         if _owner(file).get("key") == key:
             file.unlink(missing_ok=True)
+
+
+def claimed_by(folder: Path) -> str | None:
+    """The process that trains the run in `folder` now, in words; None if there is none."""
+    file = folder / "claim"
+    if not file.exists():
+        return None
+    owner = _owner(file)
+    return None if _void(file, owner, time.time()) else _who(owner)
 
 
 def check_claim(folder: Path, key: str) -> None:
@@ -471,6 +485,41 @@ def finish(folder: Path, result: Result, weights: dict[str, Any]) -> None:
     digests = {name: _digest(folder / name) for name in names if (folder / name).exists()}
     write_json(folder / "result.json", {**asdict(result), "sha256": digests})
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    _add_to_index(result, folder)
+
+
+INDEX = "index.csv"  # of a folder of runs: a line for each finished run
+OPTIONS = tuple(field.name for field in fields(RunConfig) if field.name not in UNCOUNTED)
+NUMBERS = (
+    *("last10_accuracy", "best_accuracy", "val_accuracy", "memorised", "recovered", "noise_rate", "seconds"),
+    *("device", "commit"),
+)
+COLUMNS = ("id", "status", *OPTIONS, *NUMBERS)
+
+
+def _add_to_index(result: Result, folder: Path) -> None:
+    """Add a line for a finished run to the index of all runs."""
+    index = folder.parent / INDEX
+    values = {"id": result.id, "status": "done", **result.config, **vars(result)}
+    try:
+        if not index.exists():
+            draft = _scratch(index)
+            draft.write_text(csv_line(COLUMNS))
+            with contextlib.suppress(FileExistsError):  # another process was faster
+                os.link(draft, index)
+            draft.unlink()
+        _append(index, csv_line(values.get(name) for name in COLUMNS).encode())
+    except OSError as error:
+        log.warning("Cannot add the run %s to %s: %s", result.id, index, error)
+
+
+def csv_line(values: Iterable[Any]) -> str:
+    """One line of CSV; lists as 0.4,0.7, and text that a spreadsheet would take for a formula in quotes."""
+    texts = [",".join(map(str, value)) if isinstance(value, list | tuple) else value for value in values]
+    texts = [f"'{text}" if isinstance(text, str) and text.startswith(tuple("=+-@")) else text for text in texts]
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(texts)
+    return line.getvalue()
 
 
 def outcome(config: RunConfig) -> Result | Failure | None:
@@ -525,6 +574,18 @@ def _failure(folder: Path) -> Failure | None:
     except (TypeError, ValueError) as error:
         log.warning("%s is ignored: %s", folder / "failure.json", error)
         return None
+
+
+def record_failure(folder: Path, error: str, trace: str = "", *, attempts: int = 1, final: bool = False) -> Failure:
+    """Write `failure.json`, counting earlier attempts, and return the failure."""
+    before = read_outcome(folder)
+    earlier = before.attempts if isinstance(before, Failure) else 0
+    failure = Failure(folder.name, error, trace, earlier + attempts, final)
+    try:
+        write_json(folder / "failure.json", asdict(failure))
+    except CannotWrite as problem:  # then only the caller knows it
+        log.warning("%s", problem)
+    return failure
 
 
 T = typing.TypeVar("T", Result, Failure)

@@ -21,6 +21,7 @@ import logitclip
 from logitclip.cli.output import Exit, fail, show
 from logitclip.cli.own_data import fit, issues, predict
 from logitclip.cli.reference import bound, list_names, noise, paper
+from logitclip.cli.runs import runs
 from logitclip.cli.studies import figures, report, sweep
 from logitclip.cli.training import train, tune
 from logitclip.progress import make_table
@@ -36,6 +37,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "issues": issues,
     "report": report,
     "figures": figures,
+    "runs": runs,
     "list": list_names,
     "paper": paper,
     "noise": noise,

@@ -15,7 +15,7 @@ from logitclip.cli.options import Flag, Quiet, RunOptions, Text, Verbose, Whole
 from logitclip.cli.output import Exit, fail, show, show_json, tell
 from logitclip.config import RunConfig
 from logitclip.progress import RESUME, SweepBoard, TrainingBar, make_table, result_table
-from logitclip.run_folder import outcome
+from logitclip.run_folder import outcome, record_failure
 
 
 def train(
@@ -53,6 +53,7 @@ def train(
         raise
     except Diverged as error:
         bar.stop()
+        record_failure(Path(config.runs) / config.id, str(error), final=True)
         fail(Exit.FAILED, str(error))
     finally:
         bar.stop()

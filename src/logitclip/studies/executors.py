@@ -18,7 +18,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -31,7 +31,7 @@ from logitclip import run_folder
 from logitclip.config import RunConfig
 from logitclip.engine import Diverged
 from logitclip.registry import suggest
-from logitclip.run_folder import Failure, Result, read_outcome
+from logitclip.run_folder import Failure, Result, read_outcome, record_failure
 from logitclip.training import train
 
 log = logging.getLogger(__name__)
@@ -182,18 +182,7 @@ class _Queue:
         if job.deaths < tries or isinstance(read_outcome(job.folder), Result):  # it may have died just after the end
             self.todo.appendleft(job)
         else:
-            self.finish(job, _record(job.folder, error, attempts=job.deaths))
-
-
-def _record(folder: Path, error: str, trace: str = "", *, attempts: int = 1, final: bool = False) -> Failure:
-    before = read_outcome(folder)
-    earlier = before.attempts if isinstance(before, Failure) else 0
-    failure = Failure(folder.name, error, trace, earlier + attempts, final)
-    try:
-        run_folder.write_json(folder / "failure.json", asdict(failure))
-    except run_folder.CannotWrite as problem:  # then it is known to this sweep alone
-        log.warning("%s", problem)
-    return failure
+            self.finish(job, record_failure(job.folder, error, attempts=job.deaths))
 
 
 def _attempt(config: RunConfig, folder: Path, on_epoch: Any) -> Result | Failure | None:
@@ -204,7 +193,7 @@ def _attempt(config: RunConfig, folder: Path, on_epoch: Any) -> Result | Failure
         return None
     except Exception as error:
         sentence = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-        return _record(folder, sentence, traceback.format_exc(), final=isinstance(error, Diverged))
+        return record_failure(folder, sentence, traceback.format_exc(), final=isinstance(error, Diverged))
     with contextlib.suppress(OSError):
         (folder / "failure.json").unlink(missing_ok=True)
     return result

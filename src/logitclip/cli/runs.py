@@ -1,0 +1,156 @@
+"""The command about finished and unfinished runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from logitclip.cli.options import File, Flag, Text, runs_folder
+from logitclip.cli.output import show, show_json, tell
+from logitclip.config import plugins_ignored
+from logitclip.progress import make_table, result_table
+from logitclip.run_folder import Failure, Result
+
+Action = Literal["list", "show", "diff", "rm", "gc"]
+Where = Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="CONDITION", help_behavior_hint="")]
+
+
+@plugins_ignored()
+def runs(
+    action: Positional[Action] = "list",
+    ids: Positional[tuple[str, ...]] = (),
+    /,
+    *,
+    where: Where = (),
+    sort: Text = None,
+    descending: Flag = False,
+    csv: Flag = False,
+    json: Flag = False,
+    dry: Flag = False,
+    runs: File = None,
+) -> None:
+    """List the runs in a folder, show one, compare two, or remove some.
+
+    Example: logitclip runs list --where "noise=symmetric:*" --sort last10_accuracy
+
+    `show` prints the options of a run that differ from the defaults, its result, and why it failed. `diff` compares two
+    runs. `rm` removes runs, by id or --where. `gc` removes what no run needs any more: checkpoints of finished runs,
+    half-written files and empty folders.
+
+    Args:
+        action: What to do.
+        ids: The runs: the beginning of an id is enough.
+        where: Only runs that meet this condition: loss=ce, clip=norm:*, lr<0.1, status=failed. Can be repeated.
+        sort: Sort by an option or a number, as in last10_accuracy.
+        descending: Sort from the highest to the lowest.
+        csv: Print CSV, one line for each run.
+        json: Print JSON.
+        dry: With rm and gc, only print what would be removed.
+        runs: The folder with the runs; $LOGITCLIP_RUNS or ./runs if not given.
+    """
+    from logitclip.studies import runs as studies
+
+    folder = runs_folder(runs)
+    wanted = {"show": 1, "diff": 2}.get(action)
+    if wanted is not None and len(ids) != wanted:
+        raise ValueError(f"runs {action} needs {'one id' if wanted == 1 else 'two ids'}, got {len(ids)}.")
+    if action == "gc":
+        if ids or where:
+            raise ValueError("runs gc looks at all runs: leave out ids and --where.")
+        _freed(studies.collect_garbage(folder, dry=dry), dry)
+        return
+    every = studies.read_runs(folder)
+    found = [studies.find(every, start) for start in ids] if ids else every
+    found = studies.select(found, where)
+    if sort is not None:
+        found = studies.ordered(found, sort, descending=descending)
+    if action == "rm":
+        if not ids and not where:
+            raise ValueError("runs rm needs the ids of runs, or --where.")
+        _freed({run.id: run.bytes if dry else studies.remove(run) for run in found}, dry)
+    elif action == "show":
+        _show(found[0], json)
+    elif action == "diff":
+        _diff(*found, json)
+    elif csv:
+        print(studies.as_csv(found), end="")
+    elif json:
+        show_json([run.record for run in found])
+    else:
+        _list(found)
+
+
+def _list(found: list[Any]) -> None:
+    columns = ("data", "noise", "loss", "clip", "method", "model", "seed")
+    numbers = ("last10_accuracy", "val_accuracy", "memorised", "seconds")
+    records = [run.record for run in found]
+    varied = [name for name in columns if len({str(record[name]) for record in records}) > 1 or name == "data"]
+    table = make_table(f"{len(found)} runs", "id", "status", *varied, "test", "validation", "memorised", "time")
+    for record in records:
+        texts = [_text(record[name]) for name in varied]
+        shown = ["" if record[name] is None else f"{record[name]:.1f}" for name in numbers]
+        table.add_row(record["id"][:8], record["status"], *texts, *shown)
+    show(table)
+    statuses = [record["status"] for record in records]
+    counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
+    show(f"{counts}. Accuracies and memorised labels in %, time in seconds." if found else "No run.")
+
+
+def _show(run: Any, json: bool) -> None:
+    from logitclip.studies.runs import changed_options
+
+    options = {} if run.config is None else {"data": run.config.data, **changed_options(run.config)}
+    failure = run.outcome.error if isinstance(run.outcome, Failure) else None
+    if json:
+        show_json({**run.record, "folder": run.folder, "bytes": run.bytes, "changed": options, "error": failure})
+        return
+    show(_text(f"Run {run.id}: {run.status}. {run.folder}, {_size(run.bytes)}"))
+    table = make_table("", "option", "value")
+    for name, value in options.items():
+        table.add_row(name, _text(value))
+    show(table)
+    if isinstance(run.outcome, Result):
+        show(result_table(run.outcome))
+    elif failure is not None:
+        show(_text(failure))
+        trace = run.outcome.traceback
+        if trace:
+            show(_text(trace))
+    elif run.owner is not None:
+        show(_text(f"Trained now by {run.owner}."))
+
+
+def _diff(one: Any, other: Any, json: bool) -> None:
+    from logitclip.studies.runs import differences
+
+    found = differences(one, other)
+    if json:
+        show_json({name: {one.id: first, other.id: second} for name, (first, second) in found.items()})
+        return
+    table = make_table(f"{len(found)} differences", "", one.id[:8], other.id[:8])
+    for name, values in found.items():
+        table.add_row(name, *map(_text, values))
+    show(table)
+
+
+def _freed(freed: dict[str, int], dry: bool) -> None:
+    for name, size in freed.items():
+        print(f"{name} ({_size(size)})")
+    tell(f"{'would remove' if dry else 'removed'} {len(freed)} items, {_size(sum(freed.values()))}.")
+
+
+def _text(value: Any) -> str:
+    from rich.markup import escape
+
+    if isinstance(value, tuple | list):
+        return ",".join(map(_text, value))
+    return "" if value is None else escape(f"{value:g}" if isinstance(value, float) else str(value))
+
+
+def _size(count: float) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

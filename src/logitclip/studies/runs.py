@@ -1,0 +1,215 @@
+"""A folder of runs: list, filter, compare and remove them."""
+
+from __future__ import annotations
+
+import fnmatch
+import operator
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from logitclip import run_folder
+from logitclip.config import UNCOUNTED, RunConfig
+from logitclip.registry import suggest
+from logitclip.run_folder import Failure, Result
+
+STATUSES = ("done", "failed", "running", "stopped")  # stopped: it can be resumed
+_COMPARE = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<=": operator.le,
+    ">=": operator.ge,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One folder of a run."""
+
+    folder: Path
+    config: RunConfig | None  # resolved; None if config.json is missing or damaged
+    outcome: Result | Failure | None
+    owner: str | None  # the process that trains it now
+
+    @property
+    def id(self) -> str:
+        return self.folder.name
+
+    @property
+    def status(self) -> str:
+        """One of `STATUSES`."""
+        if isinstance(self.outcome, Result):
+            return "done"
+        if self.owner is not None:
+            return "running"
+        return "failed" if self.outcome is not None else "stopped"
+
+    @property
+    def bytes(self) -> int:
+        """Disk use of its files."""
+        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The run as one flat row: id, status, options and numbers; None where there is no number yet."""
+        options = {} if self.config is None else asdict(self.config)
+        result = asdict(self.outcome) if isinstance(self.outcome, Result) else {}
+        return {
+            "id": self.id,
+            "status": self.status,
+            **{name: options.get(name) for name in run_folder.OPTIONS},
+            **{name: result.get(name) for name in run_folder.NUMBERS},
+        }
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """Every run in a folder of runs, oldest first. Nothing is imported and no data is read."""
+    if not folder.is_dir():
+        raise ValueError(f"There is no folder of runs {folder}: name it with --runs.")
+    found = [path for path in folder.iterdir() if re.fullmatch("[0-9a-f]{16}", path.name) and path.is_dir()]
+    return [read_run(path) for path in sorted(found, key=lambda path: (path.stat().st_mtime, path.name))]
+
+
+def read_run(folder: Path) -> Run:
+    """The run in one folder."""
+    options = run_folder.read_json(folder / "config.json")
+    try:
+        config = RunConfig(**options) if isinstance(options, dict) else None
+    except (TypeError, ValueError):  # of another version
+        config = None
+    return Run(folder, config, run_folder.read_outcome(folder), run_folder.claimed_by(folder))
+
+
+def find(runs: Sequence[Run], start: str) -> Run:
+    """The run whose id begins with `start`."""
+    matches = [run for run in runs if run.id.startswith(start.lower())]
+    if len(matches) == 1 and start:
+        return matches[0]
+    if not matches:
+        raise ValueError(f"No run has an id that begins with {start!r}: `logitclip runs` lists them.")
+    raise ValueError(f"{len(matches)} runs have an id that begins with {start!r}: write more of it.")
+
+
+def select(runs: Iterable[Run], conditions: Iterable[str]) -> list[Run]:
+    """The runs that meet every condition.
+
+    Args:
+        conditions: an option, number or `status`, compared with a value: ``loss=ce``, ``clip=norm:*`` (with the
+            wildcards * and ?), ``lr<0.1``, ``memorised>=50``. A run without the number does not meet the condition.
+    """
+    chosen = list(runs)
+    for condition in conditions:
+        name, sign, wanted = _parsed(condition)
+        chosen = [run for run in chosen if _meets(run.record[name], sign, wanted)]
+    return chosen
+
+
+def ordered(runs: Iterable[Run], name: str, *, descending: bool = False) -> list[Run]:
+    """The runs sorted by an option or a number; those without it come last."""
+    _check_column(name)
+    records = [(run.record[name], run) for run in runs]
+    known = [(value, run) for value, run in records if value is not None]
+    known.sort(key=lambda item: (isinstance(item[0], str), item[0]), reverse=descending)
+    return [run for _, run in known] + [run for value, run in records if value is None]
+
+
+def changed_options(config: RunConfig) -> dict[str, Any]:
+    """The options of a resolved config that differ from the defaults for its dataset."""
+    plain = RunConfig(data=config.data, plugin=config.plugin, root=config.root).resolved()
+    hidden = {*UNCOUNTED, "data"}
+    return {
+        field.name: getattr(config, field.name)
+        for field in fields(config)
+        if field.name not in hidden and getattr(config, field.name) != getattr(plain, field.name)
+    }
+
+
+def differences(one: Run, other: Run) -> dict[str, tuple[Any, Any]]:
+    """Options and numbers that differ between two runs: name -> (value, value)."""
+    first, second = one.record, other.record
+    return {name: (first[name], second[name]) for name in first if name != "id" and first[name] != second[name]}
+
+
+def as_csv(runs: Iterable[Run]) -> str:
+    """One line for each run, for pandas and spreadsheets."""
+    lines = (run_folder.csv_line(run.record.values()) for run in runs)
+    return run_folder.csv_line(run_folder.COLUMNS) + "".join(lines)
+
+
+def remove(run: Run) -> int:
+    """Remove the folder of a run, unless it is being trained, and return the bytes that were freed."""
+    size = run.bytes
+    with run_folder.claim(run.folder):
+        for file in run.folder.iterdir():
+            if file.name != "claim":
+                shutil.rmtree(file) if file.is_dir() and not file.is_symlink() else file.unlink()
+    (run.folder / ".claim.lock").unlink(missing_ok=True)
+    run.folder.rmdir()
+    return size
+
+
+def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
+    """Remove what no run needs any more: file or folder -> its bytes.
+
+    That is: checkpoints of finished runs, what a killed process had not finished writing, and folders in which nothing
+    was ever trained. The index is written anew.
+
+    Args:
+        folder: a folder of runs.
+        dry: only say what would be removed.
+    """
+    freed: dict[str, int] = {}
+    for run in read_runs(folder):
+        if run.owner is not None:
+            continue
+        needless = [*run.folder.glob(f"{run_folder.SCRATCH}*"), *run.folder.glob(f"checkpoints/{run_folder.SCRATCH}*")]
+        if run.status == "done":
+            needless += [path for path in (run.folder / "checkpoints", run.folder / "failure.json") if path.exists()]
+        if {path.name for path in run.folder.iterdir()} <= {".claim.lock", "claim"}:
+            needless = [run.folder]
+        for path in needless:
+            files = [file for file in (path, *path.rglob("*")) if file.is_file()]
+            freed[str(path.relative_to(folder))] = sum(file.stat().st_size for file in files)
+            if not dry:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if not dry:
+        run_folder.write(folder / run_folder.INDEX, as_csv(read_runs(folder)).encode())
+    return freed
+
+
+def _parsed(condition: str) -> tuple[str, str, str]:
+    match = re.fullmatch(r"\s*(\w+)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", condition)
+    if match is None:
+        raise ValueError(f"A condition is an option, = or < or >, and a value, as in loss=ce; got {condition!r}.")
+    name, sign, wanted = match.groups()
+    _check_column(name)
+    if sign not in ("=", "!=") and _number(wanted) is None:
+        raise ValueError(f"{name} is compared with a number, as in {name}{sign}0.1; got {wanted!r}.")
+    return name, sign, wanted
+
+
+def _check_column(name: str) -> None:
+    if name not in run_folder.COLUMNS:
+        raise ValueError(f"A run has no option or number {name!r}. {suggest(name, run_folder.COLUMNS)}")
+
+
+def _meets(value: Any, sign: str, wanted: str) -> bool:
+    number = _number(wanted)
+    if isinstance(value, int | float) and not isinstance(value, bool) and number is not None:
+        return _COMPARE[sign](value, number)
+    if sign not in ("=", "!="):
+        return False
+    text = ",".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+    return fnmatch.fnmatchcase(text.lower(), wanted.lower()) is (sign == "=")
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

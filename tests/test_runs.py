@@ -1,0 +1,191 @@
+"""`logitclip runs`: a folder of small real runs is listed, filtered, compared and cleaned."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logitclip import run_folder
+from logitclip.config import RunConfig
+from logitclip.engine import Diverged
+from logitclip.studies import runs as studies
+from logitclip.training import train
+
+SMALL = RunConfig(limit=64, model="mlp:width=8,depth=1", epochs=2, batch_size=32, lr=0.05, checkpoint_seconds=0)
+
+
+@pytest.fixture(scope="session")
+def original(tmp_path_factory) -> Path:
+    """Three finished runs, one that diverged and one that was interrupted."""
+    folder = tmp_path_factory.mktemp("runs")
+    config = replace(SMALL, runs=str(folder))
+    for change in ({}, {"seed": 1}, {"clip": "norm:temp=1.5", "noise": "symmetric:rate=0.5"}):
+        train(replace(config, **change))
+    bad = replace(config, lr=1e20)
+    with pytest.raises(Diverged) as error:
+        train(bad)
+    run_folder.record_failure(folder / bad.id, str(error.value), final=True)
+
+    def interrupt(_: RunConfig, row: dict[str, Any] | None) -> None:
+        if row is not None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(replace(config, seed=2), on_epoch=interrupt)
+    return folder
+
+
+@pytest.fixture
+def folder(original, tmp_path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "runs"))
+
+
+def folder_of(folder: Path, **change: Any) -> Path:
+    return folder / replace(SMALL, runs=str(folder), **change).id
+
+
+def test_every_run_has_its_status(folder):
+    found = {run.id: run for run in studies.read_runs(folder)}
+    assert [run.status for run in found.values()].count("done") == 3
+    assert found[folder_of(folder, lr=1e20).name].status == "failed"
+    assert found[folder_of(folder, seed=2).name].status == "stopped"
+    with run_folder.claim(folder_of(folder, seed=2)):
+        assert studies.read_run(folder_of(folder, seed=2)).status == "running"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "count"),
+    [
+        ([], 5),
+        (["seed=1"], 1),
+        (["seed!=1"], 4),
+        (["clip=norm:*"], 1),
+        (["clip=none", "status=done"], 2),
+        (["lr<1"], 4),
+        (["last10_accuracy>=0"], 3),  # runs without a result have none
+        (["memorised>=0"], 1),
+        (["milestones=0.4,0.7"], 5),
+        (["status=failed"], 1),
+        (["compile=false"], 5),
+    ],
+)
+def test_conditions(original, conditions, count):
+    assert len(studies.select(studies.read_runs(original), conditions)) == count
+
+
+@pytest.mark.parametrize(
+    ("condition", "sentence"),
+    [
+        ("sed=1", "A run has no option or number 'sed'. Did you mean 'seed'?"),
+        ("seed", "A condition is an option, = or < or >, and a value"),
+        ("clip<norm", "clip is compared with a number"),
+    ],
+)
+def test_wrong_conditions(original, condition, sentence):
+    with pytest.raises(ValueError) as error:
+        studies.select(studies.read_runs(original), [condition])
+    assert str(error.value).startswith(sentence)
+
+
+def test_sorted_by_a_number_and_the_unknown_last(original):
+    found = studies.ordered(studies.read_runs(original), "last10_accuracy", descending=True)
+    values = [run.record["last10_accuracy"] for run in found]
+    assert values[3:] == [None, None]
+    assert values[:3] == sorted(values[:3], reverse=True)
+
+
+def test_ids_by_their_beginning(original):
+    found = studies.read_runs(original)
+    for run in found:
+        assert studies.find(found, run.id) is run
+    with pytest.raises(ValueError, match=r"^No run has an id that begins with 'xyz'"):
+        studies.find(found, "xyz")
+    with pytest.raises(ValueError, match=r"^5 runs have an id that begins with ''"):
+        studies.find(found, "")
+
+
+def test_what_differs(original):
+    first, second = (studies.read_run(folder_of(original, seed=seed)) for seed in (0, 1))
+    found = studies.differences(first, second)
+    assert found["seed"] == (0, 1)
+    assert "lr" not in found
+    clipped = RunConfig(clip="norm:temp=1.5", lr=0.1, data="digits").resolved()
+    assert studies.changed_options(clipped) == {"clip": "norm:temp=1.5"}  # lr is the default of digits
+
+
+def test_index_has_a_line_for_each_finished_run(folder):
+    lines = list(csv.DictReader((folder / "index.csv").open()))
+    results = {run.id: run.outcome for run in studies.read_runs(folder) if isinstance(run.outcome, run_folder.Result)}
+    assert {line["id"] for line in lines} == results.keys()
+    for line in lines:
+        assert float(line["last10_accuracy"]) == results[line["id"]].last10_accuracy
+        assert (line["milestones"], line["model"]) == ("0.4,0.7", "mlp:width=8,depth=1")
+    studies.collect_garbage(folder)  # writes it anew, with all runs
+    assert len(list(csv.DictReader((folder / "index.csv").open()))) == 5
+
+
+def test_gc_removes_only_what_nobody_needs(folder):
+    done, stopped = folder_of(folder), folder_of(folder, seed=2)
+    shutil.copytree(stopped / "checkpoints", done / "checkpoints")  # as a kill just after the result leaves it
+    (stopped / f"{run_folder.SCRATCH}1-x").write_bytes(bytes(1000))
+    (folder / ("0" * 16)).mkdir()
+    before = {run.id: run.outcome for run in studies.read_runs(folder)}
+    expected = {f"{done.name}/checkpoints", f"{stopped.name}/{run_folder.SCRATCH}1-x", "0" * 16}
+    planned = studies.collect_garbage(folder, dry=True)
+    assert planned.keys() == expected
+    assert (done / "checkpoints").exists()
+    assert studies.collect_garbage(folder) == planned
+    assert planned[f"{stopped.name}/{run_folder.SCRATCH}1-x"] == 1000
+    assert run_folder.load_checkpoint(stopped, stopped.name) is not None  # it can be resumed
+    after = {run.id: run.outcome for run in studies.read_runs(folder)}
+    assert after == {id: found for id, found in before.items() if id != "0" * 16}
+    assert studies.collect_garbage(folder) == {}
+
+
+def test_a_run_that_is_trained_is_not_removed(folder):
+    run = studies.read_run(folder_of(folder))
+    with run_folder.claim(run.folder), pytest.raises(run_folder.Claimed, match=f"process {os.getpid()}"):
+        studies.remove(run)
+    assert run_folder.read_result(run.folder) is not None
+    assert studies.remove(run) > 0
+    assert not run.folder.exists()
+
+
+def test_on_the_command_line(folder, command):
+    at = ("--runs", str(folder))
+    code, out, _ = command("runs", *at)
+    assert code == 0
+    assert "5 runs" in out
+    assert "3 done" in out
+    assert len(json.loads(command("runs", "list", "--where", "status=done", "--json", *at)[1])) == 3
+    lines = list(csv.DictReader(command("runs", "list", "--csv", "--sort", "seed", *at)[1].splitlines()))
+    assert [line["seed"] for line in lines] == ["0", "0", "0", "1", "2"]
+    bad = folder_of(folder, lr=1e20).name
+    out = command("runs", "show", bad[:8], *at)[1]
+    assert "Training diverged in epoch" in out
+    assert "1e+20" in out
+    one, other = folder_of(folder).name, folder_of(folder, seed=1).name
+    assert json.loads(command("runs", "diff", one, other, "--json", *at)[1])["seed"] == {one: 0, other: 1}
+    assert command("runs", "rm", *at)[0] == 2
+    code, _, err = command("runs", "rm", "--where", "status=failed", "--dry", *at)
+    assert err.startswith("logitclip: would remove 1 items")
+    assert (folder / bad).exists()
+    assert command("runs", "rm", bad, *at)[0] == 0
+    assert not (folder / bad).exists()
+    assert command("runs", "show", *at)[0] == 2
+    assert command("runs", "--runs", str(folder / "nowhere"))[0] == 2
+
+
+def test_train_records_why_it_diverged(tmp_path, command):
+    options = ["--limit", "64", "--epochs", "2", "--lr", "1e20", "--runs", str(tmp_path)]
+    assert command("train", *options)[0] == 3
+    (run,) = studies.read_runs(tmp_path)
+    assert isinstance(run.outcome, run_folder.Failure)
+    assert run.outcome.final
