@@ -30,6 +30,19 @@ def _processes_have_a_time_limit(pytestconfig, tmp_path_factory):
         yield
 
 
+def _devices():
+    import torch
+
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return [name for name, available in there.items() if available]
+
+
+@pytest.fixture(params=_devices())
+def device(request):
+    """Every device there is: the CPU, and CUDA or MPS."""
+    return request.param
+
+
 @pytest.fixture(autouse=True)
 def _registries_as_they_were():
     from logitclip.clip import CLIPS, PENALTIES

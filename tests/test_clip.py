@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,15 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from logitclip import theory
-from logitclip.clip import CLIPS, PENALTIES, clip_by_value, clip_logits, logit_norm, norm_penalty
+from logitclip.clip import (
+    CLIPS,
+    PENALTIES,
+    clip_by_value,
+    clip_logits,
+    logit_norm,
+    norm_penalty,
+    takes_closed_form,
+)
 
 torch.set_num_threads(1)
 
@@ -154,6 +164,87 @@ def test_gradient_is_orthogonal_to_clipped_logits() -> None:
         lambda x: clip_logits(x, 1.0), z, torch.randn(20, 7, generator=torch.Generator().manual_seed(1)).double()
     )
     assert (got * z).sum(1).abs().max() < 1e-12
+
+
+# -- extreme rows ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", POWERS)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_norms_beyond_the_range_of_squares(p: float, dim: int, device: str) -> None:
+    z = torch.tensor([[3e20, -4e20], [3e30, 4e30], [3.0, 4.0], [0.3, 0.4], [0.0, 0.0], [1e-25, 1e-25]])
+    expected, pullback = oracles.clip(1.0, None, p)(z.double().numpy())
+    z, upstream = (z if dim else z.T).to(device), torch.ones_like(z if dim else z.T).to(device)
+    got = clip_logits(z, 1.0, p=p, dim=dim)
+    slope = gradient(lambda x: clip_logits(x, 1.0, p=p, dim=dim), z, upstream)
+    np.testing.assert_allclose((got if dim else got.T).cpu(), expected, rtol=1e-6)
+    np.testing.assert_allclose(
+        (slope if dim else slope.T).cpu(), pullback(np.ones((6, 2))), rtol=1e-5, atol=1e-7, strict=False
+    )
+    assert norm_penalty(z[:1] if dim else z[:, :1], dim=dim).item() == pytest.approx(5e20)
+    assert logit_norm(z, 1.0, dim=dim).isfinite().all()
+
+
+@pytest.mark.parametrize("p", POWERS)
+@pytest.mark.parametrize("delta", [None, 0.5])
+def test_masked_classes_stay_masked_and_have_no_part_in_the_norm(p: float, delta: float | None, device: str) -> None:
+    z = torch.tensor([[3.0, -math.inf, 4.0], [-math.inf, 0.3, 0.4], [1e20, -math.inf, 0.0]], device=device)
+    present = ~z.isneginf()
+    for link in (
+        lambda x: clip_logits(x, 1.0, delta, p=p),
+        lambda x: logit_norm(x, 0.5),
+        lambda x: clip_by_value(x, 1.0),
+    ):
+        got = link(z)
+        slope = gradient(link, z, torch.where(present, 1.0, 0.0))
+        assert torch.equal(got.isneginf(), ~present)
+        assert (slope[~present] == 0).all()
+        for i in range(3):
+            row = z[i, present[i]]
+            torch.testing.assert_close(got[i, present[i]], link(row))
+            torch.testing.assert_close(slope[i, present[i]], gradient(link, row, torch.ones_like(row)))
+
+
+def test_scales_beyond_reason_are_refused() -> None:
+    for value in (1e-11, 1e11, 1e300, 5e-324):
+        for options in ({"tau": value}, {"tau": 1.0, "delta": value}):
+            with pytest.raises(ValueError, match=r"must lie between 1e-10 and 1e10, got"):
+                clip_logits(torch.ones(2, 3), **options)
+    with pytest.raises(ValueError, match=r"delta=1e\+06 is beyond the range of torch\.float16 logits"):
+        clip_logits(torch.ones(2, 3).half(), 1.0, 1e6)
+    for dtype in (torch.float32, torch.float64):
+        z = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1e20, 0.0]], dtype=dtype)
+        for p in POWERS:
+            assert clip_logits(z, 1e-10, 1e10, p=p).isfinite().all()
+            assert gradient(lambda x, p=p: clip_logits(x, 1e-10, 1e10, p=p), z, torch.ones_like(z)).isfinite().all()
+
+
+# -- without torch's private names -------------------------------------------------------------------------------------
+
+
+def test_without_private_names_of_torch_the_plain_form_is_used() -> None:
+    """A new version of torch may drop them: that may cost speed, but not a crash."""
+    code = """
+import torch
+for owner, name in ((torch._C, "_are_functorch_transforms_active"), (torch._C._functorch, "is_legacy_batchedtensor")):
+    delattr(owner, name)
+import logitclip as lc
+from logitclip.clip import takes_closed_form
+assert not takes_closed_form(torch.ones(2, 3), 2)
+z, y = torch.tensor([[30.0, 40.0, 0.0], [0.3, 0.4, 0.0]], requires_grad=True), torch.tensor([0, 1])
+for name in lc.losses.LOSSES:
+    loss = lc.LogitClip(name, tau=1.0)(z, y)
+    (slope,) = torch.autograd.grad(loss, z)
+    assert loss.isfinite() and slope.isfinite().all()
+assert (lc.clip_logits(z, 1.0).norm(dim=1) - torch.tensor([1.0, 0.5])).abs().max() < 1e-6
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_without_the_level_of_forward_mode_the_plain_form_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert takes_closed_form(torch.ones(2, 3), 2)
+    monkeypatch.delattr("torch.autograd.forward_ad._current_level")
+    assert not takes_closed_form(torch.ones(2, 3), 2)
 
 
 # -- half precision ----------------------------------------------------------------------------------------------------

@@ -60,15 +60,17 @@ class TestAgainstCrossEntropyLoss:
     def options(self, reduction: str, weighted: bool) -> dict[str, Any]:
         return {"reduction": reduction, "weight": torch.tensor([0.5, 1.0, 2.0, 0.0, 3.0]) if weighted else None}
 
-    def test_class_indices(self, shape: Any, weighted: bool, reduction: str) -> None:
+    def test_class_indices(self, shape: Any, weighted: bool, reduction: str, device: str) -> None:
         options = self.options(reduction, weighted)
         target = labels(spatial(shape), classes=3) if len(shape) == 1 else labels(spatial(shape))
-        both(Loss("ce", **options), nn.CrossEntropyLoss(**options), random(*shape), target)
+        ours, theirs = Loss("ce", **options).to(device), nn.CrossEntropyLoss(**options).to(device)
+        both(ours, theirs, random(*shape).to(device), target.to(device))
 
-    def test_probabilities(self, shape: Any, weighted: bool, reduction: str) -> None:
+    def test_probabilities(self, shape: Any, weighted: bool, reduction: str, device: str) -> None:
         options = self.options(reduction, weighted)
         target = random(*shape, seed=1).softmax(1 if len(shape) > 1 else 0)
-        both(Loss("ce", **options), nn.CrossEntropyLoss(**options), random(*shape), target)
+        ours, theirs = Loss("ce", **options).to(device), nn.CrossEntropyLoss(**options).to(device)
+        both(ours, theirs, random(*shape).to(device), target.to(device))
 
     @pytest.mark.parametrize("ignore_index", [-100, 255, 2])
     def test_ignored(self, shape: Any, weighted: bool, reduction: str, ignore_index: int) -> None:
@@ -277,16 +279,16 @@ def test_knobs_out_of_range_are_refused_at_construction(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_loss_by_name_is_that_loss_on_clipped_logits(name: str, shape: tuple[int, ...]) -> None:
-    dim, target = (1 if len(shape) > 1 else 0), labels(spatial(shape))
+def test_a_loss_by_name_is_that_loss_on_clipped_logits(name: str, shape: tuple[int, ...], device: str) -> None:
+    dim, target = (1 if len(shape) > 1 else 0), labels(spatial(shape)).to(device)
     for tau, delta, p in ((1.0, None, 2.0), (2.5, 0.4, 2.0), (3.0, 1.0, 1.0), (1.0, 2.0, math.inf)):
         criterion = LogitClip(name, tau, delta, p)
 
         def by_hand(z: Tensor, t: Tensor, tau: float = tau, delta: float | None = delta, p: float = p) -> Tensor:
             return Loss(name)(clip_logits(z, tau, delta, p=p, dim=dim), t)
 
-        both(criterion, by_hand, random(*shape), target)
-        both(criterion, by_hand, random(*shape), random(*shape, seed=1).softmax(dim))
+        both(criterion, by_hand, random(*shape).to(device), target)
+        both(criterion, by_hand, random(*shape).to(device), random(*shape, seed=1).softmax(dim).to(device))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -494,6 +496,49 @@ def test_diagnose_takes_what_the_criterion_takes() -> None:
     leaf = logits.clone().requires_grad_()
     LogitClip("ce", tau=1.0).diagnose(leaf, target)
     assert leaf.grad is None
+
+
+# -- devices -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_loss_on_every_device(name: str, device: str) -> None:
+    logits, target, counts = random(20, 5), labels((20,)), torch.tensor([1.0, 2, 3, 4, 5])
+    results = []
+    for there in ("cpu", device):
+        criterion = LogitClip(Loss(name, weight=torch.arange(1.0, 6.0)), tau=1.0).to(there)
+        criterion.start_epoch(40, counts.to(there))
+        z = logits.to(there).requires_grad_()
+        value = criterion(z, target.to(there))
+        results.append([x.cpu() for x in (value.detach(), *torch.autograd.grad(value, z))])
+    torch.testing.assert_close(results[0], results[1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("spec", ["none", "norm:tau=1", "norm:temp=2,p=3", "value:limit=1", "logit_norm:temperature=1"])
+def test_a_loss_never_waits_for_the_device(name: str, spec: str) -> None:
+    """Tensors on "meta" have no values: `.item()` and a branch on a value would raise."""
+    logits = torch.empty(8, 5, device="meta", requires_grad=True)
+    target = torch.empty(8, dtype=torch.int64, device="meta")
+    weight = None if name == "cores" else torch.empty(5, device="meta")
+    criterion: Any = clipped(Loss(name, weight=weight, ignore_index=3), spec)
+    for given in (target, torch.empty(8, 5, device="meta")):
+        value = criterion(logits, given, example_weight=torch.empty(8, device="meta"))
+        (grad,) = torch.autograd.grad(value, logits)
+        assert (value.shape, grad.shape) == ((), (8, 5))
+    scheduled = Loss("cores")
+    scheduled.epoch = torch.empty((), device="meta")
+    scheduled.class_counts = scheduled.removed = torch.empty(5, device="meta")
+    assert scheduled(logits, target).shape == ()
+
+
+def test_a_schedule_works_in_a_compiled_criterion() -> None:
+    logits, target = 10 * random(6, 5), labels((6,))
+    for name, criterion in {"tau": LogitClip("ce", tau=1.0), "temp": LogitClip("ce", temp=2.0)}.items():
+        compiled = torch.compile(criterion, backend="eager", fullgraph=True)  # raises if it compiles too often
+        for step in range(12):
+            setattr(criterion, name, 1.0 + 0.3 * step)
+            torch.testing.assert_close(compiled(logits, target), criterion(logits, target))
 
 
 # -- state -------------------------------------------------------------------------------------------------------------

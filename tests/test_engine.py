@@ -140,6 +140,13 @@ def test_every_clip_trains_as_it_does_in_a_plain_loop(spec):
         assert torch.allclose(worker.weights()[name], weight, rtol=0, atol=1e-6), name
 
 
+def test_it_trains_on_every_device(device):
+    fabric = engine.make_fabric(accelerator="gpu" if device == "cuda" else device)
+    rows, worker = rows_of(make_data(), make_model, LogitClip("ce", tau=1.0), Standard, SETTINGS, fabric=fabric)
+    assert next(worker.network.parameters()).device.type == device
+    assert rows[-1]["loss"] < rows[0]["loss"]
+
+
 def test_only_the_chosen_examples_are_trained_on():
     dataset, index = make_data(), torch.arange(0, 150, 2)
     seen = []

@@ -119,6 +119,16 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("clip", [(None, None), (1.0, None), (2.5, 0.4)], ids=str)
+def test_every_device_gives_the_numbers_of_float64(clip: Any, device: str) -> None:
+    z, y = 3 * torch.randn(64, 30, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 30
+    z[0], z[1, 3:], z[2] = 0, -torch.inf, 1e20 * z[2]
+    got = numbers(z.to(device), y.to(device) % 3, clip)
+    for one, other in zip(got, numbers(z.double(), y % 3, clip), strict=True):
+        torch.testing.assert_close(one.cpu().double(), other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize("mean", [True, False])
 @pytest.mark.parametrize("clip", CLIPS, ids=str)
 def test_equals_the_plain_form(clip: Any, mean: bool) -> None:

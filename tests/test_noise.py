@@ -421,6 +421,12 @@ def test_the_generator_is_checked(case, generator):
         example(case, random_labels(20), generator=generator)
 
 
+def test_a_missing_generator_is_one_sentence():
+    for name in ("symmetric", "pair", "instance"):
+        with pytest.raises(ValueError, match=r"got None: pass generator=torch\.Generator\(\)\.manual_seed\(0\)"):
+            noise.NOISES[name]([0, 1, 0], 2, rate=0.5)
+
+
 def test_the_generator_of_the_probabilities_is_checked():
     with pytest.raises(ValueError, match=r"generator must be a torch\.Generator on the CPU, got 0"):
         noise.instance_probabilities([0, 1], 2, rate=0.4, images=torch.zeros(2, 1), generator=0)  # type: ignore[arg-type]

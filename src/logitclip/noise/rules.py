@@ -7,6 +7,7 @@ changes neither its input nor the global random state.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -30,10 +31,12 @@ Scaling = Literal["raw", "standard"]
 def _rule(function: Callable[..., Tensor]) -> Callable[..., Any]:
     """Register a rule. It is given a checked int64 copy of the labels; its caller gets back the kind that came in."""
 
+    takes_generator = "generator" in inspect.signature(function).parameters
+
     @functools.wraps(function)
     def noise(labels: Any, num_classes: int, **options: Any) -> Any:
-        if "generator" in options:
-            _check_generator(options["generator"])
+        if takes_generator:
+            _check_generator(options.get("generator"))
         noisy = function(class_labels(labels, num_classes), num_classes, **options)
         return noisy.to(labels.device) if isinstance(labels, Tensor) else noisy.numpy()
 
@@ -482,7 +485,8 @@ def _check_choice(name: str, value: Any, choices: Any) -> None:
 
 def _check_generator(generator: Any) -> None:
     if not isinstance(generator, torch.Generator) or generator.device.type != "cpu":
-        raise ValueError(f"generator must be a torch.Generator on the CPU, got {generator!r}.")
+        example = "pass generator=torch.Generator().manual_seed(0)"
+        raise ValueError(f"generator must be a torch.Generator on the CPU, got {generator!r}: {example}.")
 
 
 def is_integer(value: Any) -> bool:
