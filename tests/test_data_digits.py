@@ -1,6 +1,5 @@
 """The digits: always the same split of the same images."""
 
-import builtins
 import hashlib
 
 import numpy as np
@@ -54,13 +53,14 @@ def test_the_global_generators_are_left_alone():
 
 
 def test_without_scikit_learn_the_extra_is_named(monkeypatch):
-    real = builtins.__import__
-
-    def without(name, *args, **kwargs):
-        if name.startswith("sklearn"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'logitclip\[train\]'"):
         digits()
+
+
+def test_without_its_file_scikit_learn_is_asked(monkeypatch):
+    before = digits()
+    monkeypatch.setattr("pathlib.Path.exists", lambda path: False)
+    after = digits()
+    assert torch.equal(before.train.x, after.train.x)
+    assert torch.equal(before.test.labels, after.test.labels)

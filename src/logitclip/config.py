@@ -328,9 +328,9 @@ def check_plugins(named: Iterable[str], given: Iterable[str], where: str) -> Non
         given: the plugins from the command line.
         where: the file, for the message.
     """
-    trusted = {Path(path).expanduser().resolve() for path in given}
+    trusted = {Path(os.path.expanduser(path)).resolve() for path in given}
     for path in named if imports_plugins() else ():
-        if Path(path).expanduser().resolve() not in trusted:
+        if Path(os.path.expanduser(path)).resolve() not in trusted:
             raise ValueError(f"{where} names the plugin {path}, which is Python code: add --plugin {path} to run it.")
 
 

@@ -268,7 +268,7 @@ def _with_images(record: NoisyLabels, images: Any, source: Any) -> NoisyLabels:
 
 def _released(path: str) -> Tensor | None:
     """The labels [N] or pairs [M, 2] in a noise file of the released code; None if this is not such a file."""
-    file = Path(path).expanduser()
+    file = Path(os.path.expanduser(path))
     if file.suffix != ".json" or _record_files(path)[0].is_file():
         return None
     try:
