@@ -1,0 +1,210 @@
+"""Commands with random options: every call ends soon, with a documented exit code and without a traceback."""
+
+import contextlib
+import inspect
+import io
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import types
+import typing
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from logitclip import cli
+from logitclip.config import RunConfig, registries
+
+PATIENCE = 20.0  # seconds that a call may take
+CODES = {0, 2, 3, 4}
+
+TEXTS = [
+    *("", " ", "x", "none", "auto", "grid", "0", "-1", "nan", "inf", "1e300", "1e-300", "9" * 400, "a" * 5000),
+    *("[/]", "[bold]", "%s", "{0}", "$HOME", "`id`", "../..", "/", "/dev/null", "/proc/self/mem", "~nobody/x", "C:\\x"),
+    *(
+        "\x1b[31mred",
+        "a\tb",
+        "a\nb",
+        "\u202ereversed",
+        "日本",
+        "😀",
+        "=1+1",
+        "<script>",
+        "a:b=c",
+        ":",
+        "=",
+        ",",
+        "a,b;c",
+    ),
+    *(
+        "quickstart",
+        "figure1",
+        "table1",
+        "digits",
+        "my.csv",
+        "x.toml",
+        "x.json",
+        "x.html",
+        "Eq. 4",
+        "ce",
+        "norm",
+        "mlp",
+    ),
+]
+INTEGERS = ["-1", "0", "1", "2", "7", "1000000", str(2**31), str(2**63), str(2**64), "1.5", "x", "9" * 400]
+FLOATS = [*INTEGERS, "0.5", "1e-300", "1e300", "-0.0", "nan", "inf", "-inf"]
+# Valid values of these options may take long, start processes, use the network or compile.
+FEW = {
+    "epochs": ["-1", "0", "1", "2", "x"],
+    "devices": ["-1", "0", "1", "1000"],
+    "nodes": ["-1", "0", "1", "2"],
+    "workers": ["-1", "0"],
+    "executor": ["inline", "inlin"],
+    "jobs": ["-1", "0", "1"],
+    "trials": ["-1", "0", "1"],
+    "address": ["x"],
+    "mirror": ["", "nowhere", "~nobody"],
+    "storage": ["study.db", "study.log", "/", "x://y"],
+    "scale": ["smoke", "big", ""],
+    "model": ["mlp:width=4,depth=1", "mlp:width=-1", "mlp:width=100000000000", "mlpp", "cnn:width=1", "wrn:depth=41"],
+    "plugin": ["nowhere.py", "x", "/dev/null"],
+}
+LEFT_OUT = {"download", "compile", "tensorboard"}
+SMALL = ["--limit", "24", "--epochs", "1", "--model", "mlp:width=4,depth=1"]
+
+
+def options_of(name: str) -> dict[str, typing.Any]:
+    """The options of a command and their types."""
+    hints = typing.get_type_hints(cli.COMMANDS[name])
+    options = dict(hints)
+    if "config" in inspect.signature(cli.COMMANDS[name]).parameters:
+        options |= typing.get_type_hints(RunConfig)
+    return {option: kind for option, kind in options.items() if option not in LEFT_OUT | {"return"}}
+
+
+def positionals_of(name: str) -> int:
+    parameters = inspect.signature(cli.COMMANDS[name]).parameters.values()
+    return sum(parameter.kind is parameter.POSITIONAL_ONLY for parameter in parameters)
+
+
+def specs(field: str) -> st.SearchStrategy[str]:
+    """Names of a registry with random knobs."""
+    registry = registries()[field]
+    names = [name for name in registry if field != "data" or name in ("digits", "table", "folder")]
+
+    def with_knobs(name: str) -> st.SearchStrategy[str]:
+        knobs = st.dictionaries(
+            st.sampled_from([*registry.knobs(name), "x"]), st.sampled_from(FLOATS + TEXTS), max_size=2
+        )
+        return knobs.map(lambda given: name + ":" * bool(given) + ",".join(f"{k}={v}" for k, v in given.items()))
+
+    return st.sampled_from(names).flatmap(with_knobs)
+
+
+def values(option: str, kind: typing.Any) -> st.SearchStrategy[str]:
+    """Values of an option, by its type: valid ones, edges and nonsense."""
+    if option in FEW:
+        return st.sampled_from(FEW[option])
+    kinds = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
+    if typing.get_origin(kinds[0]) is typing.Literal:
+        return st.sampled_from([*map(str, typing.get_args(kinds[0])), "x"])
+    texts = st.sampled_from(TEXTS)
+    if option in registries():
+        return st.one_of(specs(option), texts)
+    numbers = {int: INTEGERS, float: FLOATS, bool: ["True", "False", "x"]}.get(kinds[0])
+    return texts if numbers is None else st.sampled_from(numbers)
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> list[str]:
+    """A command line. What trains is small unless an option says otherwise."""
+    name = draw(st.sampled_from([*cli.COMMANDS, "train", "train", "train"]))
+    options = options_of(name)
+    places = [draw(st.sampled_from(TEXTS)) for _ in range(draw(st.integers(0, positionals_of(name) + 1)))]
+    if name == "list" and draw(st.booleans()):
+        places = [draw(st.sampled_from(["losses", "data", "recipes", "noises"])), *places[:1]]
+    words = [word for word in places if not word.startswith("-")]
+    if "config" in inspect.signature(cli.COMMANDS[name]).parameters:
+        words += SMALL
+    for option in draw(st.lists(st.sampled_from(sorted(options)), max_size=4, unique=True)):
+        flag = f"--{option.replace('_', '-')}"
+        if bool in (options[option], *typing.get_args(options[option])[:1]) and options[option] is bool:
+            words.append(draw(st.sampled_from([flag, f"--no-{flag[2:]}"])))
+        else:
+            words += [flag, draw(values(option, options[option]))]
+    if name in ("tune", "sweep"):
+        words += ["--executor", "inline"]
+    return [name, *words]
+
+
+def ended(code: int, err: str, seconds: float, call: list[str]) -> None:
+    assert code in CODES, (call, code, err[-2000:], traceback_in(err))
+    assert "Traceback" not in err, (call, err)
+    assert seconds < PATIENCE, (call, seconds)
+
+
+def traceback_in(err: str) -> str:
+    """What the file with the traceback says, if one was written."""
+    file = Path(err.rsplit("The traceback is in ", 1)[-1].strip().rstrip("."))
+    return file.read_text() if file.suffix == ".txt" and file.exists() else ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_thousand_calls_in_this_process():
+    @settings(
+        max_examples=int(os.environ.get("FUZZ", "1000")),
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(call=calls())
+    def check(call: list[str]) -> None:
+        out, err, begin, code = io.StringIO(), io.StringIO(), time.monotonic(), 0
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            contextlib.chdir(folder),
+            mock.patch.dict(os.environ, {"LOGITCLIP_RUNS": f"{folder}/runs", "LOGITCLIP_DATA": f"{folder}/data"}),
+            mock.patch.object(sys, "argv", ["logitclip", *call]),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            try:
+                cli.main()
+            except SystemExit as end:
+                code = int(end.code or 0)
+        ended(code, err.getvalue(), time.monotonic() - begin, call)
+
+    check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_fifty_calls_as_processes(tmp_path):
+    drawn: list[list[str]] = []
+
+    @settings(max_examples=50, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(call=calls())
+    def draw(call: list[str]) -> None:
+        drawn.append(call)
+
+    draw()
+    for i, call in enumerate(word for word in drawn if not any("\0" in part for part in word)):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        begin = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "logitclip", *call],
+            cwd=folder,
+            env={**os.environ, "LOGITCLIP_RUNS": "runs", "LOGITCLIP_DATA": "data"},
+            capture_output=True,
+            text=True,
+            timeout=3 * PATIENCE,
+        )
+        ended(done.returncode, done.stderr, time.monotonic() - begin, call)
