@@ -1,4 +1,4 @@
-"""Datasets by name: see `dataset.py` for what one is, and one file for each family.
+"""Datasets by name. `dataset.py` defines what a dataset is; every family has its own file.
 
 data = load("cifar10", root="data", download=True)
 view = transform("flip_crop:padding=4", data.mean, data.std)
@@ -37,13 +37,16 @@ __all__ = [
 def load(
     spec: str, root: str | Path | None = None, *, download: bool = False, mirror: str | Path | None = None
 ) -> Dataset:
-    """The dataset that `spec` names.
+    """Load a dataset by name.
 
     Args:
-        spec: a name with its knobs: ``"digits"``, ``"cifar100:labels=coarse"``.
-        root: the folder of the data; by default that in the environment variable LOGITCLIP_DATA, or ``data``.
-        download: get what is missing from its official address.
-        mirror: a folder, or the beginning of an address, to download from instead.
+        spec: Name and knobs: ``"digits"``, ``"cifar100:labels=coarse"``.
+        root: Folder of the data; by default $LOGITCLIP_DATA, or ``data``.
+        download: Download missing files from their official address.
+        mirror: A folder or an address prefix to download from instead.
+
+    Raises:
+        ValueError: If the name or a knob is unknown, or the data is missing or damaged.
 
     >>> load("digits").num_classes
     10

@@ -1,4 +1,4 @@
-"""Augmentation of whole batches, on the device they are on, with a generator.
+"""Augmentation of whole batches, on their device, with an explicit generator.
 
 An augmentation is ``fn(x, generator, *, knobs)``. Without a generator it gives the view that evaluation uses: the same
 shape, no randomness.
@@ -22,13 +22,13 @@ Transform = Callable[[Tensor, Generator | None], Tensor]
 
 @AUGMENTS.register
 def none(x: Tensor, generator: Generator | None = None) -> Tensor:
-    """The inputs as they are."""
+    """Return the inputs unchanged."""
     return x
 
 
 @AUGMENTS.register
 def flip_crop(x: Tensor, generator: Generator | None = None, *, padding: int = 4) -> Tensor:
-    """Mirror half of the images, then cut each out of its zero-padded self, as is usual on CIFAR.
+    """Random horizontal flip, then a random crop of the zero-padded image: the usual CIFAR augmentation.
 
     The padding is black *before* normalisation. Returns a tensor of the shape and type of `x`, [N, C, H, W].
 
@@ -48,7 +48,7 @@ def flip_crop(x: Tensor, generator: Generator | None = None, *, padding: int = 4
 
 @AUGMENTS.register
 def crop(x: Tensor, generator: Generator | None = None, *, size: int = 224) -> Tensor:
-    """Cut a random square of `size` out of larger images and mirror half of them; in evaluation, the centre square."""
+    """Random square crop of `size` and random horizontal flip; in evaluation, the centre crop."""
     _check_images(x, "crop")
     height, width = x.shape[-2:]
     if not 0 < size <= min(height, width):
@@ -60,7 +60,7 @@ def crop(x: Tensor, generator: Generator | None = None, *, size: int = 224) -> T
 
 
 def normalise(x: Tensor, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Tensor:
-    """Bytes become floats in [0, 1], then `(x - mean) / std` per channel, where these are given.
+    """Scale bytes to [0, 1], then apply `(x - mean) / std` per channel, if given.
 
     >>> normalise(torch.tensor([[0, 255]], dtype=torch.uint8))
     tensor([[0., 1.]])
@@ -74,7 +74,7 @@ def normalise(x: Tensor, mean: Sequence[float] = (), std: Sequence[float] = ()) 
     return x.to(torch.float32, copy=True).sub_(shift).mul_(scale)
 
 
-@functools.cache  # so that a GPU is not sent the same six numbers with every batch
+@functools.cache  # send the constants to a GPU once, not with every batch
 def _affine(
     mean: tuple[float, ...], std: tuple[float, ...], unit: float, device: torch.device
 ) -> tuple[Tensor, Tensor]:
@@ -82,7 +82,7 @@ def _affine(
 
 
 def transform(spec: str, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Transform:
-    """What turns a batch of a dataset into the input of a model: ``fn(x, generator)``, or ``fn(x, None)`` to evaluate.
+    """Return the function from a batch to the input of a model: ``fn(x, generator)``, ``fn(x, None)`` in evaluation.
 
     >>> view = transform("flip_crop:padding=4", mean=(0.5,), std=(0.25,))
     >>> view(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), None).unique()

@@ -27,7 +27,7 @@ Normalisation = Literal["logitclip", "dividemix", "sop"]
 
 @dataclass(frozen=True)
 class Layout:
-    """One form of a release: an archive with a folder of files, each given with its MD5."""
+    """One form of a release: an archive with one folder, and the MD5 of each file."""
 
     archive: Remote
     folder: str
@@ -41,7 +41,7 @@ class Release:
 
     name: str
     title: str
-    layouts: tuple[Layout, ...]  # the binary one first: it needs no pickle, so it is what a download takes
+    layouts: tuple[Layout, ...]  # the binary one first: downloads use it, because it needs no pickle
     classes: Mapping[str, tuple[str, ...]]  # the labels of a record, in its order, as the Python files call them
     human: Remote
     human_sets: Mapping[str, Mapping[str, str]]  # for each kind of label: name in that file -> MD5 of its 50,000 bytes
@@ -263,7 +263,7 @@ def _dataset(
 
 
 def _find(release: Release, root: Path, download: bool, mirror: str | Path | None) -> tuple[Path, Layout]:
-    """The folder of the release: as it is, from its archive, or from the net."""
+    """Find the folder of the release; unpack or download it if needed."""
     for layout in release.layouts:
         if (root / layout.folder).is_dir():
             return root / layout.folder, layout
@@ -310,7 +310,7 @@ def _label_sets(release: Release, kind: str, file: Path, clean: Tensor, position
 
 
 def _read(release: Release, folder: Path, files: Mapping[str, str], official: int, kind: str, subset: bool) -> Split:
-    """The images in `files` with their labels of one kind."""
+    """Read the images in `files` with one kind of labels."""
     there = [name for name in files if (folder / name).is_file()]
     if missing := [name for name in files if name not in there and not (subset and there)]:
         raise ValueError(f"{folder / missing[0]} is missing: unpack the archive of {release.title} again.")
@@ -332,7 +332,7 @@ def _read(release: Release, folder: Path, files: Mapping[str, str], official: in
 
 
 def _read_file(path: Path, release: Release) -> tuple[np.ndarray, dict[str, Tensor]]:
-    """The pixels of a file, [n, 3072] uint8, and its labels of every kind."""
+    """Read the pixels of a file, uint8 [n, 3072], and its labels of every kind."""
     kinds = list(release.classes)
     if path.suffix == ".bin":  # records: a byte for each label, then the pixels
         raw, width = np.fromfile(path, np.uint8), len(kinds) + PIXELS
@@ -357,7 +357,7 @@ def _read_file(path: Path, release: Release) -> tuple[np.ndarray, dict[str, Tens
 
 
 def _positions(path: Path, count: int, official: int) -> Tensor | None:
-    """Which of the official training images a part of the data is, if a file says so."""
+    """Read which of the official training images a subset holds, if a file says so."""
     if not path.is_file():
         return None
     positions = torch.from_numpy(read_labels(path)[path.stem].astype(np.int64))

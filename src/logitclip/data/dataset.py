@@ -1,4 +1,4 @@
-"""What a dataset is: two splits, its classes, and the defaults its benchmark is run with."""
+"""Split and Dataset, and the registry of datasets with their default settings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def protocol_of(spec: str) -> Mapping[str, Any]:
 
 
 class Examples(Protocol):
-    """Inputs that can be indexed by a tensor of positions: a tensor in memory, or files decoded when asked for."""
+    """Inputs indexed by a tensor of positions: a tensor in memory, or files that are decoded on demand."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: Tensor, /) -> Tensor: ...
@@ -63,7 +63,7 @@ class Examples(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Split:
-    """Inputs with their labels. `labels` may be noisy; `clean_labels` are the truth, where it is known."""
+    """Inputs with labels. `labels` may be noisy; `clean_labels` are the true labels, if known."""
 
     x: Examples  # [N, C, H, W] uint8 images or [N, D] float32 features
     labels: Tensor  # [N] int64, or [N, K] float32 when they are soft
@@ -83,25 +83,25 @@ class Split:
         return f"Split({len(self):,} examples of {list(getattr(self.x, 'shape', '?'))[1:]})"
 
     def to(self, device: torch.device | str) -> Split:
-        """The same split with what it holds in memory on `device`; inputs on disk stay there."""
+        """Move all tensors to `device`; image files stay on disk."""
         held = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **{name: value.to(device) for name, value in held.items()})
 
     def select(self, index: Tensor) -> Split:
-        """The examples at `index` alone. Inputs that are not a tensor must have a `select` of their own."""
+        """Return the examples at `index`. Inputs that are not a tensor need a `select` method."""
         x = self.x[index] if isinstance(self.x, Tensor) else self.x.select(index)  # type: ignore[attr-defined]
         optional = {name: getattr(self, name) for name in ("clean_labels", "rows")}
         return Split(x, self.labels[index], **{k: None if v is None else v[index] for k, v in optional.items()})
 
     def relabel(self, labels: Tensor) -> Split:
-        """The same inputs under other labels; what were the labels become the clean ones, unless these are known."""
+        """Replace the labels. The old labels become the clean labels, unless those are known."""
         clean = self.labels if self.clean_labels is None else self.clean_labels
         return replace(self, labels=labels, clean_labels=clean)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """A training and a test split, and what is known about the data."""
+    """A training split, a test split and metadata."""
 
     name: str
     train: Split

@@ -1,4 +1,4 @@
-"""Files from their official addresses or a mirror: resumed, verified, and put in place whole or not at all."""
+"""Downloads from official addresses or a mirror: resumable, verified, atomic."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ log = logging.getLogger(__name__)
 
 _BLOCK = 1 << 18
 _TIMEOUT = 30.0  # seconds without a byte
-_PAUSE = 1.0  # seconds before a fruitless attempt is repeated
-_ATTEMPTS = 3  # fruitless ones in a row
+_PAUSE = 1.0  # seconds before a failed attempt is repeated
+_ATTEMPTS = 3  # failed ones in a row
 _CAP = 1 << 30  # bytes of a file whose size its publisher does not state
 
 
@@ -46,7 +46,7 @@ class Remote:
 
 
 def md5(path: Path) -> str:
-    """The MD5 of a file. It guards against damage, not against an attacker, and is what dataset publishers state."""
+    """Return the MD5 of a file: what publishers state. It detects damage, not attacks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
@@ -64,10 +64,10 @@ def verify(path: Path, remote: Remote) -> None:
 
 
 def fetch(remote: Remote, folder: str | Path, mirror: str | Path | None = None) -> Path:
-    """Bring a published file into `folder`, unless it is there, and return its path.
+    """Download a published file into `folder`, unless it is there, and return its path.
 
-    What arrives is kept in ``<name>.part``, and a download that broke or was killed goes on from there. Only a file of
-    the published size and checksum gets its real name. Processes that want the same file wait for one another.
+    Partial downloads stay in ``<name>.part`` and are resumed. Only a file of the published size and checksum gets its
+    real name. Processes that want the same file wait for each other.
 
     Args:
         mirror: a folder, or the beginning of an address, that has the file under the same name.
@@ -90,7 +90,7 @@ def fetch(remote: Remote, folder: str | Path, mirror: str | Path | None = None) 
         try:
             verify(part, remote)
         except ValueError:
-            part.unlink()  # damaged bytes are nothing to go on from
+            part.unlink()  # never resume from damaged bytes
             raise ValueError(
                 f"What {source} sent is not the published {remote.name} (size or checksum differ); nothing was kept. "
                 "Try again, or name another mirror."
@@ -100,7 +100,7 @@ def fetch(remote: Remote, folder: str | Path, mirror: str | Path | None = None) 
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Unpack the top folder of a tar.gz archive as `folder`, which appears complete or not at all.
+    """Unpack the top folder of a tar.gz archive as `folder`, atomically.
 
     Members that would be written outside the folder, links that point out of it, and devices are refused, and nothing
     of the archive is kept. Absolute paths lose their leading slash (the rules of tarfile's filter "data").
@@ -141,10 +141,10 @@ def _one_process_in(folder: Path) -> Iterator[None]:
 
 
 def _receive(source: str, out: IO[bytes], remote: Remote) -> None:
-    """Append to `out` what it lacks; a connection that breaks is taken up again where it broke."""
+    """Append the missing bytes to `out`; resume after a lost connection."""
     size, fruitless, problem = remote.size, 0, "the connection was closed"
     if size is None or out.tell() > size:
-        _empty(out)  # of unknown size: nobody can say whether it is the beginning of this file
+        _empty(out)  # of unknown size: it may be the beginning of another file
     columns = (TextColumn(remote.name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -160,7 +160,7 @@ def _receive(source: str, out: IO[bytes], remote: Remote) -> None:
                         out.write(block)
                         progress.update(task, completed=out.tell())
                     if size is None:
-                        if not getattr(stream, "length", 0):  # what is still to come, as far as the server said
+                        if not getattr(stream, "length", 0):  # bytes still to come, if the server said
                             return
                         _empty(out)
             except (OSError, http.client.HTTPException) as error:
@@ -180,14 +180,14 @@ def _receive(source: str, out: IO[bytes], remote: Remote) -> None:
 
 
 def _open(source: str, out: IO[bytes]) -> IO[bytes]:
-    """The rest of `source`, from where `out` ends."""
+    """Open `source` at the position where `out` ends."""
     if "://" not in source:
         stream = Path(source).open("rb")  # noqa: SIM115 (the caller closes it)
         stream.seek(out.tell())
         return stream
     request = urllib.request.Request(source, headers={"User-Agent": "logitclip", "Range": f"bytes={out.tell()}-"})
     response = urllib.request.urlopen(request, timeout=_TIMEOUT)
-    if response.status != 206:  # the server knows no ranges and sends the whole file
+    if response.status != 206:  # the server ignores ranges and sends the whole file
         _empty(out)
     return response
 

@@ -30,7 +30,7 @@ REMOTES = {
     ),
     "t10k-labels-idx1-ubyte": Remote(f"{ADDRESS}/t10k-labels-idx1-ubyte.gz", 5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
 }
-# The MD5 of each file unpacked: packed, they differ between distributors, and MNIST's have the same names and shapes.
+# MD5 of the unpacked files: packed ones differ between distributors. MNIST has files of the same names and shapes.
 CONTENT = {
     "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
     "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
@@ -110,7 +110,7 @@ def _split(folder: Path, part: str, subset: bool) -> Split:
 
 
 def _read_idx(folder: Path, name: str, subset: bool) -> np.ndarray:
-    """An IDX file of bytes: 0, 0, 8 (for uint8), the number of axes, each length as a big-endian int32, the data."""
+    """Read an IDX file: 0, 0, 8 (uint8), the number of axes, each length as a big-endian int32, the data."""
     path = _file(folder, name)
     if path is None:
         raise ValueError(f"{folder / name}.gz is missing.")

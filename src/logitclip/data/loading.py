@@ -1,4 +1,4 @@
-"""Batches of a split, and the part of it that is held out for validation."""
+"""Batches of a split, validation splits and stratified splits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from logitclip.data.dataset import Examples, Split
 
 
 class Holdout(NamedTuple):
-    """Positions to train on and to validate on, both sorted, and whether validation sees augmented inputs."""
+    """Sorted training and validation positions, and whether to augment validation inputs."""
 
     train: Tensor
     val: Tensor
@@ -23,12 +23,17 @@ class Holdout(NamedTuple):
 def hold_out(
     n: int, share: float, *, rule: Literal["random", "released"] = "random", generator: Generator | None = None
 ) -> Holdout:
-    """Set a share of `n` training examples aside, labels as they are: with noise, validation is on noisy labels.
+    """Split `n` training examples into a training and a validation part. Validation labels stay noisy.
 
     Args:
-        share: of the examples, to validate on: 0.1 is 5,000 of CIFAR's 50,000. 0: none.
-        rule: "random": drawn with `generator`, evaluated without augmentation. "released": what the paper's code does,
-            the last ones by position, evaluated with the training augmentation.
+        n: Number of examples.
+        share: Share of the validation part; 0 for none.
+        rule: "random" draws it with `generator` and evaluates without augmentation. "released" follows the paper's
+            code: the last examples, evaluated with the training augmentation.
+        generator: Needed by the rule "random".
+
+    Raises:
+        ValueError: If the share is out of range or leaves one part empty.
 
     >>> hold_out(10, 0.2, rule="released").val
     tensor([8, 9])
@@ -98,10 +103,21 @@ def batch_indices(
     rank: int = 0,
     world: int = 1,
 ) -> tuple[Tensor, ...]:
-    """The positions in `index`, batch by batch; shuffled if there is a generator.
+    """Divide positions into batches.
 
-    Of `world` processes, the one of number `rank` owns the positions that leave that rest when divided by `world`: the
-    same ones in every epoch, so that what belongs to an example can stay where it is. All get as many batches.
+    Rank r owns the positions with position % world == r, in every epoch, so per-example state never moves. All ranks
+    get the same number of batches.
+
+    Args:
+        index: Positions, int64 [N].
+        batch_size: Examples per batch and rank.
+        generator: Shuffles the positions, if given.
+        drop_last: Drop an incomplete last batch.
+        rank: This process, in 0..world-1.
+        world: Number of processes.
+
+    Raises:
+        ValueError: If a rank would get no batch.
 
     >>> batch_indices(torch.arange(5), 2)
     (tensor([0, 1]), tensor([2, 3]), tensor([4]))
@@ -132,7 +148,7 @@ def batch_indices(
         )
     if -(-len(own) // batch_size) == steps:
         return own.split(batch_size)
-    return own.tensor_split(steps)  # a few examples short of a batch: all batches a little smaller, none missing
+    return own.tensor_split(steps)  # one batch short: make all batches a little smaller instead
 
 
 def batches(
@@ -147,16 +163,20 @@ def batches(
     workers: int = 0,
     device: torch.device | str = "cpu",
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Un-augmented batches ``(index, x, y)`` on `device`; `index` are positions in the split, whatever the order.
+    """Yield un-augmented batches ``(index, x, y)`` on `device`; `index` are positions in the split.
 
-    Inputs in memory are selected where they are: move the split to the device once, with `Split.to`. Inputs on disk are
-    decoded in `workers` processes, some batches ahead; nothing random happens there, so their number changes nothing.
+    Tensors are indexed on their device: move the split there once, with `Split.to`. Image files are decoded in
+    `workers` processes, a few batches ahead. Decoding is deterministic, so the number of workers changes no result.
 
     Args:
-        index: the positions to go through; all of them by default.
-        generator: shuffles them, if given. It is on the CPU.
-        drop_last: leave out a last batch that is not full.
-        rank: of this process among `world`, see `batch_indices`.
+        split: The examples.
+        batch_size: Examples per batch and rank.
+        index: The positions to use; all by default.
+        generator: Shuffles them, if given; on the CPU.
+        drop_last: Drop an incomplete last batch.
+        rank, world: See `batch_indices`.
+        workers: Processes that decode images.
+        device: Where the batches go.
 
     >>> split = Split(torch.zeros(5, 2), torch.arange(5))
     >>> [y.tolist() for _, _, y in batches(split, 2)]
@@ -172,7 +192,7 @@ def _batches(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     if not plan:
         return
-    there = torch.cat(plan).to(device).split([len(index) for index in plan])  # one transfer, not one for each batch
+    there = torch.cat(plan).to(device).split([len(index) for index in plan])  # one transfer for all batches
 
     def select(values: Tensor) -> Iterator[Tensor]:
         resident = values.device == there[0].device
@@ -185,15 +205,15 @@ def _batches(
 
 def _decoded(examples: Examples, plan: tuple[Tensor, ...], workers: int, device: torch.device) -> Iterator[Tensor]:
     loader = DataLoader(
-        examples,  # type: ignore[arg-type]  # indexed by a whole batch of positions at a time
+        examples,  # type: ignore[arg-type]  # indexed by one batch of positions at a time
         sampler=plan,
         batch_size=None,
         num_workers=workers,
         pin_memory=device.type == "cuda",
-        generator=torch.Generator(),  # it would draw the seeds of its workers from the global one
+        generator=torch.Generator(),  # otherwise it uses the global one for the seeds of its workers
     )
     try:
         for x in loader:
             yield x.to(device, non_blocking=True)
-    except ValueError as error:  # a worker's comes with its traceback as text; the sentence is at its end
+    except ValueError as error:  # a worker's message is a traceback; our sentence is its end
         raise ValueError(str(error).rpartition("ValueError: ")[2].strip()) from error

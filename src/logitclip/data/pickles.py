@@ -75,15 +75,15 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
-    """A pickled dict of arrays, lists and text, such as the batches of ``cifar-10-batches-py``; nothing is executed."""
+    """Read a pickled dict of arrays, lists and text, such as those of ``cifar-10-batches-py``, without running code."""
     with path.open("rb") as file:
         return _read(path, lambda: _Unpickler(file, encoding="latin1").load())
 
 
 def read_torch(path: Path) -> dict[str, Any]:
-    """A dict of arrays saved by torch, such as ``CIFAR-10_human.pt``; nothing is executed."""
+    """Read a dict of arrays saved by torch, such as ``CIFAR-10_human.pt``, without running code."""
     serialization = torch.serialization
-    # Somebody may have admitted numpy's own names for the whole program; those must not mix with our stand-ins.
+    # The program may have allowed NumPy's own names globally; they must not mix with our stand-ins.
     others = serialization.get_safe_globals()
     serialization.clear_safe_globals()
     try:
@@ -99,7 +99,7 @@ def _read(path: Path, load: Callable[[], Any]) -> dict[str, Any]:
         content = load()
     except FileNotFoundError:
         raise
-    except Exception as error:  # whatever an unpickler raises, the file is at fault
+    except Exception as error:  # unpicklers raise many types; the file is at fault
         raise _damaged(path, "unsafe", error) from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__} instead of a dict. Delete it and download it again.")
@@ -119,7 +119,7 @@ def _damaged(path: Path, other: str, error: Exception) -> ValueError:
 
 
 def read_labels(path: str | Path) -> dict[str, np.ndarray]:
-    """The arrays of a label file by name: the official ``.pt``, or ``.npz``, or ``.npy`` (named as the file)."""
+    """Read the arrays of a label file by name: the official ``.pt``, ``.npz``, or ``.npy`` (named as the file)."""
     path = Path(path)
     if path.suffix == ".pt":
         return {name: np.asarray(value) for name, value in read_torch(path).items()}
@@ -135,7 +135,7 @@ def read_labels(path: str | Path) -> dict[str, np.ndarray]:
 
 
 def as_labels(array: np.ndarray, source: str, *, length: int, num_classes: int) -> Tensor:
-    """One class for each of `length` examples, [length] int64; `source` names the file in errors."""
+    """Check and return one class per example, int64 [length]; `source` names the file in errors."""
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise ValueError(f"{source} must be a list of class numbers, got shape {array.shape} of {array.dtype}.")
     if len(array) != length:
@@ -156,7 +156,7 @@ def human_labels(
     clean_key: str = "clean_label",
     positions: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """The label sets of a CIFAR-N file, checked against the dataset's own labels.
+    """Read the label sets of a CIFAR-N file and check them against the dataset's own labels.
 
     Args:
         clean: the dataset's labels, [N]; those that the file has under `clean_key` must be the same.

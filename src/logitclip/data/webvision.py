@@ -29,7 +29,7 @@ def webvision(
     ilsvrc: str | None = None,
     size: int = 256,
 ) -> Dataset:
-    """WebVision: mini (the Google images of the first 50 classes) or full; its labels are noisy as they come.
+    """WebVision: mini (the Google images of the first 50 classes) or full, with the noisy labels of the web.
 
     The published folders are read as they are, from `root` or `root/webvision`: `info/train_filelist_google.txt`,
     `info/train_filelist_flickr.txt` (full), `info/val_filelist.txt` with `val_images_256/`, `info/synsets.txt`.
@@ -84,13 +84,13 @@ def _name(synset: str) -> str:
 
 
 def _rows(file: Path, kept: int, known: int) -> Iterator[tuple[int, str, str]]:
-    """The lines of the first `kept` classes; those of other known classes are left out, wrong labels are not."""
+    """Yield the lines of the first `kept` classes, skipping other known classes; unknown labels stay, to be refused."""
     skipped = {str(i) for i in range(kept, known)}
     return (row for row in read_list(file) if row[2] not in skipped)
 
 
 def _ilsvrc(place: Path, synsets: Sequence[str], kept: int) -> Listing:
-    """ILSVRC12's validation images of the first `kept` classes, in any of the layouts people have them in."""
+    """List the ILSVRC12 validation images of the first `kept` classes, in any common layout."""
     wnids = [line.split()[0] for line in synsets]
     for folder in (place, place / "val"):
         if (folder / wnids[0]).is_dir():

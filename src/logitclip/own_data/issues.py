@@ -55,15 +55,27 @@ def out_of_fold(config: RunConfig, labels: np.ndarray, classes: int, folds: int,
     Raises:
         ValueError: If a run fails.
     """
-    parts = [
-        tuning.with_value(tuning.with_value(config, "data.test", 1 / folds), "data.fold", fold) for fold in range(folds)
-    ]
+    return judged(fold_logits(config, len(labels), classes, folds, **where), labels, "out of fold")
+
+
+def fold_logits(config: RunConfig, rows: int, classes: int, folds: int, **where: Any) -> np.ndarray:
+    """Return out-of-fold logits [N, K]: each row from a run on the other folds; NaN for rows that are never held out.
+
+    The arguments are those of `out_of_fold`, with the number of rows N.
+    """
+    parts = fold_configs(config, folds)
     executors.execute(parts, **where)
-    logits = np.full((len(labels), classes), np.nan)
+    logits = np.full((rows, classes), np.nan)
     for part in parts:
-        rows, found = held_out_logits(_finished(part), part)
-        logits[rows] = found
-    return judged(logits, labels, "out of fold")
+        held_out, found = held_out_logits(_finished(part), part)
+        logits[held_out] = found
+    return logits
+
+
+def fold_configs(config: RunConfig, folds: int) -> list[RunConfig]:
+    """Return the runs of cross-validation: each holds out another part of the rows."""
+    share = tuning.with_value(config, "data.test", 1 / folds)
+    return [tuning.with_value(share, "data.fold", fold) for fold in range(folds)]
 
 
 def judged(logits: np.ndarray, labels: np.ndarray, way: str, prior: np.ndarray | None = None) -> Issues:

@@ -115,7 +115,7 @@ def make_plan(source: Source, *, clip: str = AUTO, folds: int = 0, out: str = "m
         settings["augment"] = f"crop:size={size * 7 // 8}" if size >= 48 else "none"
         most = 60
     else:
-        depth, most = (1, 30) if source.kind == "text" else (2, 60)
+        depth, most = (1, 20) if source.kind == "text" else (2, 60)
         settings = {"model": f"mlp:width=256,depth={depth}", "lr": 0.05, "weight_decay": 1e-4, "augment": "none"}
         settings["batch_size"] = 128 if rows < 100_000 else 1024
     settings["batch_size"] = min(settings["batch_size"], max(8, rows // 8))
