@@ -268,3 +268,66 @@ def test_folders_without_pictures(tmp_path):
         lc.fit(tmp_path, label="y")
     with pytest.raises(ValueError, match=r"There is no file .*gone.csv"):
         lc.fit(tmp_path / "gone.csv", label="y")
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+def run(capsys, monkeypatch, *args):
+    """Run a command; its exit code, and what it printed."""
+    from logitclip import cli
+
+    monkeypatch.setattr("sys.argv", ["logitclip", *map(str, args)])
+    code = 0
+    try:
+        cli.main()
+    except SystemExit as stop:
+        code = stop.code
+    return code, *capsys.readouterr()
+
+
+def test_commands(people, tmp_path, capsys, monkeypatch):
+    path, *_ = people
+    quick = ("--clip", "norm:temp=2.5", "--epochs", 3)
+    code, printed, told = run(capsys, monkeypatch, "fit", path, "--label", "kind", "-o", tmp_path / "m", *quick)
+    assert code == 0
+    assert "600 rows in 3 classes" in told
+    assert "Left out: 'id' numbers the rows" in told
+    assert "This will take about" in told
+    assert "Accuracy on held-out noisy labels" in printed
+    assert "a perfect classifier would score about" in " ".join(printed.split())
+    code, _, told = run(capsys, monkeypatch, "predict", tmp_path / "m", path, "-o", tmp_path / "out.csv")
+    assert code == 0
+    assert "agree with the column 'kind'" in told
+    assert len(pd.read_csv(tmp_path / "out.csv")) == 600
+    code, printed, _ = run(
+        capsys, monkeypatch, "issues", path, "--label", "kind", "--fast", "-o", tmp_path / "m", "--json", *quick
+    )
+    assert code == 0
+    assert list(json.loads(printed)[0]) == ["row", "given", "suggested", "score", "wrong"]
+    code, _, told = run(capsys, monkeypatch, "fit", path, "--label", "kidn")
+    assert code == 2
+    assert "has no column 'kidn'. Did you mean 'kind'" in told
+    assert "Traceback" not in told
+
+
+def test_train_points_to_fit(capsys, monkeypatch):
+    code, _, told = run(capsys, monkeypatch, "train", "--data", "train.csv")
+    assert code == 2
+    assert "logitclip fit train.csv --label COLUMN" in told
+
+
+def test_rare_classes_are_learnt_with_weights(tmp_path):
+    """19 of 20 rows are of one class and the classes overlap: without weights the rare class is never predicted."""
+    rng = np.random.default_rng(0)
+    rare = np.arange(1000) % 20 == 0
+    frame = pd.DataFrame({"x": 1.5 * rare + rng.normal(size=1000), "kind": np.where(rare, "rare", "common")})
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    data = f"table:path={tmp_path / 'x.csv'},label=kind"
+    options = {"data": data, "clip": "norm:temp=2", "model": "mlp:depth=0", "epochs": 5, "runs": str(tmp_path / "runs")}
+    shares = []
+    for balance in (False, True):
+        result = train(lc.RunConfig(**options, balance=balance, per_example=True))
+        shares.append(np.load(result.folder / "examples.npz")["prediction"].mean())
+    assert shares[0] < 0.02
+    assert 0.1 < shares[1] < 0.5

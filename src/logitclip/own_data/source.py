@@ -12,11 +12,11 @@ import numpy as np
 import torch
 
 from logitclip.data import DATASETS
-from logitclip.data.columns import Text, read_table
+from logitclip.data.columns import Column, Columns, Text, Unusable, read_table, row_count
 from logitclip.data.folder import folder_listing
 from logitclip.data.images import IMAGE_SUFFIXES, ImageFiles
 from logitclip.data.listings import Listing, collect
-from logitclip.data.table import column_text, image_listing, load_table, require
+from logitclip.data.table import image_listing, load_table, require
 
 HELD_OUT = 0.1  # share of the rows that the final model is judged and calibrated on, with their noisy labels
 SAMPLE = 500  # image files whose size is looked up
@@ -118,7 +118,7 @@ def _table(path: Path, label: str, text: Sequence[str], drop: Sequence[str]) -> 
         features=int(dataset.train.x[torch.tensor([0])].shape[1]),
         used=dict(preprocessor.kinds),
         left_out=left_out,
-        texts=_Joined([column_text(columns, name, path) for name in text or list(preprocessor.kinds)[:4]]),
+        texts=_Shown({name: columns[name] for name in text or list(preprocessor.kinds)[:4]}),
     )
 
 
@@ -180,14 +180,21 @@ class _RowNumbers(Sequence[str]):
         return str(range(1, self.rows + 1)[i])
 
 
-class _Joined(Sequence[str]):
+class _Shown(Sequence[str]):
     """The values of some columns, row by row, for people to read."""
 
-    def __init__(self, columns: Sequence[Text]) -> None:
+    def __init__(self, columns: Columns) -> None:
         self.columns = columns
 
     def __len__(self) -> int:
-        return len(self.columns[0].codes)
+        return row_count(self.columns)
 
     def __getitem__(self, i: Any) -> Any:
-        return " | ".join("" if c.codes[i] < 0 else c.values[c.codes[i]] for c in self.columns)
+        values = {name: _value(column, i) for name, column in self.columns.items()}
+        return next(iter(values.values())) if len(values) == 1 else ", ".join(f"{k} {v}" for k, v in values.items())
+
+
+def _value(column: Column, i: int) -> str:
+    if isinstance(column, Text):
+        return "" if column.codes[i] < 0 else column.values[column.codes[i]]
+    return "" if isinstance(column, Unusable) else f"{column[i]:g}"
