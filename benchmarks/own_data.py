@@ -74,7 +74,7 @@ def next_class(labels: np.ndarray, seed: int) -> np.ndarray:
     return names[np.where(flipped, (position + 1) % len(names), position)]
 
 
-def split(frame: pd.DataFrame, seed: int, text: tuple[str, ...] = ()) -> Task:
+def split(frame: Any, seed: int, text: tuple[str, ...] = ()) -> Task:
     """A third of the rows for testing, noise on the others."""
     order = np.random.default_rng(100 + seed).permutation(len(frame))
     cut = 2 * len(frame) // 3
@@ -93,7 +93,7 @@ def labelme(args: argparse.Namespace, seed: int) -> Task:
 
 def crowd_text(name: str) -> Callable[..., Task]:
     def load(args: argparse.Namespace, seed: int) -> Task:
-        frame = pd.read_csv(args.real / f"{name}.csv", dtype=str)
+        frame: Any = pd.read_csv(args.real / f"{name}.csv", dtype=str)
         train, test = (frame[frame["split"] == part].reset_index(drop=True) for part in ("train", "test"))
         kept = ["text", "label"]
         return Task(train[kept], train["true_label"].to_numpy(), test.assign(label=test["true_label"])[kept], ("text",))
@@ -188,8 +188,8 @@ def fitted(task: Task, folder: Path, seed: int, clip: str) -> dict[str, Any]:
     per_fold = replace(config, per_example=False)
     folds = judging.fold_configs(per_fold, FOLDS)
     spent = {path.parent.name: read_result(path.parent) for path in (out / "runs").glob("*/result.json")}
-    fold_seconds = sum(found.seconds for part in folds if isinstance(found := outcome(part), Result))
-    search_seconds = sum(found.seconds for found in spent.values() if found is not None and found.config["val"])
+    fold_seconds = sum(done.seconds for done in map(outcome, folds) if isinstance(done, Result))
+    search_seconds = sum(done.seconds for done in spent.values() if done is not None and done.config["val"])
     oof = judging.fold_logits(per_fold, len(labels), classes, FOLDS, executor="inline")
     found: dict[str, Any] = {"test": measured(task, probabilities, names), "clip": model.facts["clip"]}
     if clip == "none":
@@ -243,7 +243,7 @@ def others(task: Task, folder: Path, seed: int, name: str) -> dict[str, Any]:
     if name == "LogisticRegression":
         probabilities = logistic.fit(train, labels).predict_proba(test)
         started = time.process_time()
-        oof = cross_val_predict(logistic, train, labels, cv=5, method="predict_proba")
+        oof: Any = cross_val_predict(logistic, train, labels, cv=5, method="predict_proba")
         scores = 1 - oof[np.arange(len(labels)), labels]
         estimate = estimate_noise(labels, oof)
         return {
