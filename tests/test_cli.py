@@ -212,7 +212,10 @@ def test_noise_previews_and_saves(command, tmp_path):
         (["train", "--config", "~nobody-here/x.toml"], ["~nobody-here"]),
         (["train", "--config", "/dev/null"], ["is neither TOML"]),
         (["train", "--loss", "mine"], ["Unknown loss 'mine'", "--plugin FILE.py"]),
-        (["train", "--data", "my.csv"], ["Unknown dataset 'my.csv'", "table:path=my.csv,label=", "folder:path=my.csv"]),
+        (
+            ["train", "--data", "my.csv"],
+            ["Unknown dataset 'my.csv'", "`logitclip fit my.csv", "table:path=my.csv,label=", "folder:"],
+        ),
         (["list", "data", "tabel"], ["Did you mean 'table'?"]),
         (["sweep", "quickstart", "--shard", "5/4"], ["shard must be one of n parts", "'5/4'"]),
         (["report", "quickstart", "-o", "x.bmp"], [".html, .md, .tex, .csv, .json", "'x.bmp'"]),

@@ -120,5 +120,6 @@ def _hint(error: BaseException | None) -> str:
     if error is None:
         return ""
     if error.kind == "dataset" and (Path(error.name).suffix or Path(error.name).exists()):
-        return f" For your own data write table:path={error.name},label=COLUMN or folder:path={error.name}."
+        own = f"--data table:path={error.name},label=COLUMN or --data folder:path={error.name}"
+        return f" For your own data: `logitclip fit {error.name} --label COLUMN`, or {own}."
     return " To add your own, name its file: --plugin FILE.py."

@@ -36,7 +36,6 @@ def train(
         mirror: Get it from this folder, or address, instead.
         json: Print the result as one JSON object on stdout.
     """
-    _point_to_fit(config.data)
     first = os.environ.get("RANK", "0") == "0"  # of several processes of torchrun, the first one reports
     set_verbosity(quiet, verbose)
     from logitclip.engine import Diverged, without_destructors
@@ -63,15 +62,6 @@ def train(
         show_json(asdict(result))
         return
     show(result_table(result))
-
-
-def _point_to_fit(data: str) -> None:
-    """Refuse a file or folder in place of a dataset spec, and name the command for it."""
-    place = Path(data)
-    if place.suffix.lower() in (".csv", ".tsv", ".parquet", ".npz") or (os.sep in data and place.is_dir()):
-        raise ValueError(
-            f"{data} is not the name of a dataset. Train on your own data with `logitclip fit {data} --label COLUMN`."
-        )
 
 
 def tune(
