@@ -73,3 +73,11 @@ def test_version_is_the_same_everywhere():
 
     assert f'version = "{logitclip.__version__}"' in (ROOT / "pyproject.toml").read_text()
     assert f"version: {logitclip.__version__}" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_the_reference_has_every_public_name():
+    import logitclip
+
+    reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    for name in logitclip.__all__:
+        assert re.search(rf":: logitclip\.{name}\b", reference), name

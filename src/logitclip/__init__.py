@@ -23,6 +23,7 @@ __all__ = [
     "clip_hidden",
     "clip_logits",
     "data",
+    "engine",
     "fit",
     "linear_cross_entropy",
     "load",
@@ -37,7 +38,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:  # where each lives
-    from logitclip import data, losses, models, noise, theory
+    from logitclip import data, engine, losses, models, noise, theory
     from logitclip.clip import clip_by_value, clip_logits, logit_norm, norm_penalty
     from logitclip.config import RunConfig
     from logitclip.criterion import LogitClip, Loss

@@ -1,7 +1,7 @@
 """The paper's bounds: how large a clipped loss can get, and what label noise can then cost.
 
 A clip with threshold `tau` and scale `delta` returns logits with a norm in [0, tau) or of exactly delta, so everything
-here is a statement about the ball of radius max(tau, delta) in the p-norm. There are three steps, each usable alone:
+here is a statement about the ball of radius max(tau, delta) in the p-norm. There are three steps, each usable alone::
 
     ranges     loss_bounds, probability_bounds, base_loss_bounds     the values that a clipped loss can take
     risk gaps  symmetric_, asymmetric_, instance_, trivial_risk_gap  from the range of *any* loss to the cost of noise
@@ -288,7 +288,7 @@ def lipschitz_constant(
     """The Lipschitz constant on [M, N] of a loss that depends on p_y alone, with the arguments of `base_loss_bounds`.
 
     Returns:
-        The largest |dphi/dp_y|; inf where it exceeds a float.
+        The largest `|dphi/dp_y|`; inf where it exceeds a float.
 
     Raises:
         ValueError: if the loss depends on all probabilities, or if its slope is not monotone.
@@ -330,7 +330,7 @@ def _log_slopes(phi: Callable[..., Tensor], log_p: Tensor, knobs: dict[str, Any]
 
 
 def lipschitz_loss_bound(lipschitz: float, phi_at_m: float, probabilities: Range) -> float:
-    """A clipped loss phi(p_y) is at most L (N - M) + |phi(M)| in absolute value, for any phi of Lipschitz constant L.
+    """A clipped loss phi(p_y) is at most `L (N - M) + |phi(M)|` in absolute value, L the Lipschitz constant of phi.
 
     Args:
         lipschitz: L.
