@@ -36,8 +36,8 @@ def registry_table(kind: str) -> str:
     registry = registries()[kind]
     lines = ["| spec, with its defaults | what it is |", "|---|---|"]
     for name in registry:
-        spec, summary = registry.describe(name)
-        lines.append(f"| `{spec}` | {summary} |".replace("\n", " "))
+        spec, summary = (text.replace("|", r"\|") for text in registry.describe(name))
+        lines.append(f"| `{spec}` | {summary} |")
     return "\n".join(lines)
 
 
