@@ -128,7 +128,7 @@ def train(
     return rows
 
 
-ALL_METHODS = ["standard", "sam", "sop", "sop_plus", "dividemix:warm_up=1"]
+ALL_METHODS = ["standard", "sam", "sop", "sop_plus:strong=false", "dividemix:warm_up=1"]
 
 
 def test_all_methods_are_here() -> None:

@@ -29,7 +29,7 @@ CLIP = "norm:tau=2,delta=1.5"
 JOBS = {
     "sam": ("sam:rho=0.3", "ce"),
     "sop": ("sop:lr_u=0.5,lr_v=0.7", "ce"),
-    "sop_plus": ("sop_plus:lr_u=0.5,lr_v=0.7", "ce"),
+    "sop_plus": ("sop_plus:lr_u=0.5,lr_v=0.7,strong=false", "ce"),
     "cores": ("standard", "cores:warmup=0,ramp=1,sieve_after=0"),
 }
 EPOCHS = (0, 1, 2)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from jobs import CLASSES, CLIPS, labels, make_job, network, numbers, scaling_fabric
-from torch import Tensor
+from torch import Tensor, nn
 
 from logitclip.clip import CLIPS as LINKS
 from logitclip.clip import PENALTIES
@@ -83,7 +83,7 @@ def test_loss_and_gradients() -> None:
 def start(method: type[SOP], x: Tensor = X, *, rows: Tensor | None = None, **more: Any) -> SOP:
     """A worker on a dataset of 20 examples, of which `rows` hold X, Y, U and V."""
     rows = torch.arange(N) if rows is None else rows
-    knobs = {name: more.pop(name) for name in list(more) if name.startswith(("lr_", "ratio_"))}
+    knobs = {name: more.pop(name) for name in list(more) if name.startswith(("lr_", "ratio_", "strong"))}
     data, y = numbers(20, 5, seed=8).to(x.dtype), labels(20, seed=9)
     data[rows], y[rows] = x, Y
     worker = method(make_job(data, y, network(5, CLASSES).to(x.dtype), batch_size=N, **more), **knobs)
@@ -148,7 +148,7 @@ def test_u_and_v_have_neither_momentum_nor_decay_nor_schedule() -> None:
 @pytest.mark.parametrize("clip", CLIPS)
 def test_sop_plus(clip: str) -> None:
     """The balance of the mean phat, and the divergence of a second view from the first, which takes no gradient."""
-    worker = start(SOPPlus, clip=clip, ratio_balance=0.3, ratio_consistency=0.8, lr_u=0.7, lr_v=1.3)
+    worker = start(SOPPlus, clip=clip, strong=False, ratio_balance=0.3, ratio_consistency=0.8, lr_u=0.7, lr_v=1.3)
     other_view = X + 0.5 * numbers(N, 5, seed=12)
     views = iter([X, other_view])
     weight, bias = (p.detach().numpy().copy() for p in worker.network.parameters())
@@ -179,11 +179,41 @@ def test_sop_plus(clip: str) -> None:
 
 
 def test_without_its_two_terms_sop_plus_is_sop() -> None:
-    plain, plus = start(SOP), start(SOPPlus, ratio_balance=0.0, ratio_consistency=0.0)
+    plain, plus = start(SOP), start(SOPPlus, strong=False, ratio_balance=0.0, ratio_consistency=0.0)
     for worker in (plain, plus):
         worker.train_step(torch.arange(N), X, Y, identity)
     torch.testing.assert_close(plain.u, plus.u)
     torch.testing.assert_close(plain.network[0].weight, plus.network[0].weight)  # type: ignore[index]
+
+
+def test_the_second_view_is_strong() -> None:
+    """data_loaders.py: the policy first, then the usual augmentation, then Cutout of 16 pixels on normalised images."""
+    x = torch.randint(0, 256, (6, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    job = make_job(x, labels(6), nn.Sequential(nn.Flatten(), nn.Linear(3072, CLASSES)).double())
+    worker = SOPPlus(job)
+    seen = []
+
+    def augment(batch: Tensor) -> Tensor:
+        seen.append(batch)
+        return batch.double() / 255 + 1  # never 0
+
+    worker.start_epoch(3, 0.1)
+    view = worker.second_view(x, augment)
+    assert seen[0].dtype == torch.uint8
+    assert not torch.equal(seen[0], x)
+    cut = (view == 0).all(1)
+    assert ((cut.sum((1, 2)) >= 64) & (cut.sum((1, 2)) <= 256)).all()
+    kept = ~cut[:, None].expand_as(view)
+    assert torch.equal(view[kept], (seen[0].double() / 255 + 1)[kept])
+    worker.start_epoch(3, 0.1)  # a function of the seed and the epoch
+    assert torch.equal(worker.second_view(x, augment), view)
+    worker.start_epoch(4, 0.1)
+    assert not torch.equal(worker.second_view(x, augment), view)
+
+
+def test_the_strong_view_needs_images() -> None:
+    with pytest.raises(ValueError, match="needs uint8 images: for other inputs use strong=false"):
+        start(SOPPlus)
 
 
 def test_u_and_v_start_small_and_differ_by_seed() -> None:
@@ -250,8 +280,8 @@ def test_state_round_trip() -> None:
     [
         (SOP, {"lr_u": -1.0}),
         (SOP, {"lr_v": float("inf")}),
-        (SOPPlus, {"ratio_balance": -0.1}),
-        (SOPPlus, {"ratio_consistency": float("nan")}),
+        (SOPPlus, {"ratio_balance": -0.1, "strong": False}),
+        (SOPPlus, {"ratio_consistency": float("nan"), "strong": False}),
     ],
 )
 def test_knobs_out_of_range(method: Any, knobs: dict[str, Any]) -> None:

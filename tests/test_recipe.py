@@ -282,7 +282,7 @@ def test_full_scale_is_the_papers(name: str, tmp_path: Path) -> None:
 
 
 def test_every_recipe_is_checked() -> None:
-    assert set(recipe_names()) == {*EXPECTED, "quickstart"}
+    assert set(recipe_names()) == {*EXPECTED, "quickstart", "first_sight", "methods", "readings"}
 
 
 def test_figure_1_draws_four_numbers_of_classes() -> None:
@@ -300,6 +300,8 @@ CELLS = {  # smoke, cpu, mini, full
     "figure2": (6, 180, 48, 480),
     "figure3": (6, 45, 12, 60),
     "figure4": (6, 45, 12, 60),
+    "first_sight": (20, 60, 20, 60),
+    "methods": (8, 114, 16, 114),
     "quickstart": (12, 36, 12, 36),
     "readings": (4, 504, 60, 630),
     "table1": (4, 440, 50, 550),

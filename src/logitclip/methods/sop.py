@@ -1,4 +1,4 @@
-"""SOP: the noise of each example is modelled by sparse parameters of its own."""
+"""SOP (Liu et al., 2022): sparse parameters of each example model its label noise."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from logitclip.data.autoaugment import autoaugment, cutout
 from logitclip.losses import at_least
 from logitclip.methods import METHODS
 from logitclip.methods.base import Augment, Job, Step
 from logitclip.methods.standard import Standard
 from logitclip.rng import stream
 
-FLOOR = 1e-4  # of probabilities, as in the released code
+FLOOR = 1e-4  # least probability, as in the authors' code
 
 
 @partial(METHODS.register, name="sop")
 class SOP(Standard):
-    """SOP: every example i has a u_i and a v_i that explain a wrong label away.
+    """SOP: parameters u_i and v_i of each example i model the noise of its label.
 
-    With y one-hot, `U = clamp(u^2 y)` and `V = clamp(v^2 (1-y))`, the network fits `p + U - V` to y by cross entropy,
-    and u and v fit what the predicted class leaves over by squared error. u and v have their own SGD, without
-    momentum and with constant rates. The rates follow CIFAR-10's; on CIFAR-100 the released code takes lr_u = 1 and
-    lr_v = 10, or 100 with asymmetric noise. Their gradient is that of the mean over a batch, so halve them with the
-    batch size. The clip acts on the logits before p.
+    With y one-hot, `U = clamp(u^2 y)` and `V = clamp(v^2 (1-y))`, the network fits `p + U - V` to y by cross entropy;
+    u and v fit the residual of the predicted class by squared error. u and v are trained by SGD without momentum, with
+    constant learning rates: 10 and 10 for CIFAR-10, the defaults; the authors use lr_u = 1 and lr_v = 10 for CIFAR-100,
+    and 0.1 and 100 with asymmetric noise there. The gradient is that of the batch mean, so scale both with the batch
+    size. The clip acts on the logits before the softmax.
     """
 
     losses = ("ce",)
@@ -49,7 +50,7 @@ class SOP(Standard):
         scaler = getattr(self.fabric.strategy.precision, "scaler", None)
         scale = 1.0 if scaler is None else scaler.get_scale()
         for table, part, lr in ((self.u, u, self.lr_u), (self.v, v, self.lr_v)):
-            # After an overflow in half precision they stay, as the weights do.
+            # After an overflow in half precision they stay unchanged, like the weights.
             gradient = torch.nan_to_num(part.grad / scale, 0.0, 0.0, 0.0)  # type: ignore[operator]
             table[own] = part.detach() - lr * gradient
         self.update(self.model, self.optimizer)
@@ -69,7 +70,7 @@ class SOP(Standard):
         return {**super().state_dict(), "u": self._gathered(self.u), "v": self._gathered(self.v)}
 
     def _gathered(self, table: Tensor) -> Tensor:
-        """Each rank knows the rows it owns: those whose number leaves its own when divided by the number of ranks."""
+        """The whole table; rank r owns the rows with index % world_size == r."""
         if self.fabric.world_size == 1:
             return table
         rows = torch.arange(len(table), device=table.device) % self.fabric.world_size == self.fabric.global_rank
@@ -83,7 +84,11 @@ class SOP(Standard):
 
 @partial(METHODS.register, name="sop_plus")
 class SOPPlus(SOP):
-    """SOP with a balance term and consistency of two views (SOP+)."""
+    """SOP+: SOP with a balance term and consistency of two views, the second one strongly augmented.
+
+    As in the authors' code, the second view is AutoAugment's policy for CIFAR-10, then the usual augmentation, then
+    Cutout of 16 pixels.
+    """
 
     def __init__(
         self,
@@ -93,13 +98,30 @@ class SOPPlus(SOP):
         lr_v: float = 10.0,
         ratio_balance: float = 0.1,
         ratio_consistency: float = 0.9,
+        strong: bool = True,
     ) -> None:
+        """
+        Args:
+            ratio_balance: weight of the balance term.
+            ratio_consistency: weight of the consistency term.
+            strong: augment the second view strongly; needs images. False: the usual augmentation.
+        """
         at_least(0, ratio_balance=ratio_balance, ratio_consistency=ratio_consistency)
+        if strong and not _is_images(job.train.x[job.index[:1]]):
+            raise ValueError("The strong view of sop_plus needs uint8 images: for other inputs use strong=false.")
         super().__init__(job, lr_u=lr_u, lr_v=lr_v)
-        self.ratio_balance, self.ratio_consistency = ratio_balance, ratio_consistency
+        self.ratio_balance, self.ratio_consistency, self.strong = ratio_balance, ratio_consistency, strong
+
+    def start_epoch(self, epoch: int, lr: float) -> None:
+        super().start_epoch(epoch, lr)
+        self.views = stream(self.fabric.device, self.settings.seed, "strong view", epoch, self.fabric.global_rank)
+
+    def second_view(self, x: Tensor, augment: Augment) -> Tensor:
+        """The view whose prediction must agree with that of the first."""
+        return cutout(augment(autoaugment(x, self.views)), self.views) if self.strong else augment(x)
 
     def loss(self, x: Tensor, y: Tensor, u: Tensor, v: Tensor, augment: Augment) -> tuple[Tensor, Tensor]:
-        logits, other = self.model(torch.cat([augment(x), augment(x)])).chunk(2)
+        logits, other = self.model(torch.cat([augment(x), self.second_view(x, augment)])).chunk(2)
         p = self.criterion.link(logits).softmax(1)
         loss, phat = sop_loss(logits, p, y, u, v)
         balance = -phat.mean(0).clamp(FLOOR, 1).log().mean()
@@ -108,14 +130,22 @@ class SOPPlus(SOP):
         return logits, loss + self.ratio_balance * balance + self.ratio_consistency * consistency
 
 
+def _is_images(x: Tensor) -> bool:
+    return x.dtype == torch.uint8 and x.ndim == 4
+
+
 def sop_loss(logits: Tensor, p: Tensor, y: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """SOP's loss of a batch, and the corrected probabilities.
+    """SOP's loss of a batch.
 
     Args:
-        logits: [N, K], only for the predicted class.
-        p: [N, K], the probabilities.
+        logits: [N, K], used for the predicted class only.
+        p: [N, K], probabilities.
         y: [N, K], one-hot.
-        u: [N, 1]; v: [N, K]: the parameters of these examples.
+        u: [N, 1], parameters of these examples.
+        v: [N, K], parameters of these examples.
+
+    Returns:
+        The loss and the corrected probabilities [N, K].
     """
     big_u = (u.square() * y).clamp(0, 1)
     big_v = (v.square() * (1 - y)).clamp(0, 1)
