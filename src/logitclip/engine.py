@@ -137,8 +137,8 @@ def fit(
             with _model_randomness(fabric.device, derived_seed(settings.seed, "model", epoch, rank)):
                 row = _train(worker, epoch, order, lambda x, g=views: view(x, g), fabric)
             row = {"epoch": epoch, "lr": lr, **row}
-            row["test_accuracy"] = _accuracy(worker, test, view, settings, fabric) if len(test) else None
-            measured = row["test_accuracy"] if len(test) else _sum_of_weights(worker)
+            measured = _accuracy(worker, test, view, settings, fabric) if len(test) else _sum_of_weights(worker)
+            row["test_accuracy"] = measured if len(test) else None
             if not all(map(math.isfinite, [row["loss"], measured, *(row["norm_quantiles"] or ())])):
                 raise Diverged(
                     f"Training diverged in epoch {epoch}: the loss, the logits or their norms are not finite. Lower lr "
