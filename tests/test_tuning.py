@@ -152,7 +152,7 @@ def test_what_is_to_be_tuned_is_no_run() -> None:
         train(AUTO)
     with pytest.raises(ValueError, match=r"One number can be tuned at a time, got clip\.temp and penalty\.weight"):
         tuning.tuned(replace(AUTO, penalty="norm:weight=grid"))
-    with pytest.raises(ValueError, match="nothing to tune"):
+    with pytest.raises(ValueError, match="Nothing to tune"):
         tuning.trials(RunConfig())
     with pytest.raises(ValueError, match=r"--option loss\.q --values"):
         tuning.trials(RunConfig(loss="gce:q=grid"))
@@ -375,7 +375,7 @@ def test_a_folder_that_takes_nothing_ends_it(typed) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "There is nothing to tune"),
+        ([], "Nothing to tune"),
         (["--option", "lr"], "Give --option with one of"),
         (["--fast"], "Give --option with one of"),
         (["--option", "lr", "--values", "0.1,0.2", "--storage", "s.db"], "are for a study"),

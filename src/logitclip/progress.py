@@ -325,9 +325,9 @@ def duration(seconds: float) -> str:
 
 
 def noise_preview(record: NoisyLabels, class_names: Sequence[str] | None = None) -> Any:
-    """What the noise did, for a terminal: rate, rates per class and the transition matrix, coloured by its values.
+    """Rate, rates per class and the transition matrix of a noise record, coloured by value, for a terminal.
 
-    Beyond 12 classes the matrix gives way to the range of the rates and the largest confusions. For `rich`'s print.
+    With more than 12 classes, the range of the rates and the largest confusions replace the matrix.
     """
     from rich.console import Group
     from rich.table import Table

@@ -140,7 +140,7 @@ def bound(
     noise: Text = None,
     json: Flag = False,
 ) -> None:
-    """Print every bound of the paper for one clip, loss and noise, and the smallest that applies.
+    """Print the paper's bounds for a clip, loss and noise, and mark the smallest that applies.
 
     Example: logitclip bound --tau 1 --classes 10 --noise symmetric:rate=0.5
 
@@ -148,7 +148,7 @@ def bound(
         tau: Threshold on the norm of the logits.
         classes: Number of classes, K.
         delta: Norm of clipped logits; tau if not given.
-        p: Which norm; the paper prints its bounds for inf, and for smaller p sharper ones are shown beside them.
+        p: Order of the norm. The paper states its bounds for inf; for smaller p, sharper ones are shown as well.
         loss: A loss spec such as gce:q=0.7.
         noise: symmetric:rate=R, asymmetric:rate=R, pair:rate=R, instance:rate=R or transition:matrix=FILE.
         json: Print a JSON object instead of a table.
@@ -213,7 +213,7 @@ def noise(
     save: File = None,
     json: Flag = False,
 ) -> None:
-    """Preview a label noise: its rate, the rates of the classes, and the transition matrix.
+    """Preview label noise: its rate, the rate of each class, and the transition matrix.
 
     Example: logitclip noise --data digits symmetric:rate=0.5
 
@@ -221,10 +221,10 @@ def noise(
         spec: The noise, as in symmetric:rate=0.5; see `logitclip list noises`.
         data: The dataset, as in cifar10; see `logitclip list data`.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
-        noise_seed: The seed of the noise, which is a draw of its own.
-        download: Get the data from its official address if it is not there.
-        mirror: Get it from this folder, or address, instead.
-        save: Also save the labels there, as .npz and .json; file:path=... reads them back.
+        noise_seed: Seed of the label noise.
+        download: Download the data if it is missing.
+        mirror: Download it from this folder or address instead of the official one.
+        save: Also save the labels to this path, as .npz and .json; file:path=... reads them back.
         json: Print a JSON object instead of a table.
     """
     from logitclip import data as datasets

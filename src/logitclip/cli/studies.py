@@ -37,7 +37,7 @@ def sweep(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Run all that is missing of a recipe, with its tuning; it can be stopped and started again at any time.
+    """Run the missing runs of a recipe, tuning included; interrupt it and repeat the command at any time.
 
     Example: logitclip sweep quickstart
 
@@ -45,13 +45,13 @@ def sweep(
         recipe: A recipe, see `logitclip list recipes`, or the path of a .toml file.
         scale: The scale to run it at, as in cpu or smoke.
         executor: Processes on this machine, this process alone, or a Ray cluster.
-        jobs: Runs at the same time; as many as there is room for if not given.
+        jobs: Number of runs at the same time; as many as fit if not given.
         address: The address of a Ray cluster, or auto; without it, Ray is started on this machine.
-        shard: Only one part of several, as in 1/4 to 4/4, each started as a job of its own.
+        shard: Run one of several parts, 1/4 to 4/4, each as a job of its own.
         runs: The folder for the runs; several sweeps may share it. $LOGITCLIP_RUNS or ./runs if not given.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
-        download: Get the data, and human labels if the recipe has them, from the official address if it is not there.
-        mirror: Get it from this folder, or address, instead.
+        download: Download the data, and human labels if the recipe uses them, if they are missing.
+        mirror: Download them from this folder or address instead of the official one.
         plugin: The Python files that the recipe names as plugins; without this they are not run.
     """
     from logitclip import data
@@ -159,13 +159,13 @@ def figures(
     runs: File = None,
     root: File = None,
 ) -> None:
-    """Draw the figure of a recipe or, if it has none, how its runs learn and memorise epoch by epoch.
+    """Draw the figure of a recipe or, if it has none, accuracy and memorised share by epoch.
 
     Example: logitclip figures quickstart -o curves.svg
 
     Args:
         recipe: A recipe, see `logitclip list recipes`, or the path of a .toml file.
-        out: The file to write: .svg, .pdf, .png or, to point at and click on, .html.
+        out: The file to write: .svg, .pdf, .png or .html (interactive).
         scale: The scale it was run at.
         runs: The folder with the runs; $LOGITCLIP_RUNS or ./runs if not given.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.

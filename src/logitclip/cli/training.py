@@ -27,13 +27,13 @@ def train(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Train one model; with no options, cross entropy on the digits. Everything else is an option.
+    """Train one model; without options, cross entropy on the digits.
 
     Example: logitclip train --noise symmetric:rate=0.5 --clip norm:temp=1.5
 
     Args:
-        download: Get the data from its official address if it is not there.
-        mirror: Get it from this folder, or address, instead.
+        download: Download the data if it is missing.
+        mirror: Download it from this folder or address instead of the official one.
         json: Print the result as one JSON object on stdout.
     """
     first = os.environ.get("RANK", "0") == "0"  # of several processes of torchrun, the first one reports
@@ -87,23 +87,22 @@ def tune(
 
     Example: logitclip tune --noise symmetric:rate=0.5 --clip norm:temp=auto
 
-    There are three ways: a fast search (temp=auto, or --option clip.temp --fast), all values of a grid (temp=grid for
-    the paper's, or --values), and a study by Optuna (--between). All runs are kept: the command can be stopped and
-    started again.
+    There are three ways to search: a fast search (temp=auto, or --option clip.temp --fast), a grid (temp=grid is the
+    paper's, --values your own), and an Optuna study (--between). All runs are kept, so the command can be resumed.
 
     Args:
         option: What to tune: an option of the run, as in lr, or a knob of one, as in clip.temp or loss.q.
-        values: The values to choose from, as in 0.1,0.5,1; texts that hold commas are parted by semicolons.
-        fast: Find the value in five runs on less than half of the examples.
-        between: The bounds of a study by Optuna, as in 0.1,10.
-        linear: Let the study look evenly at the value, not at its logarithm.
-        trials: Trials of the study, with those that are in its storage; 20 if not given.
+        values: The values to try, as in 0.1,0.5,1. Separate values that contain commas with semicolons.
+        fast: Search in five runs, each on less than half of the examples.
+        between: Run an Optuna study between these bounds, as in 0.1,10.
+        linear: Sample uniformly instead of log-uniformly.
+        trials: Number of trials of the study, including those in its storage; 20 if not given.
         storage: Where the study is kept: a file, a journal (a name that ends in .log), or any SQL address.
         executor: Processes on this machine, this process alone, or a Ray cluster.
-        jobs: Runs at the same time; as many as there is room for if not given.
+        jobs: Number of runs at the same time; as many as fit if not given.
         address: The address of a Ray cluster, or auto.
-        download: Get the data from its official address if it is not there.
-        mirror: Get it from this folder, or address, instead.
+        download: Download the data if it is missing.
+        mirror: Download it from this folder or address instead of the official one.
         json: Print the trials and the result as one JSON object on stdout.
     """
     from logitclip.studies import executors, sweeping, tuning

@@ -1,4 +1,4 @@
-"""The paper's figures, and how runs learn and memorise epoch by epoch.
+"""The paper's figures, and accuracy, memorised share and logit norms by epoch.
 
 A chart is defined once, in Altair: `save` writes it as SVG, PDF, PNG or an interactive page that works offline.
 """
@@ -274,7 +274,7 @@ def _label(coordinates: Mapping[str, Any], axis: str | None) -> str:
 
 
 def _constant(rows: Iterable[Row]) -> list[str]:
-    """Axes with one value alone, which tell nothing apart."""
+    """Axes with a single value."""
     return [axis for axis, values in axes_of(rows).items() if len(values) == 1]
 
 
@@ -283,7 +283,7 @@ def _constant(rows: Iterable[Row]) -> list[str]:
 
 @dataclass(frozen=True)
 class Curves:
-    """What the runs of a recipe did in each epoch, over the seeds: mean, least and largest."""
+    """Accuracy, memorised share and logit norms in each epoch: mean, smallest and largest over the seeds."""
 
     values: list[dict[str, Any]]  # panel, group, link, quantity, epoch, mean, low, high, n
     panels: list[str]  # one for each column of the table
@@ -335,7 +335,7 @@ def curves(recipe: Recipe, rows: Sequence[Row]) -> Curves:
 
 
 def _over_seeds(runs: list[list[dict[str, Any]]]) -> Iterable[dict[str, Any]]:
-    """Aggregates of runs with the same settings, for some of the epochs: enough for a curve, never the raw rows."""
+    """Mean and range over runs with the same settings, for at most `POINTS` epochs."""
     epochs = list(itertools.zip_longest(*runs))  # the rows of each; some runs may be shorter
     for quantity, field in (
         ("test_accuracy", "test_accuracy"),

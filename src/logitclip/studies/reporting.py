@@ -201,7 +201,7 @@ def _csv(value: Any) -> Any:
 
 
 def as_json(table: Table) -> dict[str, Any]:
-    """The table as JSON's types: the records, and what is said below the table."""
+    """The table as JSON types: the records, notes, warnings and versions."""
     recipe = table.recipe
     return {
         "recipe": recipe.name,
@@ -234,7 +234,7 @@ CITATION = """@inproceedings{wei2023logitclip,
 
 
 def html(table: Table, rows: Sequence[Row]) -> str:
-    """One page with the table, curves, noise and settings that opens offline: everything it needs is inside."""
+    """A page with the table, examples, curves, noise and settings, in one file that opens offline."""
     figures.vl_convert()  # if it is missing, say so before anything is computed
     curves = figures.curves(table.recipe, rows)
     matrices, unknown = figures.noise_charts(rows)

@@ -1,4 +1,4 @@
-"""A recipe's runs as one table: means over the seeds, beside the paper's numbers, and the words to label them with."""
+"""The results of a recipe as one table: means over the seeds, the paper's numbers, titles and labels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ABBREVIATIONS = {  # of the paper
     "+Reg": "penalty on the norm (+Reg)",
     "+LC": "clip (+LC)",
 }
-AVERAGED = ("seed", "noise_seed")  # the axes that a mean is taken over; all others make a cell
+AVERAGED = ("seed", "noise_seed")  # axes to average over; all others make a cell
 DASH = "–"
 
 
@@ -121,7 +121,7 @@ Place = tuple[Any, ...]  # the values of the row axes, or of the column axes
 
 @dataclass(frozen=True)
 class Table:
-    """Entries by row, column and statistic, and what has to be said about them."""
+    """Entries by row, column and statistic, with notes and warnings."""
 
     recipe: Recipe
     row_axes: tuple[str, ...]
@@ -147,11 +147,11 @@ class Table:
 
     @property
     def most(self) -> int:
-        """The runs of the cell that has most."""
+        """The largest number of runs in a cell."""
         return max((entry.n for entry in self.entries.values()), default=0)
 
     def ours(self, entry: Entry) -> str:
-        """Our number; a cell that has fewer runs than others says so."""
+        """Our number, with the number of runs if it is smaller than in other cells."""
         return f"{entry.ours} (n={entry.n})" if 0 < entry.n < self.most else entry.ours
 
     def details(self, entry: Entry) -> list[str]:
@@ -163,7 +163,7 @@ class Table:
         return [self.entries[row, col, statistic] for col, statistic in self.columns]
 
     def heads(self) -> list[str]:
-        """What stands above each column."""
+        """The head of each column."""
         several = len(self.statistics) > 1 or not self.col_axes
         return [
             ", ".join([*self._labels(self.col_axes, col), *([statistic_name(statistic)] if several else [])])
@@ -181,7 +181,7 @@ class Table:
         return any(entry.best for entry in self.entries.values())
 
     def labels(self, row: Place, before: Place | None = None) -> list[str]:
-        """What stands before a row; empty where the row before has the same, up to the first that differs."""
+        """The labels of a row; empty where the row above has the same label, up to the first difference."""
         texts = self._labels(self.row_axes, row)
         for i, (own, other) in enumerate(zip(row, before or (), strict=False)):
             if own != other or i == len(row) - 1:
@@ -194,7 +194,7 @@ class Table:
 
     @property
     def caption(self) -> str:
-        """What the numbers are."""
+        """What the numbers mean."""
         what = "; ".join(kind_of(statistic).title for statistic in self.statistics)
         spread = f" Mean ± sample standard deviation over {self.most} runs." if self.most > 1 else ""
         bold = " Bold: best within each group that differs in the clip or the penalty alone." if self.has_best else ""
@@ -366,7 +366,7 @@ def datasets_of(cells: Iterable[Cell]) -> str:
 
 
 def _warnings(rows: Sequence[Row]) -> tuple[str, ...]:
-    """What should be the same for all runs of a table, and is not."""
+    """Versions and devices that differ between the runs of the table."""
     results = results_of(rows)
     names = dict.fromkeys(name for result in results for name in result.versions)
     seen = {f"versions of {name}": Counter(result.versions.get(name, "none") for result in results) for name in names}
@@ -379,7 +379,7 @@ def _warnings(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def axes_of(rows: Iterable[Row]) -> dict[str, list[Any]]:
-    """The axes that make cells, with their values in order; not those that a mean is taken over."""
+    """The axes that make cells, with their values in order; without those that are averaged over."""
     axes: dict[str, list[Any]] = {}
     for row in rows:
         for axis, value in row.cell.coordinates.items():
@@ -410,7 +410,7 @@ def caption_title(recipe: Recipe) -> str:
 
 
 def label(axis: str, value: Any, bare: Collection[str] = ()) -> str:
-    """How a coordinate reads; the axes in `bare` are called by their names alone.
+    """The label of a coordinate; values of the axes in `bare` are shown without knobs.
 
     >>> label("noise", "symmetric:rate=0.5"), label("clip", "norm:temp=1.5"), label("clip", "none")
     ('symmetric 50 %', 'temp=1.5', 'no clip')
@@ -435,13 +435,13 @@ def label(axis: str, value: Any, bare: Collection[str] = ()) -> str:
 
 
 def bare_axes(axes: Mapping[str, Sequence[Any]]) -> frozenset[str]:
-    """The axes that need no knobs to be told apart: losses and methods that differ in their names."""
+    """The axes whose values can be told apart by name alone, without knobs: losses and methods."""
     names = {axis: [str(value).partition(":")[0] for value in axes.get(axis, ())] for axis in ("loss", "method")}
     return frozenset(axis for axis, found in names.items() if len(set(found)) == len(found))
 
 
 def series(coordinates: Mapping[str, Any], without: Collection[str] = (), bare: Collection[str] = ()) -> str:
-    """Coordinates in one line: what is switched off is not said.
+    """Coordinates in one line, without what is switched off.
 
     >>> series({"loss": "ce", "clip": "none", "noise": "pair:rate=0.2"})
     'ce, pair 20 %'
@@ -456,7 +456,7 @@ def statistic_name(statistic: str) -> str:
 
 
 def provenance(results: Sequence[Result]) -> dict[str, list[str]]:
-    """What the runs were made with."""
+    """Versions, devices and commits of the runs."""
     names = dict.fromkeys(name for result in results for name in result.versions)
     seen = {name: [result.versions.get(name) for result in results] for name in names}
     seen["device"] = [result.device for result in results]

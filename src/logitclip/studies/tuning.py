@@ -75,7 +75,9 @@ def search_for(config: RunConfig) -> Search:
     """The search that the word `grid` or `auto` in a config stands for."""
     wanted = word_to_tune(config)
     if wanted is None:
-        raise ValueError("There is nothing to tune: no number of the config is a word, as in norm:temp=auto.")
+        raise ValueError(
+            "Nothing to tune. Write --clip norm:temp=auto, or name an option: --option lr --values 0.05,0.1."
+        )
     field, knob, word = wanted
     search = fast_search(config, f"{field}.{knob}")
     return replace(search, values=search.grid) if word == "grid" else search
@@ -101,7 +103,7 @@ def trials(config: RunConfig, outcome: Outcome = outcome, search: Search | None 
 
 
 def choose(config: RunConfig, outcome: Outcome = outcome, search: Search | None = None) -> RunConfig:
-    """The config with the best value in place, by what came out of the trials; it trains on everything."""
+    """The config with the best value of the trials in place; it trains on all examples."""
     search = search or search_for(config)
     return replace(with_value(config, search.option, best(tried(config, outcome, search))), val=0.0)
 
@@ -128,7 +130,7 @@ def parts(config: RunConfig, outcome: Outcome, search: Search) -> dict[float, Sc
 def _found(
     config: RunConfig, outcome: Outcome, search: Search, values: Iterable[float]
 ) -> dict[float, Result | Failure]:
-    """What came out of the trials of these values, as far as they are done."""
+    """The outcomes of the trials of these values that have ended."""
     found = {value: outcome(trial(config, search, value)) for value in values}
     return {value: result for value, result in found.items() if result is not None}
 
