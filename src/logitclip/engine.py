@@ -10,9 +10,9 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,12 @@ from logitclip.criterion import LogitClip
 from logitclip.data import Dataset, Split
 from logitclip.data.augment import transform
 from logitclip.data.loading import batches
-from logitclip.methods.base import Job, Method, Settings, View
+from logitclip.methods.base import Augment, Batch, Job, Method, Settings, View
 from logitclip.methods.standard import Standard
 from logitclip.rng import derived_seed, stream
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
 
 for talkative in ("distributed", "rank_zero"):  # here, because spawned processes import this too
     logging.getLogger(f"lightning_fabric.utilities.{talkative}").setLevel(logging.WARNING)
@@ -32,17 +35,22 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 SAVING = 60.0  # seconds that interrupted processes have to save their last epoch
 
 
+Row = dict[str, Any]  # the numbers of an epoch, as in `metrics.jsonl`: float, int, list of float, or None
+Resume = tuple[dict[str, Tensor], dict[str, Any], int]  # weights, state, and the number of epochs done
+M = TypeVar("M", bound=Method)
+
+
 class Diverged(ValueError):
-    """The loss is no longer a number."""
+    """The loss, the logits or their norms are not finite."""
 
 
 @dataclass(frozen=True)
 class Progress:
     """Where training is after an epoch: the row to record, and how to save everything if one wants to."""
 
-    row: dict[str, Any]
+    row: Row
     method: Method
-    fabric: Any
+    fabric: Fabric
     examples: dict[str, Tensor]  # per-example records if asked for; `val_prediction` if there are held-out examples
 
     def weights(self) -> dict[str, Tensor]:
@@ -71,33 +79,57 @@ def fit(
     dataset: Dataset,
     model: nn.Module | Callable[[int], nn.Module],
     criterion: nn.Module,
-    method: Callable[[Job], Method] = Standard,
+    method: Callable[[Job], M] = Standard,  # type: ignore[assignment]
     settings: Settings | None = None,
     *,
     view: View | None = None,
     index: Tensor | None = None,
     held_out: Tensor | None = None,
     augment_held_out: bool = False,
-    fabric: Any = None,
-    resume: tuple[dict[str, Tensor], dict[str, Any], int] | None = None,
+    fabric: Fabric | None = None,
+    resume: Resume | None = None,
     after_epoch: Callable[[Progress], None] | None = None,
-) -> Any:
-    """Train, and return the method with its trained network.
+) -> M:
+    """Train a network: the loop without names and folders.
+
+    Each epoch gives a row of numbers: ``loss``, ``train_accuracy``, ``test_accuracy``, ``memorised`` and ``recovered``
+    shares of the wrong labels, ``clipped`` share and ``norm_quantiles`` of the logits.
 
     Args:
         dataset: its training labels may be noisy; `train.clean_labels`, where known, tell what is memorised. Its test
             split may be empty: `test_accuracy` is None then.
-        model: a network, or a function from a seed to one.
-        criterion: what to minimise, called with logits and targets.
-        method: how; see `logitclip.methods`.
-        view: from a batch of the dataset to the model's input, random with a generator and fixed without; by default
+        model: a network that returns logits [N, K], or a function from a seed to one.
+        criterion: called with logits [N, K] and labels [N].
+        method: the training method; see `logitclip.methods`.
+        settings: epochs, batch size, learning rate and so on.
+        view: turns a batch of the dataset into the model's input: random with a generator, fixed without. By default
             the dataset's normalisation.
-        index: which training examples to train on (all).
-        held_out: which training examples to validate on, with their possibly wrong labels (none).
+        index: [M] int64, the training examples to train on; by default all.
+        held_out: [V] int64, the training examples to validate on, with their possibly wrong labels; by default none.
         augment_held_out: validate on augmented inputs, as the released code does.
         fabric: a launched Lightning Fabric; by default one for this process.
-        resume: weights, state and the number of epochs done, from `Progress`.
+        resume: weights, state and the number of epochs done, from an earlier `Progress`.
         after_epoch: called with a `Progress` after each epoch.
+
+    Returns:
+        The method, with its trained network: ``predict`` gives logits and ``weights`` the weights by name.
+
+    Raises:
+        Diverged: if the loss, the logits or their norms are not finite.
+        ValueError: if there is not one full batch to train on.
+
+    >>> import logitclip as lc
+    >>> digits = lc.data.load("digits")
+    >>> network = lc.models.build("mlp:width=32", num_classes=10, input_shape=(1, 8, 8))
+    >>> trained = lc.engine.fit(
+    ...     digits, network, lc.LogitClip("ce", temp=1.5), settings=lc.engine.Settings(epochs=3, lr=0.1),
+    ...     after_epoch=lambda progress: print(sorted(progress.row)[:3]),
+    ... )
+    ['clipped', 'epoch', 'loss']
+    ['clipped', 'epoch', 'loss']
+    ['clipped', 'epoch', 'loss']
+    >>> trained.predict(lc.data.normalise(digits.test.x)).shape
+    torch.Size([397, 10])
     """
     settings = settings or Settings()
     fabric = make_fabric() if fabric is None else fabric
@@ -135,8 +167,8 @@ def fit(
             )
             views = stream(fabric.device, settings.seed, "views", epoch, rank)
             with _model_randomness(fabric.device, derived_seed(settings.seed, "model", epoch, rank)):
-                row = _train(worker, epoch, order, lambda x, g=views: view(x, g), fabric)
-            row = {"epoch": epoch, "lr": lr, **row}
+                trained = _train(worker, epoch, order, lambda x, g=views: view(x, g), fabric)
+            row: Row = {"epoch": epoch, "lr": lr, **trained}
             measured = _accuracy(worker, test, view, settings, fabric) if len(test) else _sum_of_weights(worker)
             row["test_accuracy"] = measured if len(test) else None
             if not all(map(math.isfinite, [row["loss"], measured, *(row["norm_quantiles"] or ())])):
@@ -165,7 +197,7 @@ def fit(
     return worker
 
 
-def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, precision: str = "32") -> Any:
+def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, precision: str = "32") -> Fabric:
     """A Lightning Fabric, not launched yet. Several devices of one machine are spawned; several nodes need torchrun."""
     try:
         with _hidden("torchmetrics"):
@@ -295,7 +327,7 @@ def _unchanged(data: Any) -> Any:
 # -- one epoch ---------------------------------------------------------------------------------------------------------
 
 
-def _train(worker: Method, epoch: int, order: Any, augment: Any, fabric: Any) -> dict[str, Any]:
+def _train(worker: Method, epoch: int, order: Iterable[Batch], augment: Augment, fabric: Fabric) -> Row:
     """Train one epoch; the mean loss, the accuracy on the labels as given, and what the clip had to do."""
     losses, sizes, hits, norms = [], [], [], []
     tau = worker.criterion.tau if isinstance(worker.criterion, LogitClip) else None
@@ -321,7 +353,7 @@ def _train(worker: Method, epoch: int, order: Any, augment: Any, fabric: Any) ->
     return row
 
 
-def _accuracy(worker: Method, split: Split, view: View, settings: Settings, fabric: Any) -> float:
+def _accuracy(worker: Method, split: Split, view: View, settings: Settings, fabric: Fabric) -> float:
     """The share of `split` predicted as labelled, in percent, or NaN if logits are not finite."""
     hits = bad = torch.zeros((), dtype=torch.int64, device=fabric.device)
     n = 0
@@ -338,21 +370,18 @@ def _sum_of_weights(worker: Method) -> float:
     return sum(float(weight.double().sum()) for weight in worker.weights().values())
 
 
-def _predicted(worker: Method, split: Split, view: View, settings: Settings, fabric: Any, index: Tensor) -> Tensor:
+def _predicted(worker: Method, split: Split, view: View, settings: Settings, fabric: Fabric, index: Tensor) -> Tensor:
     """The class predicted for each example at `index`."""
     every = torch.zeros(len(split), dtype=torch.int64, device=fabric.device)
     for at, _, logits in _evaluate(worker, split, view, settings, fabric, index):
         every[at] = logits.argmax(1)
-    every = fabric.all_reduce(every, reduce_op="sum") if fabric.world_size > 1 else every  # each rank has its own
-    return every.cpu()[index]
+    return _over_ranks(fabric, every).cpu()[index]
 
 
 _UNMEASURED = {"memorised": None, "recovered": None}
 
 
-def _memorisation(
-    worker: Method, train: Split, view: View, settings: Settings, fabric: Any, wrong: Tensor
-) -> dict[str, Any]:
+def _memorisation(worker: Method, train: Split, view: View, settings: Settings, fabric: Fabric, wrong: Tensor) -> Row:
     """Of the wrong labels, the share predicted as given and the share predicted as true, in percent."""
     if train.clean_labels is None or not len(wrong):
         return _UNMEASURED
@@ -365,7 +394,7 @@ def _memorisation(
     return {"memorised": 100 * given / len(wrong), "recovered": 100 * true / len(wrong)}
 
 
-def _per_example(worker: Method, train: Split, view: View, settings: Settings, fabric: Any) -> dict[str, Tensor]:
+def _per_example(worker: Method, train: Split, view: View, settings: Settings, fabric: Fabric) -> dict[str, Tensor]:
     """Loss (cross entropy), margin, prediction and best other class of every training example, in dataset order."""
     record = torch.zeros(4, len(train), device=fabric.device)
     for at, y, logits in _evaluate(worker, train, view, settings, fabric, None):
@@ -373,14 +402,13 @@ def _per_example(worker: Method, train: Split, view: View, settings: Settings, f
         own = log_probs.gather(1, label)[:, 0]
         best, other = log_probs.scatter(1, label, -torch.inf).max(1)
         record[:, at] = torch.stack([-own, own - best, logits.argmax(1).float(), other.float()])
-    record = fabric.all_reduce(record, reduce_op="sum") if fabric.world_size > 1 else record  # each rank has its own
-    loss, margin, prediction, other = record.cpu()
+    loss, margin, prediction, other = _over_ranks(fabric, record).cpu()
     return {"loss": loss, "margin": margin, "prediction": prediction.long(), "other": other.long()}
 
 
 @torch.no_grad()
 def _evaluate(
-    worker: Method, split: Split, view: View, settings: Settings, fabric: Any, index: Tensor | None
+    worker: Method, split: Split, view: View, settings: Settings, fabric: Fabric, index: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """(index, labels, logits) of this rank's part of a split, without augmentation, in order."""
     part = (torch.arange(len(split)) if index is None else index)[fabric.global_rank :: fabric.world_size]
@@ -389,25 +417,30 @@ def _evaluate(
         yield at, y, worker.predict(view(x, None))
 
 
-def _summed(fabric: Any, *values: Any) -> list[float]:
+def _summed(fabric: Fabric, *values: Tensor | float) -> list[float]:
     """The values, each summed over the ranks."""
-    row = torch.tensor([float(v) for v in values], dtype=torch.float64)
-    if fabric.world_size > 1:
-        row = fabric.all_reduce(row.to(fabric.device), reduce_op="sum")
-    return row.tolist()
+    row = torch.tensor([float(value) for value in values], dtype=torch.float64)
+    return _over_ranks(fabric, row).tolist()
 
 
-def _gathered(fabric: Any, values: Tensor) -> Tensor:
+def _over_ranks(fabric: Fabric, tensor: Tensor) -> Tensor:
+    """The sum of a tensor over the ranks."""
+    if fabric.world_size == 1:
+        return tensor
+    return fabric.all_reduce(tensor.to(fabric.device), reduce_op="sum")  # type: ignore[return-value]
+
+
+def _gathered(fabric: Fabric, values: Tensor) -> Tensor:
     """The values of all ranks in one vector; ranks may hold different numbers of them."""
     if fabric.world_size == 1:
         return values
     counts = torch.zeros(fabric.world_size, dtype=torch.int64, device=values.device)
     counts[fabric.global_rank] = len(values)
-    ends = fabric.all_reduce(counts, reduce_op="sum").cumsum(0).tolist()
+    ends = _over_ranks(fabric, counts).cumsum(0).tolist()
     end = ends[fabric.global_rank]
     every = values.new_zeros(ends[-1])
     every[end - len(values) : end] = values
-    return fabric.all_reduce(every, reduce_op="sum")
+    return _over_ranks(fabric, every)
 
 
 def _hard(labels: Tensor) -> Tensor:

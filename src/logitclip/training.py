@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -36,8 +36,13 @@ from logitclip.run_folder import LAST, Result, read_result
 
 MOST_WEIGHT = 10.0  # of a class with `balance`: a few wrong labels must not count as hundreds
 
+if TYPE_CHECKING:
+    from multiprocessing.queues import SimpleQueue
+
+    from lightning_fabric import Fabric
+
 Load = Callable[[str], data.Dataset]  # from a spec
-OnEpoch = Callable[[RunConfig, dict[str, Any] | None], None]
+OnEpoch = Callable[[RunConfig, engine.Row | None], None]
 
 
 def train(
@@ -145,7 +150,14 @@ def _spawn(options: dict[str, Any], config: RunConfig, id: str, key: str, on_epo
     return result
 
 
-def _spawned(fabric: Any, config: dict[str, Any], id: str, key: str, on_epoch: OnEpoch | None, failures: Any) -> None:
+def _spawned(
+    fabric: Fabric,
+    config: dict[str, Any],
+    id: str,
+    key: str,
+    on_epoch: OnEpoch | None,
+    failures: SimpleQueue[Exception],
+) -> None:
     def stop(*_: Any) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # the next one must not disturb the saving
@@ -171,7 +183,7 @@ def _spawned(fabric: Any, config: dict[str, Any], id: str, key: str, on_epoch: O
 
 
 def _work(
-    fabric: Any,
+    fabric: Fabric,
     config: RunConfig,
     id: str,
     key: str,
@@ -245,13 +257,13 @@ class _Record:
     """The progress of a run, read from its folder at the start; rank 0 keeps the folder up to date."""
 
     def __init__(
-        self, fabric: Any, config: RunConfig, id: str, key: str, on_epoch: OnEpoch | None, noise: dict[str, Any]
+        self, fabric: Fabric, config: RunConfig, id: str, key: str, on_epoch: OnEpoch | None, noise: dict[str, Any]
     ) -> None:
         self.config, self.id, self.key, self.on_epoch = config, id, key, on_epoch
         self.folder, self.writes = Path(config.runs) / id, fabric.is_global_zero
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[engine.Row] = []
         self.examples: dict[str, Tensor] = {}
-        self.resume: tuple[dict[str, Tensor], dict[str, Any], int] | None = None
+        self.resume: engine.Resume | None = None
         self.unsaved: run_folder.Checkpoint | None = None
         self.board: Any = None
         seconds = 0.0
