@@ -151,6 +151,25 @@ def test_bound_of_other_losses_and_norms(command, loss):
     assert loss.partition(":")[0] in out
 
 
+def test_bound_knows_the_arrows_of_the_data(command, tmp_path):
+    """CIFAR-10's five arrows flip half of the classes: truck, bird, deer, cat and dog."""
+    matrix = tmp_path / "matrix.csv"
+    rows = [[float(i == j) for j in range(10)] for i in range(10)]
+    for source, target in ((9, 1), (2, 0), (4, 7), (3, 5), (5, 3)):
+        rows[source][source], rows[source][target] = 0.6, 0.4
+    matrix.write_text("\n".join(",".join(map(str, row)) for row in rows))
+    arguments = ("bound", "--tau", "1", "--classes", "10", "--json", "--noise")
+    known = json.loads(command(*arguments, "asymmetric:rate=0.4", "--data", "cifar10")[1])
+    assert known == json.loads(command(*arguments, f"transition:matrix={matrix}")[1])
+    assert known != json.loads(command(*arguments, "asymmetric:rate=0.4")[1])
+    code, _, error = command(
+        "bound", "--tau", "1", "--classes", "5", "--noise", "asymmetric:rate=0.4", "--data", "cifar10"
+    )
+    assert (code, "classes in 0..4" in error) == (2, True)
+    code, _, error = command("bound", "--tau", "1", "--classes", "10", "--data", "cifar10")
+    assert (code, "needs --noise asymmetric" in error) == (2, True)
+
+
 def test_bound_with_a_transition_matrix(command, tmp_path):
     matrix = tmp_path / "matrix.csv"
     matrix.write_text("0.8,0.2\n0.1,0.9\n")

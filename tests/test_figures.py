@@ -107,6 +107,15 @@ def test_lines_have_a_panel_a_colour_and_a_band(folder, rows, tmp_path):
     assert all(words in text for words in shown)  # the last two are the legend of the dashes
 
 
+def test_lines_over_the_reciprocal(folder, rows, tmp_path):
+    """Figure 2's x axis is tau = 1/temp."""
+    assert (load_recipe("figure2").figure or {})["reciprocal"] == "tau"
+    recipe = load(folder)
+    chart = figures.draw(replace(recipe, figure={**(recipe.figure or {}), "reciprocal": "tau"}), rows)
+    assert {value["x"] for value in data(chart) if not value.get("level")} == {50.0, 2.0}
+    assert "tau on the x axis" in svg(chart, tmp_path / "lines.svg")
+
+
 def test_bars_are_grouped(folder, rows, tmp_path):
     recipe = replace(load(folder), figure={"kind": "bars", "x": "noise", "y": "memorised", "colour": "clip"})
     one = [row for row in rows if row.cell.coordinates["model"] == "mlp"]

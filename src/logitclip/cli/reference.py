@@ -138,6 +138,7 @@ def bound(
     p: float = math.inf,
     loss: str = "ce",
     noise: Text = None,
+    data: Text = None,
     json: Flag = False,
 ) -> None:
     """Print the paper's bounds for a clip, loss and noise, and mark the smallest that applies.
@@ -151,6 +152,7 @@ def bound(
         p: Order of the norm. The paper states its bounds for inf; for smaller p, sharper ones are shown as well.
         loss: A loss spec such as gce:q=0.7.
         noise: symmetric:rate=R, asymmetric:rate=R, pair:rate=R, instance:rate=R or transition:matrix=FILE.
+        data: The dataset whose classes asymmetric noise confuses, as in cifar10; otherwise each class becomes the next.
         json: Print a JSON object instead of a table.
     """
     from logitclip import theory
@@ -158,7 +160,7 @@ def bound(
 
     loss_name, loss_knobs = LOSSES.parse(loss)
     rows = theory.all_bounds(
-        tau, classes, delta=delta, p=p, loss=loss_name, knobs=loss_knobs, **_noise_for_theory(noise, classes)
+        tau, classes, delta=delta, p=p, loss=loss_name, knobs=loss_knobs, **_noise_for_theory(noise, classes, data)
     )
     if json:
         show_json([{**asdict(row), "applies": row.applies} for row in rows])
@@ -244,20 +246,28 @@ def noise(
         show(noise_preview(record, dataset.class_names))
 
 
-def _noise_for_theory(spec: str | None, classes: int) -> dict[str, Any]:
+def _noise_for_theory(spec: str | None, classes: int, data: str | None) -> dict[str, Any]:
+    from logitclip.data import asymmetric_of
+    from logitclip.noise import NOISES, arrow_matrix, read_matrix
+
+    name, knobs = NOISES.parse(spec or "none")
+    arrows = None if data is None else asymmetric_of(data)
+    if data is not None and name != "asymmetric":
+        raise ValueError("--data tells which classes asymmetric noise confuses; it needs --noise asymmetric:rate=...")
     if spec is None:
         return {}
-    from logitclip.noise import NOISES
-
-    name, knobs = NOISES.parse(spec)
     if name == "transition":
-        from logitclip.noise import read_matrix
-
         return {"noise": name, "transition": read_matrix(knobs["matrix"]).tolist()}
-    if name == "asymmetric" and knobs.get("variant", "map") != "map":
-        raise ValueError(
-            "bound knows asymmetric noise from each class to the next; for others: transition:matrix=FILE."
-        )
+    if name == "asymmetric":
+        variant = knobs.get("variant", "map")
+        if variant == "pairs":
+            raise ValueError(
+                "The pairs of asymmetric noise are drawn at random: give a matrix, transition:matrix=FILE."
+            )
+        if variant == "blocks" or arrows is not None:
+            mapping = arrows if variant == "map" else None
+            matrix = arrow_matrix(classes, rate=knobs["rate"], variant=variant, mapping=mapping)
+            return {"noise": "transition", "transition": matrix.tolist()}
     share = (classes - 1) / classes if knobs.get("include_self") else 1.0  # of the redrawn labels that become wrong
     return {"noise": name, "rate": share * knobs["rate"] if "rate" in knobs else None}
 

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from logitclip.data.augment import AUGMENTS, normalise, transform
-from logitclip.data.dataset import DATASETS, Dataset, Examples, Split, protocol_of, with_protocol
+from logitclip.data.dataset import DATASETS, Dataset, Examples, Split, asymmetric_of, protocol_of, with_protocol
 from logitclip.data.loading import Holdout, batch_indices, batches, hold_out
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Examples",
     "Holdout",
     "Split",
+    "asymmetric_of",
     "batch_indices",
     "batches",
     "hold_out",

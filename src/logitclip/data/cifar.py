@@ -168,7 +168,7 @@ PROTOCOL: Mapping[str, Any] = {
 
 
 @DATASETS.register
-@with_protocol(PROTOCOL)
+@with_protocol(PROTOCOL, asymmetric=CIFAR10.asymmetric)
 def cifar10(
     root: str | Path,
     *,
@@ -240,7 +240,7 @@ def _dataset(
     test = _read(release, folder, layout.test, release.test_count, kind, subset)
     positions = _positions(folder / "train_index.npy", len(train), release.count) if subset else None
     file = _find_human(release, root, human, download, mirror)
-    if subset and positions is None:
+    if subset and positions is None and len(train) < release.count:
         if human:
             raise ValueError(
                 f"Human labels of a part of the data need {folder / 'train_index.npy'}: which images it is."

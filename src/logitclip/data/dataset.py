@@ -25,16 +25,20 @@ DATASETS = Registry(
 )
 
 
-def with_protocol(protocol: Mapping[str, Any] | Callable[..., Mapping[str, Any]]) -> Callable[[F], F]:
-    """Give a dataset function the defaults of its benchmark, under the names of `RunConfig`'s fields.
+def with_protocol(
+    protocol: Mapping[str, Any] | Callable[..., Mapping[str, Any]], *, asymmetric: Mapping[int, int] | None = None
+) -> Callable[[F], F]:
+    """Give a dataset function what is known about its benchmark without reading any data.
 
     Args:
-        protocol: model, epochs, batch_size, lr, momentum, nesterov, weight_decay, schedule, milestones (shares of the
-            epochs), augment, drop_last; or a function from knobs of the dataset to these.
+        protocol: training defaults under the names of `RunConfig`'s fields: model, epochs, batch_size, lr, momentum,
+            nesterov, weight_decay, schedule, milestones (shares of the epochs), augment, drop_last; or a function from
+            knobs of the dataset to these.
+        asymmetric: source class -> target class of asymmetric noise; None: each class to the next.
     """
 
     def decorate(function: F) -> F:
-        function.protocol = protocol  # type: ignore[attr-defined]
+        function.protocol, function.asymmetric = protocol, asymmetric  # type: ignore[attr-defined]
         return function
 
     return decorate
@@ -52,6 +56,15 @@ def protocol_of(spec: str) -> Mapping[str, Any]:
         return protocol
     knobs = {knob.name: given.get(knob.name, knob.default) for knob in DATASETS.knobs(name).values()}
     return protocol(**{knob: knobs[knob] for knob in inspect.signature(protocol).parameters})
+
+
+def asymmetric_of(spec: str) -> Mapping[int, int] | None:
+    """The arrows of asymmetric noise on the dataset that `spec` names; None: each class to the next.
+
+    >>> asymmetric_of("cifar10")
+    {9: 1, 2: 0, 4: 7, 3: 5, 5: 3}
+    """
+    return getattr(DATASETS[DATASETS.parse(spec)[0]], "asymmetric", None)
 
 
 class Examples(Protocol):

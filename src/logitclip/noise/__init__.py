@@ -9,6 +9,7 @@ from logitclip.noise.records import NoisyLabels, apply
 from logitclip.noise.rules import (
     NOISES,
     SETS,
+    arrow_matrix,
     asymmetric,
     file,
     instance,
@@ -28,6 +29,7 @@ __all__ = [
     "SETS",
     "NoisyLabels",
     "apply",
+    "arrow_matrix",
     "asymmetric",
     "file",
     "instance",

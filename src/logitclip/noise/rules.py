@@ -328,6 +328,26 @@ def _arrows(num_classes: int, variant: str, mapping: Mapping[int, int] | None, g
     return target
 
 
+def arrow_matrix(
+    num_classes: int,
+    *,
+    rate: float,
+    variant: Literal["map", "blocks"] = "map",
+    mapping: Mapping[int, int] | None = None,
+) -> Tensor:
+    """The transition matrix [K, K], float64, of `asymmetric` noise; arguments as there.
+
+    >>> arrow_matrix(3, rate=0.4, mapping={0: 2}).tolist()
+    [[0.6, 0.0, 0.4], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    _check_rate(rate)
+    if variant not in ("map", "blocks"):
+        raise ValueError(f"Only the variants map and blocks of asymmetric noise have a fixed matrix, got {variant!r}.")
+    target = _arrows(num_classes, variant, mapping, torch.Generator())
+    stays = torch.eye(num_classes, dtype=torch.float64)
+    return (1 - rate) * stays + rate * stays[target]
+
+
 def instance_probabilities(
     labels: Any,
     num_classes: int,

@@ -190,15 +190,20 @@ def _lines(recipe: Recipe, rows: Sequence[Row]) -> Any:
     alt, options = altair(), recipe.figure or {}
     points = _points(recipe, rows)
     reference = options.get("reference")
-    without, swept = _label({options["x"]: reference}, options["x"]), f"{_knob(recipe, options['x'])} on the x axis"
+    inverse = "reciprocal" in options
+    name = options["reciprocal"] if inverse else _knob(recipe, options["x"])
+    without, swept = _label({options["x"]: reference}, options["x"]), f"{name} on the x axis"
     levels = [{**point, "line": without} for point in points if point["x"] == reference]
     points = [{**point, "x": _number(point["x"]), "line": swept} for point in points if point["x"] != reference]
+    if inverse:
+        points = [{**point, "x": 1 / point["x"]} for point in points]
     picked = alt.selection_point(fields=["series"], bind="legend")
     shown = alt.condition(picked, alt.value(1), alt.value(0.12))
     colour = alt.Color("series:N", title=None, sort=_order(points, "series"))
     low, mean = (alt.Y(f"{f}:Q", title=_title(options["y"]), scale=alt.Scale(zero=False)) for f in ("low", "mean"))
     base = alt.Chart().transform_filter("!datum.level")
-    base = base.encode(x=alt.X("x:Q", title=_knob(recipe, options["x"])), color=colour)
+    x = alt.X("x:Q", title=name, scale=alt.Scale(type="log" if inverse else "linear"))
+    base = base.encode(x=x, color=colour)
     faint = alt.condition(picked, alt.value(0.15), alt.value(0.02))
     band = base.mark_area().encode(y=low, y2="high:Q", opacity=faint)
     line = base.mark_line(point=True).encode(y=mean, opacity=shown, tooltip=_tooltips("x"))

@@ -33,6 +33,7 @@ A recipe is a TOML file. Every key is optional except where it says otherwise::
     y = "last10_accuracy"
     colour = "noise"
     reference = "none"           #   lines only: the value of x that is drawn as a horizontal line
+    reciprocal = "tau"           #   lines only: draw over 1 / the number in x, and call it this
 
     [scale.cpu]                  # `--scale cpu`: other fields, other values of axes, further overrides
     data = "digits"
@@ -76,7 +77,7 @@ FOLDER = Path(__file__).parents[1] / "recipes"
 STATISTICS = ("last10_accuracy", "best_accuracy", "memorised", "recovered", "noise_rate", "seconds", "temp")
 FIGURES = {  # kind -> its keys; those that name axes are x, colour and panel
     "bounds": ("classes", "tau"),
-    "lines": ("x", "y", "colour", "panel", "reference"),
+    "lines": ("x", "y", "colour", "panel", "reference", "reciprocal"),
     "bars": ("x", "y", "colour", "panel"),
 }
 _FIELDS = {field.name: object for field in fields(RunConfig) if field.name != "runs"}  # that one is the sweep's
