@@ -184,7 +184,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0, help="start no measurement after this time")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--most-classes", type=int, default=2**20)
+    parser.add_argument("--classes", type=int, nargs="+", default=[], help="only these numbers of classes")
+    parser.add_argument("--widths", type=int, nargs="+", default=[], help="only these widths")
+    parser.add_argument("--rows", type=int, nargs="+", default=[], help="only these numbers of rows")
     parser.add_argument("--print", action="store_true", help="measure nothing")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--one", nargs=4, metavar=("CLASSES", "WIDTH", "ROWS", "CASE"), help=argparse.SUPPRESS)
@@ -198,12 +200,17 @@ def main() -> None:
     deadline = time.monotonic() + 60 * args.minutes
     if not path.exists() and not args.print:
         path.write_text(",".join(HEADER) + "\n")
+    wanted = [
+        cell
+        for cell in CELLS
+        if all(x in (only or [x]) for x, only in zip(cell, (args.classes, args.widths, args.rows), strict=True))
+    ]
     for repeat in range(0 if args.print else args.repeats):
-        for cell in CELLS:
+        for cell in wanted:
             for case in CASES:
                 key = (*cell, case)
                 done = read(path).get(key, [])
-                if len(done) > repeat or any(row["note"] for row in done) or cell[0] > args.most_classes:
+                if len(done) > repeat or any(row["note"] for row in done):
                     continue
                 if time.monotonic() < deadline:
                     row = in_a_process(key)

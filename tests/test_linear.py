@@ -22,7 +22,7 @@ from processes import finished
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from logitclip import linear
+from logitclip import fused_linear
 from logitclip.criterion import LogitClip, Loss
 from logitclip.linear import LinearLogitClip, clip_hidden, gram_matrix, linear_cross_entropy
 from logitclip.losses import LOSSES
@@ -33,15 +33,18 @@ N, D, K = 30, 5, 23
 CLIPS: list[Any] = [None, (4.0, None), (4.0, 0.5), (0.5, 3.0), (70.0, 60.0)]  # the last needs shifted exponentials
 
 
-@pytest.fixture(autouse=True, params=["kept", "computed again"])
-def small_blocks(request: pytest.FixtureRequest) -> Any:
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight rows and six classes at a time, neither of which divides what there is."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear, "SMALL_BLOCK", 8 * K)
-        patch.setattr(linear, "MOST_ROWS", 8)
-        patch.setattr(linear, "FEWEST_ROWS", 0 if request.param == "kept" else 1000)
-        patch.setattr(linear, "CHUNK", 50)
-        yield
+    monkeypatch.setattr(fused_linear, "SMALL_BLOCK", 8 * K)
+    monkeypatch.setattr(fused_linear, "MOST_ROWS", 8)
+    monkeypatch.setattr(fused_linear, "FEWEST_ROWS", 0)
+    monkeypatch.setattr(fused_linear, "CHUNK", 50)
+
+
+@pytest.fixture(params=["kept", "computed again"])
+def logits_are(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_linear, "FEWEST_ROWS", 0 if request.param == "kept" else 1000)
 
 
 def layer(n: int = N, d: int = D, k: int = K, dtype: torch.dtype = torch.float64, seed: int = 0) -> list[Tensor]:
@@ -103,16 +106,18 @@ def assert_same(got: Tensor, expected: Tensor, inputs: list[Tensor], tolerance: 
 # -- values and gradients ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.usefixtures("logits_are")
 @pytest.mark.parametrize("clip", CLIPS, ids=str)
 @pytest.mark.parametrize("loss", list(LOSSES))
-def test_every_loss_equals_the_unfused_composition(loss: str, clip: Any, reduction: str) -> None:
+def test_every_loss_equals_the_unfused_composition(loss: str, clip: Any) -> None:
     hidden, weight, bias, target = layer()
-    options: Any = {"reduction": reduction}
-    got = fused(loss, hidden, weight, bias, target, clip, **options)
-    assert_same(got, unfused(loss, hidden, weight, bias, target, clip, **options), [hidden, weight, bias])
+    for reduction in ("mean", "sum", "none"):
+        got = fused(loss, hidden, weight, bias, target, clip, reduction=reduction)
+        expected = unfused(loss, hidden, weight, bias, target, clip, reduction=reduction)
+        assert_same(got, expected, [hidden, weight, bias])
 
 
+@pytest.mark.usefixtures("logits_are")
 @pytest.mark.parametrize("clip", [None, (4.0, None), (4.0, 0.5)], ids=str)
 @pytest.mark.parametrize("loss", ["ce", "gce", "nce_mae", "cores"])
 def test_weights_and_ignored_rows(loss: str, clip: Any) -> None:
@@ -177,7 +182,7 @@ def test_random_sizes(
 def test_float32(clip: Any) -> None:
     hidden, weight, bias, target = layer(200, 16, 500, torch.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear, "CHUNK", 1000)
+        patch.setattr(fused_linear, "CHUNK", 1000)
         got = fused("ce", hidden, weight, bias, target, clip)
     exact = [x.detach().double().requires_grad_() for x in (hidden, weight, bias)]
     expected = unfused("ce", *exact, target, clip)
@@ -353,11 +358,12 @@ def test_half_precision(dtype: torch.dtype, autocast: bool) -> None:
         assert (a - b).norm() <= 3 * error * b.norm()
 
 
+@pytest.mark.usefixtures("logits_are")
 def test_the_logits_are_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
     n, d, k = 220, 4, 3000
-    monkeypatch.setattr(linear, "SMALL_BLOCK", 0)
-    monkeypatch.setattr(linear, "MOST_ROWS", 256)
-    monkeypatch.setattr(linear, "CHUNK", 220 * 64)
+    monkeypatch.setattr(fused_linear, "SMALL_BLOCK", 0)
+    monkeypatch.setattr(fused_linear, "MOST_ROWS", 256)
+    monkeypatch.setattr(fused_linear, "CHUNK", 220 * 64)
     hidden, weight, bias, target = layer(n, d, k)
     gradients = 8 * (n * d + k * (d + 1))
     with Memory(hidden, weight, bias, target) as memory:
@@ -489,6 +495,17 @@ def test_the_time_against_plain_cross_entropy_has_not_doubled(rows: int) -> None
     assert now < 2 * statistics.median(ours) / statistics.median(plain)
 
 
+@pytest.mark.slow
+def test_the_examples_run(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    root = Path(__file__).parents[1]
+    language_model = [root / "examples" / "causal_lm.py", "--steps", "2", "--out", tmp_path / "out.csv"]
+    classes = [root / "benchmarks" / "hundred_thousand_classes.py", "--classes", "500", "--epochs", "1"]
+    for script in (language_model, classes):
+        subprocess.run([sys.executable, *script], capture_output=True, check=True, timeout=500)
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 5
+
+
 # -- classes sharded over processes ------------------------------------------------------------------------------------
 
 
@@ -510,7 +527,7 @@ def _rank(world: int, store: str, rank: int) -> None:
     """One process of the test above: its part of the loss and gradients against those of the whole layer."""
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
     group = dist.group.WORLD
-    linear.SMALL_BLOCK, linear.MOST_ROWS, linear.FEWEST_ROWS, linear.CHUNK = 8 * 10, 8, 0, 50
+    fused_linear.SMALL_BLOCK, fused_linear.MOST_ROWS, fused_linear.FEWEST_ROWS, fused_linear.CHUNK = 8 * 10, 8, 0, 50
     hidden, weight, bias, target = layer()
     target[::7] = -100
     options: Any = {"weight": torch.linspace(0.1, 2, K, dtype=torch.float64), "label_smoothing": 0.1}

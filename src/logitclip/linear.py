@@ -7,7 +7,7 @@ products suffice, as without fusion. `clip_hidden` does the clip alone, for othe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,20 +16,19 @@ from torch import Tensor, nn
 
 from logitclip.clip import clip_factor, threshold_and_scale
 from logitclip.criterion import Loss, Reduction
-from logitclip.fused import EXP_SAFE, LOG2_E
+from logitclip.fused_linear import (
+    STEP,
+    BlockedHead,
+    Clip,
+    Gradients,
+    LinearTerms,
+    Shard,
+    add_product,
+    block_size,
+    row_blocks,
+)
 from logitclip.losses import check_target, evaluate
 
-# Chosen by measurement on CPUs, see benchmarks/million_classes.py.
-SHARE_OF_ROWS = 12  # a block has this fraction of the rows, so that it takes 1/24 of what logits and gradient would
-SMALL_BLOCK = 4 * 1024 * 1024  # entries that a block may have in any case
-MOST_ROWS = 256  # more rows in a block do not make the matrix products faster
-FEWEST_ROWS = 40  # with fewer, the matrix products are so slow that computing the logits three times takes less time
-CHUNK = 192 * 1024  # entries of a block that are processed at a time, while they are in the cache
-
-_STEP = 4096  # classes whose weights are converted or summed at a time
-
-Clip = tuple[float, float]
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 Run = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, tuple[bool, ...]], tuple[Tensor, Gradients]]
 
 
@@ -229,10 +228,10 @@ class _Gram(torch.autograd.Function):
         ctx.save_for_backward(weight, bias)
         size = weight.shape[1] + (bias is not None)
         gram = torch.zeros(size, size, dtype=torch.float64, device=weight.device)
-        for k in range(0, len(weight), _STEP):
-            w = weight[k : k + _STEP].double()
+        for k in range(0, len(weight), STEP):
+            w = weight[k : k + STEP].double()
             if bias is not None:
-                w = torch.cat([w, bias[k : k + _STEP, None].double()], 1)
+                w = torch.cat([w, bias[k : k + STEP, None].double()], 1)
             gram.addmm_(w.t(), w)
         return gram
 
@@ -276,7 +275,7 @@ def _eager_loss(
 ) -> Tensor:
     """The reduced loss of `criterion` on the logits of a linear layer."""
     _check_layer(hidden, weight, bias)
-    shard = _Shard(len(weight), weight.device, group)
+    shard = Shard(len(weight), weight.device, group)
     shape = hidden.shape[:-1]
     logits = weight.new_empty(()).expand(*shape, shard.num_classes)  # their shape, without their memory
     target, kept = check_target(logits, target, criterion.ignore_index)
@@ -359,28 +358,6 @@ def _run(run: Run, hidden: Tensor, weight: Tensor, bias: Tensor | None, *args: A
     return values, [None if g is None or x is None else g.to(x.dtype) for g, x in pairs]
 
 
-class _Shard:
-    """Which classes this process has, and sums and maxima over the processes that have the others."""
-
-    def __init__(self, classes: int, device: torch.device, group: dist.ProcessGroup | None) -> None:
-        self.group, self.first, self.num_classes = group, 0, classes
-        if group is not None:
-            sizes = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device)
-            sizes[dist.get_rank(group)] = classes
-            sizes = self.sum(sizes).tolist()
-            self.first, self.num_classes = sum(sizes[: dist.get_rank(group)]), sum(sizes)
-
-    def sum(self, x: Tensor) -> Tensor:
-        if self.group is not None:
-            dist.all_reduce(x, dist.ReduceOp.SUM, group=self.group)
-        return x
-
-    def max(self, x: Tensor) -> Tensor:
-        if self.group is not None:
-            dist.all_reduce(x, dist.ReduceOp.MAX, group=self.group)
-        return x
-
-
 # -- losses of log p_y and the mean log-probability --------------------------------------------------------------------
 
 
@@ -390,7 +367,7 @@ def _closed_form(
     clip: Clip | None,
     row_weight: Tensor | None,
     dtype: torch.dtype,
-    shard: _Shard,
+    shard: Shard,
     smoothing: float,
 ) -> Run:
     """A `run` in terms of four numbers per row.
@@ -423,12 +400,12 @@ def _closed_form(
             v = torch.full((len(weight),), 1 / classes, dtype=full, device=weight.device)
             if smoothing and class_weight is not None:
                 v *= class_weight[shard.first : shard.first + len(weight)]
-        rank_one = _RankOne(hidden.to(full), weight, bias, target, v, shard)
-        head = _Head(hidden, weight, bias, clip, needs, shard)
+        terms = LinearTerms(hidden.to(full), weight, bias, target, v, shard)
+        head = BlockedHead(hidden, weight, bias, clip, needs, shard)
         values = torch.empty(len(hidden), dtype=full, device=weight.device)
         for rows in head.blocks:
             norm, log_total, expected = head.statistics(rows)
-            z_y, mean = rank_one.at_target[rows], None if rank_one.mean is None else rank_one.mean[rows]
+            z_y, mean = terms.at_target[rows], None if terms.mean is None else terms.mean[rows]
             leaves = [x.requires_grad_(any(needs)) for x in (z_y, log_total, norm, mean) if x is not None]
             with torch.set_grad_enabled(any(needs)):
                 scale = 1.0
@@ -437,199 +414,19 @@ def _closed_form(
                     if expected is not None:  # dL/ds is the expectation of z under p
                         log_total = log_total + expected * (scale - scale.detach())
                 log_p = (scale * z_y - log_total).clamp(max=0)
-                result = value(log_p, None if mean is None else scale * mean - rank_one.v_sum * log_total, rows)
+                result = value(log_p, None if mean is None else scale * mean - terms.v_sum * log_total, rows)
             values[rows] = result.detach()
             if any(needs):
                 ones = torch.ones_like(result) if upstream is None else upstream.expand(len(hidden))[rows].to(full)
                 d = iter(torch.autograd.grad(result, leaves, ones, allow_unused=True, materialize_grads=True))
-                rank_one.d_at_target[rows] = next(d)
+                terms.d_at_target[rows] = next(d)
                 head.add_gradients(next(d), None if norm is None else next(d))
                 if mean is not None:
-                    rank_one.d_mean[rows] = next(d)
-        gradients = rank_one.add_to(head.d_hidden, head.d_weight, head.d_bias)
+                    terms.d_mean[rows] = next(d)
+        gradients = terms.add_to(head.d_hidden, head.d_weight, head.d_bias)
         return values if criterion.reduction == "none" else values.sum(), gradients
 
     return run
-
-
-class _RankOne:
-    """z_y = W_y h + b_y and v.z = (v W) h + v.b: what can be known of the logits without computing all of them."""
-
-    def __init__(
-        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, v: Tensor | None, shard: _Shard
-    ) -> None:
-        self.hidden, self.v, self.shard = hidden, v, shard
-        index = target - shard.first
-        self.mine = ((index >= 0) & (index < len(weight))).to(hidden.dtype)  # 1 where this process has the class
-        self.index = index.clamp(0, len(weight) - 1)
-        self.of_target = weight[self.index].to(hidden.dtype)
-        at_target = (hidden * self.of_target).sum(1)
-        self.at_target = shard.sum((at_target if bias is None else at_target + bias[self.index]) * self.mine)
-        self.d_at_target, self.d_mean = torch.zeros_like(at_target), torch.zeros_like(at_target)
-        self.mean = self.of_mean = None
-        self.v_sum = 1.0
-        if v is not None:
-            parts = zip(v.split(_STEP), weight.split(_STEP), strict=True)
-            self.of_mean = torch.stack([a @ w.to(v.dtype) for a, w in parts]).sum(0)
-            mean = hidden @ self.of_mean
-            self.mean = shard.sum(mean if bias is None else mean + v @ bias)
-            self.v_sum = shard.sum(v.sum())
-
-    def add_to(self, d_hidden: Tensor | None, d_weight: Tensor | None, d_bias: Tensor | None) -> Gradients:
-        """Add what z_y and v.z contribute to the gradients; each process adds its own part."""
-        at_target = (self.d_at_target * self.mine).unsqueeze(1)
-        if d_hidden is not None:
-            d_hidden.addcmul_(self.of_target, at_target)
-            if self.of_mean is not None:
-                d_hidden.addr_(self.d_mean, self.of_mean)
-            self.shard.sum(d_hidden)
-        if d_weight is not None:
-            d_weight.index_add_(0, self.index, self.hidden * at_target)
-            if self.v is not None:
-                d_weight.addr_(self.v, self.d_mean @ self.hidden)
-        if d_bias is not None:
-            d_bias.index_add_(0, self.index, at_target.squeeze(1))
-            if self.v is not None:
-                d_bias.add_(self.v * self.d_mean.sum())
-        return d_hidden, d_weight, d_bias
-
-
-class _Head:
-    """All logits of a block of rows at a time, in chunks of classes that stay in the cache.
-
-    The chunks hold z in the first pass, then, without a clip, exp(z - shift), and with one s z log2(e), as the gradient
-    needs both. Where blocks would have too few rows, chunks are not kept, but computed again in each pass.
-    """
-
-    def __init__(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        clip: Clip | None,
-        needs: tuple[bool, ...],
-        shard: _Shard,
-    ) -> None:
-        self.hidden, self.weight, self.bias, self.clip, self.shard = hidden, weight, bias, clip, shard
-        self.shifted = clip is None or max(clip) > EXP_SAFE
-        self.needs_gradient = any(needs)
-        n, classes = len(hidden), len(weight)
-        size = _block_size(n, classes)
-        self.kept = size >= min(n, FEWEST_ROWS)
-        size = min(n, size if self.kept else MOST_ROWS)
-        self.blocks = _blocks(n, size)
-        self.step = max(1, min(classes, CHUNK // max(size, 1))) if weight.is_cpu or not self.kept else classes
-        make = {"dtype": torch.promote_types(hidden.dtype, torch.float32), "device": weight.device}
-        self.buffer = torch.empty(size * (classes if self.kept else self.step), **make)
-        self.scratch = torch.empty(size * self.step, **make)
-        self.d_hidden = torch.zeros(hidden.shape, **make) if needs[0] else None
-        # The first block writes the gradient of the weight, the others add to it.
-        self.d_weight = (torch.empty if n else torch.zeros)(weight.shape, **make) if needs[1] else None
-        self.d_bias = torch.zeros(classes, **make) if bias is not None and needs[2] else None
-
-    def statistics(self, rows: slice) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        """The norm, `log sum exp(s z)` and the expectation of z under p; without a clip, only the second."""
-        self.rows = rows
-        square, largest = [], []
-        for _, _, z, _ in self._chunks(1):
-            if self.clip is not None:
-                square.append(torch.linalg.vector_norm(z, dim=1).square_())
-            if self.shifted:
-                largest.append(z.amax(1))
-        self.norm = self.scale = self.top = None
-        if self.clip is not None:
-            self.norm = self.shard.sum(torch.stack(square).sum(0)).sqrt_()
-            self.scale = clip_factor(self.norm, *self.clip)
-        if self.shifted:
-            self.top = self.shard.max(torch.stack(largest).amax(0))
-        total, dot = [], []
-        for _, _, z, scratch in self._chunks(2):
-            e = self._exponentials(z, scratch)
-            total.append(e.sum(1))
-            if self.scale is not None and self.needs_gradient:
-                dot.append(e.mul_(z).sum(1))
-        self.total = self.shard.sum(torch.stack(total).sum(0))
-        log_total = self.total.log()
-        if self.top is not None:
-            log_total += self.top if self.scale is None else self.top * self.scale
-        expected = None
-        if dot and self.scale is not None:
-            expected = self.shard.sum(torch.stack(dot).sum(0)) / (self.total * self.scale * LOG2_E)
-        return None if self.norm is None else self.norm.clone(), log_total, expected
-
-    def add_gradients(self, d_log_total: Tensor, d_norm: Tensor | None) -> None:
-        """Add what the logits of the block contribute to the gradients, through the log of the sum and the norm."""
-        h = self.hidden[self.rows]
-        of_e = (d_log_total / self.total).unsqueeze(1)
-        of_z = None
-        if d_norm is not None and self.norm is not None and self.scale is not None:
-            of_e = of_e * self.scale.unsqueeze(1)
-            tiny = torch.finfo(self.norm.dtype).tiny  # zero logits are not clipped: d_norm is 0
-            of_z = (d_norm / (self.norm.clamp_min(tiny) * self.scale * LOG2_E)).unsqueeze(1)
-        for part, w, z, scratch in self._chunks(3):
-            dz = self._exponentials(z, scratch).mul_(of_e)
-            if of_z is not None:
-                dz.addcmul_(z, of_z)
-            if self.d_bias is not None:
-                self.d_bias[part] += dz.sum(0)
-            dz = dz.to(h.dtype)
-            if self.d_hidden is not None:
-                _add_product(dz, w, self.d_hidden[self.rows])
-            if self.d_weight is not None:
-                (_multiply if self.rows.start == 0 else _add_product)(dz.t(), h, self.d_weight[part])
-
-    def _exponentials(self, z: Tensor, scratch: Tensor) -> Tensor:
-        """exp(s z - shift) of what a chunk holds after the first pass."""
-        if self.scale is None:
-            return z
-        if self.top is None:
-            return torch.exp2(z, out=scratch)
-        return torch.sub(z, (self.top * self.scale * LOG2_E).unsqueeze(1), out=scratch).exp2_()
-
-    def _chunks(self, turn: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """Classes, their weight, what the chunk holds in this pass (1, 2 or 3), and as much scratch memory."""
-        h = self.hidden[self.rows]
-        for k in range(0, len(self.weight), self.step):
-            part = slice(k, k + self.step)
-            w = self.weight[part].to(h.dtype)
-            start = len(h) * k if self.kept else 0
-            z = self.buffer[start : start + len(h) * len(w)].view(len(h), len(w))
-            if turn == 1 or not self.kept:
-                _multiply(h, w.t(), out=z)
-                if self.bias is not None:
-                    z += self.bias[part]
-            if turn == 2 or (turn == 3 and not self.kept):
-                if self.scale is not None:
-                    z.mul_((self.scale * LOG2_E).unsqueeze(1))
-                elif self.top is not None:
-                    z.sub_(self.top.unsqueeze(1)).mul_(LOG2_E).exp2_()
-            yield part, w, z, self.scratch[: z.numel()].view_as(z)
-
-
-def _block_size(rows: int, classes: int) -> int:
-    """How many rows to process at a time."""
-    size = min(max(rows // SHARE_OF_ROWS, SMALL_BLOCK // classes), MOST_ROWS)
-    return max(1, round(size / 8) * 8)  # whole vectors of the processor
-
-
-def _blocks(rows: int, size: int) -> list[slice]:
-    return [slice(i, min(i + size, rows)) for i in range(0, rows, max(size, 1))]
-
-
-def _multiply(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """`out = a b`; `out` is float32 for bfloat16."""
-    if a.dtype == out.dtype:
-        torch.mm(a, b, out=out)
-    else:
-        out.copy_(a @ b)
-
-
-def _add_product(a: Tensor, b: Tensor, out: Tensor) -> None:
-    """`out += a b`."""
-    if a.dtype == out.dtype:
-        out.addmm_(a, b)
-    else:
-        out.add_(a @ b)
 
 
 # -- losses of all log-probabilities, and probability targets ----------------------------------------------------------
@@ -641,7 +438,7 @@ def _by_autograd(
     clip: Clip | None,
     row_weight: Tensor | None,
     dtype: torch.dtype,
-    shard: _Shard,
+    shard: Shard,
     smoothing: float,
 ) -> Run:
     """A `run` that leaves the gradient with respect to the logits of a block to autograd."""
@@ -681,7 +478,7 @@ def _by_autograd(
         d_hidden = torch.zeros(hidden.shape, dtype=full, device=weight.device) if needs[0] else None
         d_weight = torch.zeros(weight.shape, dtype=full, device=weight.device) if needs[1] else None
         d_bias = torch.zeros(len(weight), dtype=full, device=weight.device) if bias is not None and needs[2] else None
-        for rows in _blocks(len(hidden), -(-_block_size(len(hidden), len(weight)) // 4)):
+        for rows in row_blocks(len(hidden), -(-block_size(len(hidden), len(weight)) // 4)):
             h = hidden[rows]
             logits = (h @ w.t()).to(full)
             if bias is not None:
@@ -696,9 +493,9 @@ def _by_autograd(
                     d_bias += dz.sum(0)
                 dz = dz.to(dtype)
                 if d_hidden is not None:
-                    _add_product(dz, w, d_hidden[rows])
+                    add_product(dz, w, d_hidden[rows])
                 if d_weight is not None:
-                    _add_product(dz.t(), h, d_weight)
+                    add_product(dz.t(), h, d_weight)
         if criterion.reduction == "none":
             return values, (d_hidden, d_weight, d_bias)
         if criterion.reduction == "sum":
