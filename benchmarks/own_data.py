@@ -280,7 +280,7 @@ METHODS = ("fit", "plain CE", *OTHERS)
 def run(args: argparse.Namespace) -> None:
     stop = time.monotonic() + 60 * args.minutes
     for seed in range(args.seeds):
-        for method in METHODS:
+        for method in args.methods.split(","):
             for name in args.tasks.split(","):
                 file = args.work / "done" / f"{name}-{seed}-{method}.json"
                 if file.exists() or time.monotonic() > stop:
@@ -389,6 +389,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0, help="start nothing new after so many minutes")
     parser.add_argument("--work", type=Path, default=Path("build/own_data"))
     parser.add_argument("--tasks", default="", help="which data, separated by commas; all by default")
+    parser.add_argument("--methods", default=",".join(METHODS), help="which methods, separated by commas")
     args = parser.parse_args()
     clean = ("digits", "segments", "fortunes")
     args.tasks = args.tasks or ",".join(TASKS if args.real else clean)

@@ -51,8 +51,9 @@ def main() -> None:
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     train, test, out = args.work / "train.csv", args.work / "test.csv", args.work / f"model-{args.epochs}"
-    table(args.rows, 1, 0.3).to_csv(train, index=False, float_format="%.6g")
-    table(10_000, 2, 0.0).to_csv(test, index=False, float_format="%.6g")
+    for file, rows, seed, rate in ((train, args.rows, 1, 0.3), (test, 10_000, 2, 0.0)):
+        if not file.exists():
+            table(rows, seed, rate).to_csv(file, index=False, float_format="%.6g")
     command = [sys.executable, "-m", "logitclip", "fit", train, "--label", "kind", "-o", out, "--epochs", args.epochs]
     started, lines = time.monotonic(), []
     process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True)

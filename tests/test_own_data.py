@@ -317,6 +317,14 @@ def test_train_points_to_fit(capsys, monkeypatch):
     assert "logitclip fit train.csv --label COLUMN" in told
 
 
+def test_train_says_that_test_labels_may_be_noisy(people, tmp_path, capsys, monkeypatch):
+    data = f"table:path={people[0]},label=kind"
+    code, printed, _ = run(capsys, monkeypatch, "train", "--data", data, "--epochs", 1, "--runs", tmp_path)
+    assert code == 0
+    assert "test accuracy on labels that may be noisy" in printed
+    assert "of noisy labels, a perfect classifier predicts" in printed
+
+
 def test_rare_classes_are_learnt_with_weights(tmp_path):
     """19 of 20 rows are of one class and the classes overlap: without weights the rare class is never predicted."""
     rng = np.random.default_rng(0)

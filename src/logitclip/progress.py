@@ -278,10 +278,14 @@ def result_table(result: Any) -> Any:
     """The result of a run as a table."""
     from rich.markup import escape
 
+    from logitclip.data.dataset import trusted_test
+
     known = result.noise_rate > 0
+    test = "test accuracy" if trusted_test(result.config["data"]) else "test accuracy on labels that may be noisy"
     rows = {
-        "test accuracy, mean of the last 10 epochs": f"[bold]{result.last10_accuracy:.2f} %[/]",
-        "test accuracy, best epoch (chosen on the test set)": f"{result.best_accuracy:.2f} %",
+        f"{test}, mean of the last 10 epochs": f"[bold]{result.last10_accuracy:.2f} %[/]",
+        f"{test}, best epoch (chosen on the test set)": f"{result.best_accuracy:.2f} %",
+        "of noisy labels, a perfect classifier predicts": None if test == "test accuracy" else "1 - their noise rate",
         "validation accuracy, on noisy labels": _percent(result.val_accuracy),
         "wrong labels among the training labels": f"{result.noise_rate:.2f} %" if known else "unknown or none",
         "of these memorised (predicted as given)": _percent(result.memorised),

@@ -181,17 +181,15 @@ class Pace:
     def plan(self, plan: Any) -> None:
         for line in plan.lines():
             tell(line)
-        self.total = plan.epochs_of_rows
-        self.planned = plan
+        self.total, self.planned = plan.seconds, plan
         self.started = self.told = time.monotonic()
 
     def __call__(self, kind: str, config: Any, detail: Any) -> None:
         if kind == "epoch":
-            self.done += self.planned.rows_of(config)
+            first = detail["epoch"] == 0
+            self.done += self.planned.epoch_seconds(self.planned.rows_of(config)) + first * self.planned.start_seconds
         elif kind == "skipped":
-            self.done += self.planned.rows_of(config) * config.resolved().epochs
-            self.total, self.started = self.total - self.done, time.monotonic()
-            self.done = 0.0
+            self.total -= self.planned.run_seconds(self.planned.rows_of(config))
         elif kind == "failed":
             tell(f"A run failed: {detail.error}")
         now = time.monotonic()
@@ -205,9 +203,10 @@ def _report(model: Any) -> None:
     """Print what was found, with a word on what the accuracy was measured on."""
     facts, noise = model.facts, model.noise
     low, high = noise["rate_interval"]
+    rows = "every row, out of fold" if noise["from"] == "out of fold" else "the held-out rows"
     show(
-        f"Labels: about {noise['rate']:.0%} are wrong (95 % interval {low:.0%} to {high:.0%}, {noise['from']} "
-        f"predictions)."
+        f"Labels: about {noise['rate']:.0%} are wrong (95 % interval {low:.0%} to {high:.0%}), from predictions for "
+        f"{rows}."
     )
     if high <= 0.03:
         show("They look clean: the clip can only cost accuracy. Try --clip none.")

@@ -67,6 +67,18 @@ def asymmetric_of(spec: str) -> Mapping[int, int] | None:
     return getattr(DATASETS[DATASETS.parse(spec)[0]], "asymmetric", None)
 
 
+def trusted_test(spec: str) -> bool:
+    """Return whether the test labels of a dataset are known to be right: not for your own table or folder.
+
+    >>> trusted_test("cifar10"), trusted_test("table:path=x.csv,label=y")
+    (True, False)
+    >>> trusted_test("table:path=x.csv,label=y,clean_label=truth")
+    True
+    """
+    name, knobs = DATASETS.split(spec)
+    return name not in ("table", "folder") or "clean_label" in knobs
+
+
 class Examples(Protocol):
     """Inputs indexed by a tensor of positions: a tensor in memory, or files that are decoded on demand."""
 

@@ -24,7 +24,7 @@ CPU_PIXELS = 64  # without a GPU, larger images are reduced to this
 IN_MEMORY = 2_000_000_000  # bytes of decoded images that are kept in memory
 UNBALANCED = 5.0  # ratio of the largest to the smallest class from which classes are weighted
 MEASURED = 4  # training steps that are timed
-OVERHEAD = 2.0  # seconds to read the data and to write the run
+OVERHEAD = 1.0  # seconds to start and to write a run
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +44,16 @@ class Plan:
 
     def run_seconds(self, rows: int) -> float:
         """How long one run on so many rows takes."""
-        steps = -(-rows // (self.config.batch_size or 1)) * (self.config.epochs or 1)
-        return OVERHEAD + 2 * self.step_seconds * steps  # the rest is evaluation, order and records
+        return self.start_seconds + self.epoch_seconds(rows) * int(self.config.epochs or 1)
+
+    @property
+    def start_seconds(self) -> float:
+        """How long a run takes before its first epoch."""
+        return OVERHEAD + self.source.load_seconds
+
+    def epoch_seconds(self, rows: int) -> float:
+        """How long an epoch of so many rows takes; half of it is evaluation, order and records."""
+        return 2 * self.step_seconds * -(-rows // int(self.config.batch_size or 1))
 
     def rows_of(self, config: RunConfig) -> int:
         """Return how many rows a run of this plan trains on."""
@@ -53,11 +61,6 @@ class Plan:
             return round(next(iter(self.runs.values()))[1])
         folds = self.runs.get("judge every label out of fold")
         return folds[1] if folds and not config.per_example else self.runs["train the model"][1]
-
-    @property
-    def epochs_of_rows(self) -> int:
-        """The work of all runs: rows times epochs."""
-        return sum(count * rows for count, rows in self.runs.values()) * int(self.config.epochs or 1)
 
     def lines(self) -> list[str]:
         """Describe data and plan, a sentence a line."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,7 @@ class Source:
     features: int  # of a table: how many inputs the network has
     used: dict[str, str]  # column -> number, category, text or image
     left_out: dict[str, str]  # column -> why
+    load_seconds: float = 0.0  # that reading and preprocessing take, measured
     pixels: int = 0  # of images: the median of the shorter sides
     texts: Sequence[str] | None = None  # [N] what to show of each row
 
@@ -97,7 +99,9 @@ def look(
 
 
 def _table(path: Path, label: str, text: Sequence[str], drop: Sequence[str]) -> Source:
+    started = time.perf_counter()
     dataset, preprocessor = load_table(path, label, drop=drop, text=text, test=HELD_OUT)
+    load_seconds = time.perf_counter() - started
     rows = torch.cat([split.rows for split in (dataset.train, dataset.test) if split.rows is not None])
     labels = torch.cat([dataset.train.labels, dataset.test.labels])[rows.argsort()].numpy()
     knobs: dict[str, Any] = {"path": path, "label": label}
@@ -118,6 +122,7 @@ def _table(path: Path, label: str, text: Sequence[str], drop: Sequence[str]) -> 
         features=int(dataset.train.x[torch.tensor([0])].shape[1]),
         used=dict(preprocessor.kinds),
         left_out=left_out,
+        load_seconds=load_seconds,
         texts=_Shown({name: columns[name] for name in text or list(preprocessor.kinds)[:4]}),
     )
 
