@@ -198,7 +198,9 @@ def fitted(task: Task, folder: Path, seed: int, clip: str) -> dict[str, Any]:
         scores[known] = 1 - softmax(oof[known])[np.arange(known.sum()), labels[known]]
         found["issues"] = {"cleanlab on CE": ranked(task, scores, fold_seconds)}
         return found
-    five, (one, _) = judging.judged(oof, labels, "out of fold"), judging.one_run(final, config, labels)
+    log_prior = np.array(model.facts["log_prior"])
+    five = judging.judged(oof, labels, log_prior, "out of fold")
+    one, _ = judging.one_run(final, config, labels, log_prior)
     found["issues"] = {
         "five folds": ranked(task, five.scores, search_seconds + fold_seconds),
         "one run": ranked(task, one.scores, search_seconds + final.seconds),

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from logitclip import data
 from logitclip.config import RunConfig, word_to_tune
+from logitclip.data import load as load_dataset
 from logitclip.data.augment import transform
 from logitclip.data.table import load_table
 from logitclip.own_data import issues as judging
@@ -78,12 +78,14 @@ def fit(
     config = _with_clip(plan, where)
     executors.execute([config], **where)
     result = _result(config)
-    found, held_out = judging.one_run(result, config, source.labels)
+    shares = np.maximum(source.counts, 1) / len(source.labels)
+    log_prior = np.log(shares) if config.balance else np.zeros(len(shares))
+    found, held_out = judging.one_run(result, config, source.labels, log_prior)
     if find_issues:
         per_fold = replace(config, per_example=False)
-        found = judging.out_of_fold(per_fold, source.labels, len(source.class_names), FOLDS, **where)
+        found = judging.out_of_fold(per_fold, source.labels, log_prior, FOLDS, **where)
     judging.write(out / ISSUES, found, source.names, source.class_names, source.labels)
-    model = _saved(out, source, plan, config, result, found, held_out)
+    model = _saved(out, source, plan, config, result, found, held_out, log_prior)
     write_page(out / PAGE, model, source, found, result)
     return model
 
@@ -158,13 +160,12 @@ def _saved(
     result: Result,
     found: Issues,
     held_out: np.ndarray,
+    log_prior: np.ndarray,
 ) -> Model:
-    dataset = data.load(config.data, config.root)
+    dataset = load_dataset(config.data, config.root)
     resolved = config.resolved()
     known = ~np.isnan(held_out).any(1)
     logits, given = held_out[known], source.labels[known]
-    shares = np.maximum(source.counts, 1) / len(source.labels)
-    log_prior = np.log(shares) if resolved.balance else np.zeros(len(shares))
     temperature = find_temperature(logits, given, found.noise.matrix, log_prior)
     view = transform(str(resolved.augment), dataset.mean, dataset.std)
     preprocessor = None

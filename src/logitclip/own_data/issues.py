@@ -39,7 +39,7 @@ class Issues:
         return order[: int((~np.isnan(self.scores)).sum())]
 
 
-def out_of_fold(config: RunConfig, labels: np.ndarray, classes: int, folds: int, **where: Any) -> Issues:
+def out_of_fold(config: RunConfig, labels: np.ndarray, log_prior: np.ndarray, folds: int, **where: Any) -> Issues:
     """Judge every label with a model that was not trained on it.
 
     The rows are divided into `folds` parts; an ordinary run on the other parts predicts each. The score of a label is
@@ -48,14 +48,15 @@ def out_of_fold(config: RunConfig, labels: np.ndarray, classes: int, folds: int,
     Args:
         config: The run; its dataset spec gets other values of `test` and `fold`.
         labels: Noisy labels [N].
-        classes: K.
+        log_prior: Added to the calibrated logits [K], see `find_temperature`.
         folds: Number of folds.
         where: executor, jobs and on_event of `executors.execute`.
 
     Raises:
         ValueError: If a run fails.
     """
-    return judged(fold_logits(config, len(labels), classes, folds, **where), labels, "out of fold")
+    logits = fold_logits(config, len(labels), len(log_prior), folds, **where)
+    return judged(logits, labels, log_prior, "out of fold")
 
 
 def fold_logits(config: RunConfig, rows: int, classes: int, folds: int, **where: Any) -> np.ndarray:
@@ -78,19 +79,23 @@ def fold_configs(config: RunConfig, folds: int) -> list[RunConfig]:
     return [tuning.with_value(share, "data.fold", fold) for fold in range(folds)]
 
 
-def judged(logits: np.ndarray, labels: np.ndarray, way: str, prior: np.ndarray | None = None) -> Issues:
-    """Score labels by the logits of models that were not trained on them; rows of NaN are left out."""
+def judged(logits: np.ndarray, labels: np.ndarray, log_prior: np.ndarray, way: str) -> Issues:
+    """Score labels by the logits [N, K] of models that were not trained on them; rows of NaN are left out."""
     known = ~np.isnan(logits).any(1)
-    seen, given = logits[known] + (0.0 if prior is None else prior), labels[known]
-    noise = estimate_noise(given, softmax(seen / find_temperature(seen, given, None)))
-    posterior = given_the_label(softmax(seen / find_temperature(seen, given, noise.matrix)), given, noise.matrix)
+    seen, given = logits[known], labels[known]
+
+    def calibrated(matrix: np.ndarray | None) -> np.ndarray:
+        return softmax(seen / find_temperature(seen, given, matrix, log_prior) + log_prior)
+
+    noise = estimate_noise(given, calibrated(None))
+    posterior = given_the_label(calibrated(noise.matrix), given, noise.matrix)
     scores, suggested = np.full(len(labels), np.nan), labels.copy()
     scores[known] = 1 - posterior[np.arange(len(given)), given]
     suggested[known] = posterior.argmax(1)
     return Issues(way, scores, suggested, suggested != labels, noise)
 
 
-def one_run(result: Result, config: RunConfig, labels: np.ndarray) -> tuple[Issues, np.ndarray]:
+def one_run(result: Result, config: RunConfig, labels: np.ndarray, log_prior: np.ndarray) -> tuple[Issues, np.ndarray]:
     """Judge the labels with a single training run.
 
     A clipped network learns wrong labels late or never. A training row is ranked by its margin, the log-probability of
@@ -115,7 +120,7 @@ def one_run(result: Result, config: RunConfig, labels: np.ndarray) -> tuple[Issu
     suggested[trained["row"]], suggested[rows] = trained["other"], rest.argmax(1)
     every = np.full((len(labels), logits.shape[1]), np.nan)
     every[rows] = logits
-    noise = judged(every, labels, "one run").noise
+    noise = judged(every, labels, log_prior, "one run").noise
     wrong = scores > 1 - noise.rate
     return Issues("one run", scores, np.where(wrong, suggested, labels), wrong, noise), every
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import nn
 from logitclip import models
 from logitclip.config import RunConfig, word_to_tune
 from logitclip.own_data.source import HELD_OUT, Source
+from logitclip.progress import duration
 from logitclip.search import HELD_OUT as SEARCH_HELD_OUT
 from logitclip.search import TRIALS
 
@@ -91,7 +92,7 @@ class Plan:
         lines.append(
             f"Runs: {runs}. {HELD_OUT:.0%} of the rows are held out, with their noisy labels, to judge and calibrate."
         )
-        lines.append(f"This will take about {_duration(self.seconds)}.")
+        lines.append(f"This will take about {duration(max(1.0, self.seconds))}.")
         return lines
 
 
@@ -130,7 +131,7 @@ def make_plan(source: Source, *, clip: str = AUTO, folds: int = 0, out: str = "m
     if unknown:
         raise ValueError(f"fit has no option {unknown[0]!r}.")
     settings |= {name: value for name, value in options.items() if value is not None}
-    spec = _replaced(source, {**knobs, "test": HELD_OUT})
+    spec = replace(source, knobs={**knobs, "test": HELD_OUT}).spec
     config = RunConfig(data=spec, clip=clip, runs=f"{out}/runs", per_example=True, **settings)
 
     trained = round(rows * (1 - HELD_OUT))
@@ -145,12 +146,6 @@ def make_plan(source: Source, *, clip: str = AUTO, folds: int = 0, out: str = "m
         runs["judge every label out of fold"] = (folds, round(rows * (1 - 1 / folds)))
     runs["train the model"] = (1, trained)
     return Plan(source, config, size, runs, _step_seconds(source, config, size))
-
-
-def _replaced(source: Source, knobs: dict[str, Any]) -> str:
-    from dataclasses import replace
-
-    return replace(source, knobs=knobs).spec
 
 
 def _step_seconds(source: Source, config: RunConfig, size: int) -> float:
@@ -174,9 +169,3 @@ def _step_seconds(source: Source, config: RunConfig, size: int) -> float:
 def _few(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"Class{'es' if len(names) > 1 else ''} {', '.join(map(repr, names[:3]))}{more}"
-
-
-def _duration(seconds: float) -> str:
-    from logitclip.progress import duration
-
-    return duration(max(1.0, seconds))
