@@ -9,7 +9,7 @@ out. Clean sets get 40 % next-class noise: digits (scikit-learn, as 8x8 PNG file
 
 Every result is kept in the work folder: the command can be stopped and repeated, and stops itself after `--minutes`.
 It writes results/own_data.csv (accuracy and calibration error on true test labels), results/own_data_issues.csv
-(precision at the true number of wrong labels, average precision, seconds) and results/own_data_noise.csv.
+(precision at the true number of wrong labels, average precision, CPU seconds) and results/own_data_noise.csv.
 
 Compared: `fit`; the same network with plain CE; scikit-learn's MLPClassifier (256, 256), HistGradientBoosting and
 LogisticRegression; cleanlab's CleanLearning around logistic regression; LogitClipClassifier(temp="auto"). All but the
@@ -176,7 +176,9 @@ def fitted(task: Task, folder: Path, seed: int, clip: str) -> dict[str, Any]:
     task.train.to_csv(train, index=False)
     task.test.to_csv(test, index=False)
     out = folder / ("clip" if clip != "none" else "ce")
+    started = time.process_time()
     model = lc.fit(train, label="label", text=task.text, out=out, clip=clip, seed=seed, find_issues=True)
+    cpu_seconds = time.process_time() - started
     names, classes = model.class_names, len(model.class_names)
     _, x = model._inputs(test)
     logits = model.logits(x).double().numpy()
@@ -188,8 +190,10 @@ def fitted(task: Task, folder: Path, seed: int, clip: str) -> dict[str, Any]:
     per_fold = replace(config, per_example=False)
     folds = judging.fold_configs(per_fold, FOLDS)
     spent = {path.parent.name: read_result(path.parent) for path in (out / "runs").glob("*/result.json")}
-    fold_seconds = sum(done.seconds for done in map(outcome, folds) if isinstance(done, Result))
-    search_seconds = sum(done.seconds for done in spent.values() if done is not None and done.config["val"])
+    # CPU seconds, divided among the runs by their wall time: other programs on the machine do not count.
+    scale = cpu_seconds / sum(done.seconds for done in spent.values() if done is not None)
+    fold_seconds = scale * sum(done.seconds for done in map(outcome, folds) if isinstance(done, Result))
+    search_seconds = scale * sum(done.seconds for done in spent.values() if done is not None and done.config["val"])
     oof = judging.fold_logits(per_fold, len(labels), classes, FOLDS, executor="inline")
     found: dict[str, Any] = {"test": measured(task, probabilities, names), "clip": model.facts["clip"]}
     if clip == "none":
@@ -203,7 +207,7 @@ def fitted(task: Task, folder: Path, seed: int, clip: str) -> dict[str, Any]:
     one, _ = judging.one_run(final, config, labels, log_prior)
     found["issues"] = {
         "five folds": ranked(task, five.scores, search_seconds + fold_seconds),
-        "one run": ranked(task, one.scores, search_seconds + final.seconds),
+        "one run": ranked(task, one.scores, search_seconds + scale * final.seconds),
     }
     found["noise"] = {
         name: {"rate": way.noise.rate, "low": way.noise.rate_interval[0], "high": way.noise.rate_interval[1]}
