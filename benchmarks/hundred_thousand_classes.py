@@ -15,6 +15,7 @@ import os
 import platform
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -55,7 +56,7 @@ def train(clip: str, args: argparse.Namespace) -> list[list[object]]:
     wrong = (y != clean).nonzero().squeeze(1)[:5000]
     torch.manual_seed(args.seed)
     body = nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Linear(256, WIDTH), nn.LayerNorm(WIDTH))
-    options = {} if clip == "none" else {key: float(value) for key, value in [clip.split("=")]}
+    options: dict[str, Any] = {} if clip == "none" else {key: float(value) for key, value in [clip.split("=")]}
     head = LinearLogitClip(WIDTH, args.classes, args.loss, bias=False, **options)
     optimizer = torch.optim.Adam([*body.parameters(), *head.parameters()], lr=args.lr)
     rows: list[list[object]] = []

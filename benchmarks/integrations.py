@@ -17,6 +17,7 @@ import statistics
 import time
 import warnings
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("tune", "sklearn", "lightning", "skorch", "huggingface")
@@ -44,7 +45,7 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    rows = list(csv.DictReader(arguments.out.open())) if arguments.out.exists() else []
+    rows: list[dict[Any, Any]] = list(csv.DictReader(arguments.out.open())) if arguments.out.exists() else []
     for page in arguments.pages:
         for seed in range(arguments.seeds):
             if not any((row["page"], row["seed"]) == (page, str(seed)) for row in rows):

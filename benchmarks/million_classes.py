@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--one", nargs=4, metavar=("CLASSES", "WIDTH", "ROWS", "CASE"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(measure(*map(int, args.one[:3]), args.one[3])))
+        print(json.dumps(measure(int(args.one[0]), int(args.one[1]), int(args.one[2]), args.one[3])))
         return
     from importlib.metadata import version
 

@@ -66,7 +66,7 @@ def symmetric(draw: str, labels: torch.Tensor, seed: int) -> torch.Tensor:
 def cifar(root: Path, num_classes: int) -> tuple[torch.Tensor, torch.Tensor]:
     train = cifar10(root).train
     labels = train.labels if num_classes == 10 else train.labels * 10 + torch.arange(len(train)) % 10
-    return train.x[:], labels
+    return train.x[torch.arange(len(train))], labels
 
 
 def peak_memory(root: Path, num_classes: int, threads: int, answer: Any) -> None:

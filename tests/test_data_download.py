@@ -35,7 +35,7 @@ class Server:
             def do_GET(self):
                 outer.answer(self)
 
-            def log_message(self, *args):
+            def log_message(self, format, *args):
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -85,9 +85,8 @@ def names(folder):
 
 def test_a_file_arrives_under_its_name_and_is_not_fetched_twice(server, tmp_path):
     for _ in range(2):
-        path = fetch(remote(server), tmp_path / "new" / "folder")
-        assert path.read_bytes() == CONTENT
-    assert names(path.parent) == ["file.bin"]
+        assert fetch(remote(server), tmp_path / "new" / "folder").read_bytes() == CONTENT
+    assert names(tmp_path / "new" / "folder") == ["file.bin"]
     assert server.ranges == [0]
 
 

@@ -3,6 +3,7 @@
 import io
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ def write_image(path: Path, colour=RED, size=(20, 16)) -> Path:
     return path
 
 
-def quadrants(size=(64, 64)) -> "Image.Image":
+def quadrants(size=(64, 64)) -> Any:
     """Red, green / blue, white: no two turns of it look the same."""
     w, h = size[0] // 2, size[1] // 2
     image = Image.new("RGB", size, (255, 255, 255))

@@ -29,14 +29,19 @@ class Loss(nn.Module):
 
     Args:
         spec: a loss and its knobs, as in ``"gce:q=0.7"``; knobs may also be given as keywords, ``Loss("gce", q=0.7)``.
-        reduction: "mean", "sum" or "none". Like that of `nn.CrossEntropyLoss`, the mean divides by the sum of the
-            weights of the examples; class weights are part of these for class indices, and weight the terms of
-            probability targets without counting in the sum. The mean over nothing at all is 0, not NaN.
+        reduction: "mean", "sum" or "none". As in `nn.CrossEntropyLoss`, the mean divides by the sum of the weights of
+            the examples for class indices, and by the number of examples for probabilities. The mean of an empty batch
+            is 0, not NaN.
         weight: a weight per class, [K].
-        ignore_index: targets with this value do not count.
+        ignore_index: examples with this class index are left out.
+        **knobs: of the loss.
 
     The call takes logits [N, K, ...] or [K], class indices [N, ...] or probabilities in the shape of the logits, and
-    optionally `example_weight` [N, ...]. The result is float32 for half-precision logits.
+    an optional `example_weight` [N, ...]. The result is float32 for half-precision logits. A class is masked by a logit
+    of -inf: it has probability 0, and no part in the loss of the example.
+
+    Raises:
+        ValueError: if an option is out of range, or, in the call, if shapes or targets do not fit.
 
     >>> Loss("mae")(torch.zeros(2, 4), torch.tensor([0, 3]))
     tensor(1.5000)
@@ -80,16 +85,17 @@ class Loss(nn.Module):
         return self.function.second == "log_probs"
 
     def start_epoch(self, epoch: int, class_counts: Tensor | None = None) -> None:
-        """Tell a loss with a schedule (CORES) where training is; the others take no notice.
+        """Set the epoch of a loss with a schedule (CORES); the other losses ignore it.
 
         Args:
             epoch: counted from 0.
-            class_counts: how many examples carry each label, [K]. Those the sieve left out in the epoch before are
-                subtracted.
+            class_counts: how many examples carry each label, [K]. The examples that the sieve left out in the previous
+                epoch are subtracted.
         """
         if not self.scheduled:
             return
-        self._set("epoch", torch.as_tensor(epoch, dtype=torch.float32))
+        device = None if class_counts is None else class_counts.device
+        self._set("epoch", torch.as_tensor(epoch, dtype=torch.float32, device=device))
         if class_counts is not None:
             counts = torch.as_tensor(class_counts, dtype=torch.float32)
             left = counts if self.removed is None else (counts - self.removed.to(counts.device)).clamp_min(0)
@@ -118,7 +124,7 @@ class Loss(nn.Module):
             buffer.copy_(value)
 
     def link(self, logits: Tensor) -> Tensor:
-        """What is done to the logits before the loss: nothing."""
+        """Return the logits unchanged: there is no clip."""
         return logits
 
     def forward(self, logits: Tensor, target: Tensor, example_weight: Tensor | None = None) -> Tensor:
@@ -131,7 +137,7 @@ class Loss(nn.Module):
         example_weight: Tensor | None = None,
         clip: tuple[float, float, float] | None = None,
     ) -> Tensor:
-        """The loss of logits that are clipped on the way: `clip` is (tau, delta, p)."""
+        """Clip the logits with `clip` = (tau, delta, p), compute the loss, weight and reduce it."""
         target, kept = check_target(logits, target, self.ignore_index, dim=1 if logits.ndim > 1 else 0)
         soft = target.is_floating_point()
         if logits.ndim > 2:
@@ -196,7 +202,7 @@ class Linked(nn.Module):
         self._link = link
 
     def link(self, logits: Tensor) -> Tensor:
-        """What is done to the logits before the loss; classes in dimension 1 (0 for a single vector)."""
+        """Apply the link to logits with the classes in dimension 1 (0 for a single vector)."""
         dim = 1 if logits.ndim > 1 else 0
         return self._link(logits.movedim(dim, -1)).movedim(-1, dim)
 
@@ -224,8 +230,8 @@ class LogitClip(Linked):
     """A loss on clipped logits: Eq. 4, then the criterion.
 
     Args:
-        criterion: a loss by name, ``"gce:q=0.7"``, or any criterion you already have, which is then called as it is
-            with the clipped logits.
+        criterion: a loss by name, ``"gce:q=0.7"``, or any criterion you already have, which is called with the clipped
+            logits.
         tau: the threshold on the norm of the logits.
         delta: the norm of clipped logits; None means tau (Eq. 3).
         temp: instead of tau and delta, threshold temp and scale 1/temp: the released code, and the paper's tabulated
@@ -296,7 +302,7 @@ class LogitClip(Linked):
         self._set_clip(None, None, value)
 
     def link(self, logits: Tensor) -> Tensor:
-        """Eq. 4; classes in dimension 1 (0 for a single vector)."""
+        """Clip logits with the classes in dimension 1 (0 for a single vector): Eq. 4."""
         return clip_logits(logits, self.tau, self.delta, p=self.p, dim=1 if logits.ndim > 1 else 0)
 
     def forward(self, logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -375,16 +381,26 @@ class LogitClip(Linked):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a clip does to a batch: see `LogitClip.diagnose`."""
+    """What a clip does to a batch; returned by `LogitClip.diagnose`."""
 
     clipped: float  # share of the rows whose norm is at least tau
     norm_quantiles: dict[float, float]  # of the norms before the clip
     loss: float | None = None  # the mean loss
-    lowest_loss: float | None = None  # what it cannot go below while as many rows are clipped
+    lowest_loss: float | None = None  # the lowest mean loss with this share of the rows clipped, if known
 
 
 def clipped(criterion: str | Callable[..., Tensor], spec: str) -> nn.Module:
-    """A criterion behind any clip by name: "none", "norm:tau=1", "norm:temp=1.5", "value:limit=1", ...
+    """Put any clip, by name, before a criterion.
+
+    Args:
+        criterion: a loss by name, or any callable of logits and targets.
+        spec: a clip, such as "none", "norm:tau=1", "norm:temp=1.5" or "value:limit=1".
+
+    Returns:
+        A module that is called with logits and targets.
+
+    Raises:
+        ValueError: if the clip is unknown or a knob is out of range.
 
     >>> clipped("ce", "value:limit=1")(torch.tensor([[30.0, 40.0]]), torch.tensor([0]))
     tensor(0.6931)
@@ -395,12 +411,12 @@ def clipped(criterion: str | Callable[..., Tensor], spec: str) -> nn.Module:
     if name == "norm":
         return LogitClip(criterion, **knobs)
     link = partial(CLIPS[name], **knobs)
-    link(torch.zeros(1, 2))  # a knob out of its range is an error now, not in training
+    link(torch.zeros(1, 2))  # so that a knob out of its range is an error now and not in training
     return Linked(criterion, link)
 
 
 def _check_multiclass(logits: Tensor, target: Any) -> None:
-    """Refuse single logits, multi-label targets and another batch size, also if the criterion would take them."""
+    """Refuse single logits, multi-label targets and another batch size, even if the criterion accepts them."""
     check_logits(logits)
     dim = 1 if logits.ndim > 1 else 0
     check_classes(logits.movedim(dim, -1))

@@ -72,7 +72,7 @@ def runs(
     elif action == "show":
         _show(found[0], json)
     elif action == "diff":
-        _diff(*found, json)
+        _diff(found[0], found[1], json)
     elif csv:
         print(studies.as_csv(found), end="")
     elif json:
