@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from multiprocessing import resource_tracker
 
 import pytest
 
@@ -19,11 +18,11 @@ def _processes_have_a_time_limit(pytestconfig, tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("site")
     (folder / "sitecustomize.py").write_text(  # Python imports it when it starts
-        "import faulthandler, os\n"
+        "import faulthandler, os, sys\n"
         "faulthandler.enable()\n"
-        "faulthandler.dump_traceback_later(float(os.environ['SECONDS_TO_LIVE']), exit=True)\n"
+        "if 'resource_tracker' not in ' '.join(sys.orig_argv):  # of multiprocessing or loky: it serves all tests\n"
+        "    faulthandler.dump_traceback_later(float(os.environ['SECONDS_TO_LIVE']), exit=True)\n"
     )
-    resource_tracker.ensure_running()  # without a limit: it serves all tests of this process
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
         patch.setenv("SECONDS_TO_LIVE", str(0.8 * float(pytestconfig.getini("timeout"))))
