@@ -162,6 +162,7 @@ USES = {
     "logit_norm": "lc.logit_norm(z, 1.0)",
     "losses": "lc.losses.gce(z, y, q=0.7)",
     "models": "lc.models.build('mlp', 3, (4,))",
+    "engine": "lc.engine.fit.__doc__",
     "noise": "lc.noise.symmetric(y, 3, rate=0.5, generator=torch.Generator().manual_seed(0))",
     "norm_penalty": "lc.norm_penalty(z)",
     "theory": "lc.theory.loss_bounds(1.0, 10)",

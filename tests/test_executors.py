@@ -326,7 +326,7 @@ if __name__ == "__main__":
 def test_a_worker_that_starts_while_its_parent_dies_says_nothing(tmp_path):
     code = """
 import os
-from logitclip import executors
+from logitclip.studies import executors
 if __name__ == "__main__":
     executors._started()
     os._exit(0)

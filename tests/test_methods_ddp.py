@@ -60,7 +60,7 @@ def in_each_process(fabric: Any, path: Path) -> None:
             "weights": {key: value.tolist() for key, value in weights.items()},
             "apart": [float((other - flat).abs().max()) for other in fabric.all_gather(flat)],
             "counts": counts,
-            "removed": [removed.tolist() for removed in state["removed"]],
+            "removed": [v.tolist() for k, v in state["criterion"].items() if k.endswith("removed")],
             "tables": {key: state[key].tolist() for key in ("u", "v") if key in state},
         }
     if fabric.is_global_zero:

@@ -165,7 +165,7 @@ def _transformer(frame: Any, kinds: Mapping[str, Kind]) -> Any:
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
     def named(kind: Kind) -> list[str]:
-        return [name for name, found in kinds.items() if found == kind]
+        return [_key(i) for i, found in enumerate(kinds.values()) if found == kind]
 
     single: Any = np.float32  # scikit-learn's annotations know float64 alone
     # Dense features must fit in memory: at most a gigabyte for all rows.
@@ -205,7 +205,12 @@ def _frame(columns: Columns, kinds: Mapping[str, Kind]) -> Any:
     _skops()
     import pandas as pd
 
-    return pd.DataFrame({name: _values(name, columns[name], kind) for name, kind in kinds.items()})
+    return pd.DataFrame({_key(i): _values(name, columns[name], kind) for i, (name, kind) in enumerate(kinds.items())})
+
+
+def _key(position: int) -> str:
+    """Return the name of a column in the data frame: NumPy's strings cannot hold every name, such as a NUL."""
+    return f"column {position}"
 
 
 def _values(name: str, column: Column, kind: Kind) -> np.ndarray:

@@ -239,13 +239,16 @@ class DivideMix(Standard):
         self.history = state["history"]
 
     def _order(self, index: Tensor, size: int, epoch: int, purpose: str) -> Iterator[Batch]:
-        """Shuffled batches of the examples at `index`."""
+        """Shuffled batches of the examples at `index`, none of a single one: batch norm cannot train on it."""
+        if len(index) == 1:
+            index = index.repeat(2)
+        incomplete = self.settings.drop_last or len(index) % size == 1
         return batches(
             self.job.train,
             size,
             index=index,
             generator=stream("cpu", self.settings.seed, purpose, epoch),
-            drop_last=self.settings.drop_last and len(index) >= size,  # a part may be smaller than a batch
+            drop_last=incomplete and len(index) >= size,  # a part may be smaller than a batch
             workers=self.settings.workers,
             device=self.fabric.device,
         )
