@@ -36,7 +36,7 @@ def test_numbers_are_filled_with_the_median_and_standardised():
 
 def test_levels_others_and_missing_values():
     prep = Preprocessor.fit({"c": text("x", "x", "y", "y", "rare", "?", "?")})
-    assert categories(prep) == ["c_<missing>", "c_x", "c_y", "c_infrequent_sklearn"]
+    assert categories(prep) == ["column 0_<missing>", "column 0_x", "column 0_y", "column 0_infrequent_sklearn"]
     seen = prep.transform({"c": text("y", "x", "rare", "never seen", "", " x ")})
     assert seen.argmax(1).tolist() == [2, 1, 3, 3, 0, 1]
     assert seen.sum(1).tolist() == [1] * 6
@@ -45,7 +45,7 @@ def test_levels_others_and_missing_values():
 def test_at_most_so_many_levels():
     values = [f"v{i:03}" for i in range(MAX_LEVELS + 6) for _ in range(2 if i < 6 else 3)]
     prep = Preprocessor.fit({"c": text(*values)})
-    assert categories(prep)[:-1] == [f"c_v{i:03}" for i in range(6, MAX_LEVELS + 6)]
+    assert categories(prep)[:-1] == [f"column 0_v{i:03}" for i in range(6, MAX_LEVELS + 6)]
 
 
 def test_useless_columns_are_dropped_and_named(caplog):
