@@ -1,6 +1,6 @@
 """`logitclip fit` on 1,000,000 rows x 20 columns: peak memory, progress, and how good the time estimates are.
 
-    python benchmarks/own_data_million.py [--rows 1000000] [--epochs 20] [--work build/million]
+    python benchmarks/own_data_million.py [--rows 1000000] [--epochs 20] [--clip norm:temp=auto] [--work build/million]
 
 Five classes, ten numbers that tell them apart, five that do not, four categories and an id; 30 % of the labels are the
 next class. Prints one line of JSON: the peak memory of the process, the plan's estimate, the estimate a minute after
@@ -47,6 +47,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--clip", default="norm:temp=auto")
     parser.add_argument("--work", type=Path, default=Path("build/million"))
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
@@ -55,6 +56,7 @@ def main() -> None:
         if not file.exists():
             table(rows, seed, rate).to_csv(file, index=False, float_format="%.6g")
     command = [sys.executable, "-m", "logitclip", "fit", train, "--label", "kind", "-o", out, "--epochs", args.epochs]
+    command += ["--clip", args.clip]
     started, lines = time.monotonic(), []
     process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -78,6 +80,7 @@ def main() -> None:
             {
                 "rows": args.rows,
                 "epochs": args.epochs,
+                "clip": args.clip,
                 "peak_gigabytes": round(peak, 2),
                 "seconds_to_the_plan": round(planned[0], 1),
                 "planned_seconds": planned[1],
