@@ -272,7 +272,7 @@ def counted(runs: list[dict[str, Any]]) -> Counter[Any]:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_full_scale_is_the_papers(name: str, tmp_path: Path) -> None:
-    recipe = load_recipe(name, root=str(tmp_path))  # where there is no data: a recipe says everything itself
+    recipe = load_recipe(name, root=str(tmp_path))  # where there is no data
     runs = counted([described(cell.config) for cell in recipe.cells])
     expected = counted(EXPECTED[name])
     assert not expected - runs, f"missing: {next(iter(expected - runs))}"
