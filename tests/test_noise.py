@@ -451,7 +451,7 @@ def call(name, **options):
         (call("transition", matrix=0.9 * np.eye(K)), r"must sum to 1; row \d sums to 0.9"),
         (call("transition", matrix="missing.npy"), "matrix cannot be read as the file missing.npy"),
         (call("transition", matrix=[[1, 0], [1]]), "matrix cannot be read as an array of numbers"),
-        (call("instance", images=None), "looks at the images"),
+        (call("instance", images=None), "depends on the images"),
         (call("instance", images=torch.zeros(19, 3)), "an image per label, got 19 images for 20 labels"),
         (call("instance", images=torch.zeros(20)), r"images must be \[N, C, H, W\] or \[N, D\]"),
         (call("instance", images=torch.full((20, 3), torch.nan)), "finite images"),

@@ -1,4 +1,4 @@
-"""DivideMix: two networks, each of which tells the other which labels to believe."""
+"""DivideMix (Li et al., 2020): two networks select the labels to trust for each other."""
 
 from __future__ import annotations
 
@@ -27,23 +27,25 @@ from logitclip.rng import derived_seed, stream
 
 log = logging.getLogger(__name__)
 
-# The weight of the unsupervised term by rate of symmetric noise, as published for CIFAR-10 and CIFAR-100.
+# Published weight of the unsupervised term for each rate of symmetric noise.
 LAMBDA_U = {"cifar10": {0.2: 0.0, 0.5: 25.0, 0.8: 25.0, 0.9: 50.0}, "cifar100": {0.2: 25.0, 0.5: 150.0}}
 
 
 @partial(METHODS.register, name="dividemix")
 class DivideMix(Standard):
-    """DivideMix: split the examples by their loss, and train on both parts as in semi-supervised learning.
+    """DivideMix: split the examples by their loss, and train semi-supervised.
 
-    After `warm_up` epochs each network's losses are fitted by two Gaussians. The other network trains on the examples
-    of the lower one (probability above `p_threshold`) with their labels, and on the rest with guessed labels. The
-    prediction is the sum of both networks' logits. Knobs that are not given follow the dataset and the noise: see
-    `preset`. Batches hold `batch_size` believed and as many other examples, and twice as many in the warm-up: 64 is the
-    released code's, 128 the paper's. Both train for 300 epochs with lr 0.02, a tenth of it from the middle on.
+    After `warm_up` epochs a mixture of two Gaussians is fitted to the losses of each network. The other network trains
+    on the examples of the lower component (probability above `p_threshold`) with their labels, and on the rest with
+    guessed labels. The prediction is the sum of both networks' logits. The defaults of the knobs depend on the dataset
+    and the noise: see `preset`.
 
-    The paper of LogitClip clips "all the model outputs during training"; each place can be switched off by itself. Mind
-    that a clip of a small scale makes guessed labels nearly uniform: with scale 0.4 and 10 classes no probability
-    exceeds 0.145, and sharpening only squares that.
+    A batch has `batch_size` labelled and as many unlabelled examples, and twice `batch_size` examples in the warm-up.
+    The authors use 64 (the 128 of their paper is 64 + 64), 301 epochs, and lr 0.02, divided by 10 from epoch 150 on.
+
+    The LogitClip paper clips "all the model outputs during training"; each place has a switch. A clip with a small
+    scale makes guessed labels nearly uniform: with scale 0.4 and 10 classes no probability exceeds 0.145, and
+    sharpening only squares that.
     """
 
     losses = ("ce",)
@@ -71,15 +73,17 @@ class DivideMix(Standard):
         Args:
             warm_up: epochs of plain training on all labels.
             lambda_u: final weight of the unsupervised term.
-            p_threshold: least probability of a label that is believed.
+            p_threshold: probability of a clean label above which an example is labelled.
             temperature: sharpens guessed labels, `p^(1/temperature)`.
-            alpha: of the Beta distribution that mixes examples.
+            alpha: parameter of the Beta distribution for mixing examples.
             views: augmented views of each example (M).
-            ramp: epochs after the warm-up in which the unsupervised term reaches its weight.
-            loss_window: epochs over which the losses are averaged before they are split.
-            confidence_penalty: in the warm-up, punish confident predictions; meant for asymmetric noise.
-            clip_warm_up, clip_guesses, clip_mixed, clip_mixture: where the clip acts: the warm-up's loss, the guessed
-                and refined labels, the logits of mixed examples, the losses that are split.
+            ramp: epochs after the warm-up until the unsupervised term has its full weight.
+            loss_window: epochs over which losses are averaged before the split.
+            confidence_penalty: penalise confident predictions in the warm-up; meant for asymmetric noise.
+            clip_warm_up: clip the logits of the warm-up loss.
+            clip_guesses: clip the logits behind guessed and refined labels.
+            clip_mixed: clip the logits of mixed examples.
+            clip_mixture: clip the logits behind the losses that are split.
         """
         at_least(0, warm_up=warm_up, lambda_u=lambda_u)
         at_least(1, views=views, loss_window=loss_window)
@@ -88,7 +92,7 @@ class DivideMix(Standard):
         if not 0 < p_threshold < 1:
             raise ValueError(f"p_threshold must lie between 0 and 1, got {p_threshold}.")
         if job.train.labels.is_floating_point():
-            raise ValueError("dividemix needs class labels, not soft ones: it asks which labels are wrong.")
+            raise ValueError("dividemix needs class labels, not soft ones: it decides which labels are wrong.")
         super().__init__(job)
         if warm_up >= self.settings.epochs:
             log.warning("All %d epochs are warm-up: nothing is divided or mixed. Lower warm_up.", self.settings.epochs)
@@ -100,16 +104,16 @@ class DivideMix(Standard):
         if second[0] is self.network:
             raise ValueError("dividemix trains two networks: give a function that makes one from a seed.")
         self.nets = [(self.network, self.model, self.optimizer), second]
-        self.history: list[list[Tensor]] = [[], []]  # of each network, the scaled losses of the last epochs
+        self.history: list[list[Tensor]] = [[], []]  # scaled losses of the last epochs, for each network
 
     @staticmethod
     def preset(data: str, noise: str) -> dict[str, Any]:
         """The published settings for a dataset and a noise.
 
-        CIFAR-100's hold for cifar100 and CIFAR-10's for all others but WebVision, which has its own. Symmetric noise:
-        the published table, at the nearest rate. Asymmetric noise: lambda_u = 0 and the confidence penalty.
-        Instance-dependent, human and other noise have no published setting; they are structured like asymmetric noise,
-        where a large lambda_u is known to hurt, so lambda_u = 0 is our choice, without the penalty.
+        cifar100 and webvision have their own settings; all other datasets use those of CIFAR-10. Symmetric noise uses
+        the published table at the nearest rate; asymmetric noise lambda_u = 0 and the confidence penalty. Nothing is
+        published for instance-dependent, human and other noise. They are structured like asymmetric noise, where a
+        large lambda_u hurts, so we use lambda_u = 0, without the penalty.
 
         >>> DivideMix.preset("cifar10", "symmetric:rate=0.5")["lambda_u"]
         25.0
@@ -138,7 +142,7 @@ class DivideMix(Standard):
                 yield from self._warm_up(number, epoch, augment)
             return
         clean = [self.clean_probability(number, epoch) for number in (0, 1)]
-        for number in (0, 1):  # each network is told by the other one which labels to believe
+        for number in (0, 1):  # each network trains on the split of the other
             yield from self._semi_supervised(number, clean[1 - number], epoch, augment)
 
     def _warm_up(self, number: int, epoch: int, augment: Augment) -> Iterator[tuple[Tensor, Tensor, Step]]:
@@ -162,10 +166,10 @@ class DivideMix(Standard):
         other_network.eval()
         size, seed = self.settings.batch_size, self.settings.seed
         believed = (clean > self.p_threshold).cpu()
-        if not believed.any():  # then every label counts as far as it is believed
+        if not believed.any():  # train on all labels, weighted by their probability
             believed[:] = True
         labelled, rest = self.job.index[believed], self.job.index[~believed]
-        probability = torch.zeros(len(self.job.train), device=self.fabric.device)  # by number in the dataset
+        probability = torch.zeros(len(self.job.train), device=self.fabric.device)  # by position in the dataset
         probability[self.job.index.to(probability.device)] = clean
         turns = (self._order(rest, size, epoch, f"unlabelled {number} {turn}") for turn in itertools.count())
         unlabelled = itertools.chain.from_iterable(turns)
@@ -198,7 +202,7 @@ class DivideMix(Standard):
 
     @torch.no_grad()
     def clean_probability(self, number: int, epoch: int) -> Tensor:
-        """How probable it is that the label of each training example is right, by the losses of a network, [N]."""
+        """The probability [N] that each training label is right, by the losses of one network."""
         network, model, _ = self.nets[number]
         network.eval()
         losses = []
@@ -266,7 +270,7 @@ class DivideMix(Standard):
 
 
 def lower_of_two(values: Tensor, seed: int) -> Tensor:
-    """Fit two Gaussians to numbers [N]; the probability of each to come from the one with the lower mean, [N]."""
+    """Fit two Gaussians to `values` [N]; returns the probability [N] of the one with the lower mean."""
     try:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.mixture import GaussianMixture
@@ -275,7 +279,7 @@ def lower_of_two(values: Tensor, seed: int) -> Tensor:
     column = values[:, None].numpy()
     mixture = GaussianMixture(2, max_iter=10, tol=1e-2, reg_covar=5e-4, random_state=seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # ten iterations are what the method asks for
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the method stops after ten iterations
         mixture.fit(column)
     lower = int(np.asarray(mixture.means_).argmin())
     return torch.from_numpy(mixture.predict_proba(column)[:, lower])
@@ -292,7 +296,7 @@ def sharpen(p: Tensor, temperature: float) -> Tensor:
 
 
 def refined(given: Tensor, clean: Tensor, p: Tensor, temperature: float) -> Tensor:
-    """The labels [N, K] as far as they are believed, the prediction p [N, K] for the rest: `w y + (1-w) p`, sharpened.
+    """Refined labels `w y + (1-w) p`, sharpened: w [N] is the probability of a clean label, y and p are [N, K].
 
     >>> refined(torch.tensor([[0, 1]]), torch.tensor([0.5]), torch.tensor([[0.5, 0.5]]), 1.0)
     tensor([[0.2500, 0.7500]])
@@ -301,7 +305,7 @@ def refined(given: Tensor, clean: Tensor, p: Tensor, temperature: float) -> Tens
 
 
 def mixed(x: Tensor, target: Tensor, weight: float, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Each example with a part of another one; the own part is the larger of `weight` and `1 - weight`."""
+    """Mix each example with another one; its own weight is the larger of `weight` and `1 - weight`."""
     own = max(weight, 1 - weight)
     return own * x + (1 - own) * x[order], own * target + (1 - own) * target[order]
 
@@ -313,8 +317,17 @@ def negative_entropy(logits: Tensor) -> Tensor:
 
 
 def mixmatch_losses(logits: Tensor, target: Tensor, labelled: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross entropy of the first `labelled` rows, squared error of the others, and the distance of the mean prediction
-    from uniform, `sum_k 1/K log((1/K) / mean p_k)`."""
+    """The three terms of MixMatch's loss.
+
+    Args:
+        logits: [N, K].
+        target: [N, K], probabilities.
+        labelled: number of labelled rows, which come first.
+
+    Returns:
+        Cross entropy of the labelled rows, squared error of the others, and the divergence of the mean prediction from
+        uniform, `sum_k 1/K log((1/K) / mean p_k)`.
+    """
     log_p = logits.log_softmax(1)
     supervised = -(target[:labelled] * log_p[:labelled]).sum(1).mean()
     difference = log_p[labelled:].exp() - target[labelled:]

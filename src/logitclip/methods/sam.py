@@ -1,4 +1,4 @@
-"""Sharpness-aware minimisation."""
+"""Sharpness-aware minimisation (Foret et al., 2021)."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class SAM(Standard):
 
 @contextlib.contextmanager
 def perturbed(network: nn.Module, rho: float) -> Iterator[None]:
-    """Move the weights by rho along their normalised gradient; afterwards they are what they were, to the bit."""
+    """Move the weights by rho along their normalised gradient, and restore them exactly afterwards."""
     weights = [w for w in network.parameters() if w.grad is not None]
     before = [w.detach().clone() for w in weights]
     with torch.no_grad():
         gradients = [w.grad.to(torch.promote_types(w.dtype, torch.float32)) for w in weights]  # type: ignore[union-attr]
         norm = torch.nn.utils.get_total_norm(gradients)
-        # A gradient that overflowed in half precision says nothing about the direction: stay.
+        # A gradient that overflowed in half precision has no direction: do not move.
         step = torch.where(norm.isfinite(), rho / (norm + 1e-12), 0.0)
         for w, g in zip(weights, gradients, strict=True):
             w.add_(torch.nan_to_num(g * step, 0.0, 0.0, 0.0))

@@ -28,7 +28,7 @@ class Standard:
         self.network, self.model, self.optimizer = self.set_up(self.settings.seed)
 
     def set_up(self, seed: int) -> tuple[nn.Module, Any, Any]:
-        """A fresh network, the same as it is called in training (wrapped and compiled), and its optimiser."""
+        """Make a network; returns it, its wrapped (and compiled) form for training, and its optimiser."""
         settings = self.settings
         network = self.job.make_model(seed)
         if settings.channels_last:
@@ -44,7 +44,7 @@ class Standard:
         return network, torch.compile(model) if settings.compile else model, optimizer
 
     def start_epoch(self, epoch: int, lr: float) -> None:
-        """Set the learning rate, and tell a loss with a schedule where training is."""
+        """Set the learning rate, and pass the epoch and the class counts on to the criterion."""
         for optimizer in self.optimizers():
             for group in optimizer.param_groups:
                 group["lr"] = lr
@@ -54,13 +54,13 @@ class Standard:
             self.criterion.start_epoch(epoch, counts.float().to(self.fabric.device))
 
     def optimizers(self) -> list[Any]:
-        """Those that follow the learning-rate schedule."""
+        """The optimisers that follow the learning-rate schedule."""
         return [self.optimizer]
 
     def train_epoch(
         self, epoch: int, batches: Iterable[Batch], augment: Augment
     ) -> Iterator[tuple[Tensor, Tensor, Step]]:
-        """Train once over `batches` of (index, x, y); yields (index, y, Step) for each, so that others can look on."""
+        """Train one epoch over `batches` of (index, x, y); yields (index, y, Step) for each batch."""
         self.network.train()
         for index, x, y in batches:
             yield index, y, self.train_step(index, x, y, augment)
@@ -70,7 +70,7 @@ class Standard:
                 self.criterion.sync(partial(self.fabric.all_reduce, reduce_op="sum"))
 
     def train_step(self, index: Tensor, x: Tensor, y: Tensor, augment: Augment) -> Step:
-        """One update of the weights. `index` says which examples of the dataset these are."""
+        """Update the weights once; `index` holds the positions of the examples in the dataset."""
         logits = self.model(augment(x))
         loss = self.objective(logits, y)
         self.optimizer.zero_grad()
@@ -79,11 +79,11 @@ class Standard:
         return Step(loss.detach(), logits.detach())
 
     def objective(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The criterion and the penalty on the logits, if there is one."""
+        """The criterion, plus the penalty on the logits if there is one."""
         return self.penalised(self.criterion(logits, y), logits)
 
     def penalised(self, loss: Tensor, logits: Tensor) -> Tensor:
-        """The loss with the penalty on the logits, if there is one."""
+        """The loss, plus the penalty on the logits if there is one."""
         return loss if self.settings.penalty is None else loss + self.settings.penalty(logits)
 
     def update(self, model: Any, optimizer: Any) -> None:
@@ -96,8 +96,8 @@ class Standard:
         optimizer.step()
 
     def predict(self, x: Tensor) -> Tensor:
-        """The logits of ready inputs, as used for evaluation."""
-        # Not through DDP, which would wait for the other ranks: they may have fewer inputs.
+        """Logits [N, K] of model inputs, in evaluation mode."""
+        # DDP would wait for the other ranks, which may have fewer batches: call the network itself.
         precision = self.fabric.strategy.precision
         with precision.forward_context():
             return precision.convert_output(self.network.eval()(precision.convert_input(x)))
@@ -107,17 +107,17 @@ class Standard:
         return self.network.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
-        """All the rest that a resumed run needs: tensors, numbers and strings in dicts and lists."""
+        """All other state that resuming needs: tensors, numbers and strings in dicts and lists."""
         return {"optimizer": self.optimizer.state_dict(), "criterion": self.criterion.state_dict()}
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Take back what `weights` and `state_dict` gave."""
+        """Restore what `weights` and `state_dict` returned."""
         self.network.load_state_dict(weights)
         self.optimizer.load_state_dict(state["optimizer"])
         self.criterion.load_state_dict(state["criterion"])
 
     def _check_criterion(self) -> None:
-        """A method with an objective of its own takes from the criterion what is done to the logits, no more."""
+        """Refuse a criterion that a method with its own objective would ignore: it uses the clip alone."""
         if self.losses is None:
             return
         criterion = self.job.criterion
@@ -131,7 +131,7 @@ class Standard:
 
 
 def average_buffers(network: nn.Module, fabric: Any) -> None:
-    """Give all ranks the mean of their batch-norm statistics; DDP keeps only the weights equal."""
+    """Average the batch-norm statistics over the ranks; DDP synchronises only the gradients."""
     for buffer in network.buffers():
         if buffer.is_floating_point():
             buffer.copy_(fabric.all_reduce(buffer.double(), reduce_op="mean"))

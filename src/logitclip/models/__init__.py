@@ -1,7 +1,7 @@
 """Networks by name; each returns logits.
 
-A model is a function `fn(num_classes, *, knobs) -> nn.Module`. It learns about its input by naming a parameter
-`in_channels` (an image model) or `in_features` (one that flattens), which `build` supplies.
+A model is a function `fn(num_classes, *, knobs) -> nn.Module`. If it has a parameter `in_channels` (image models) or
+`in_features` (models that flatten), `build` supplies it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MODELS = Registry("model", injected=("in_channels", "in_features"), modules=tupl
 def build(spec: str, num_classes: int, input_shape: Sequence[int], *, seed: int = 0) -> nn.Module:
     """The network that `spec` names, for inputs of `input_shape`, on the CPU and in training mode.
 
-    The initial weights are a function of `seed` alone, and the global random state is left as it was. One input of
-    zeros is sent through, so a model that cannot take this shape is refused here and not in the first epoch.
+    The initial weights depend on `seed` alone, and the global random state stays unchanged. A forward pass of zeros
+    checks the shape here, not in the first epoch.
 
     Args:
         input_shape: `(C, H, W)` of images or `(D,)` of features, without the batch.
@@ -41,7 +41,7 @@ def build(spec: str, num_classes: int, input_shape: Sequence[int], *, seed: int 
     wanted = {k: known[k] for k in MODELS.injected if k in inspect.signature(make).parameters}
     if None in wanted.values():
         raise ValueError(f"The model {name!r} takes images (C, H, W), got inputs of shape {shape}; 'mlp' takes any.")
-    # Only the CPU's generator is used, restored and seeded (torch.manual_seed would reseed every GPU too).
+    # torch.manual_seed would reseed every GPU too: seed and restore the CPU's generator alone.
     with torch.random.fork_rng(devices=()), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         model = make(num_classes, **wanted)

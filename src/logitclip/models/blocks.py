@@ -1,4 +1,4 @@
-"""What the networks share: convolutions, stems, pre-activation blocks, heads, initialisation."""
+"""Parts of the networks: convolutions, stems, pre-activation blocks, heads, initialisation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 
 
 def one_of(name: str, value: Any, allowed: Iterable[Any]) -> Any:
-    """`value`, refused unless it is one of `allowed`."""
+    """Return `value`; raise unless it is one of `allowed`."""
     if value not in (allowed := tuple(allowed)):
         raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}.")
     return value
@@ -45,23 +45,23 @@ def make_activation(name: str) -> nn.Module:
 
 
 def named(**parts: nn.Module) -> nn.Sequential:
-    """A sequence whose parts are attributes: `model.head`."""
+    """A sequence with named parts, such as `model.head`."""
     return nn.Sequential(OrderedDict(parts))
 
 
 def conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, *, bias: bool = False) -> nn.Conv2d:
-    """A convolution that keeps the size of the image, divided by `stride`."""
+    """A padded convolution: the image keeps its size, divided by `stride`."""
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=bias)
 
 
 def conv_norm(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, activation: str = "") -> nn.Sequential:
-    """Convolution, batch norm and, if one is named, an activation."""
+    """Convolution, batch norm and, if given, an activation."""
     tail = [make_activation(activation)] if activation else []
     return nn.Sequential(conv(inputs, outputs, kernel, stride), nn.BatchNorm2d(outputs), *tail)
 
 
 def make_stem(kind: str, in_channels: int, width: int, activation: str) -> nn.Sequential:
-    """The first layer: `imagenet` divides the image by 4 (7x7 stride 2, max-pool), `cifar` keeps it whole (3x3)."""
+    """The first layer: `imagenet` divides the image by 4 (7x7 stride 2, max-pool), `cifar` keeps its size (3x3)."""
     if one_of("stem", kind, ("imagenet", "cifar")) == "cifar":
         return conv_norm(in_channels, width, activation=activation)
     return conv_norm(in_channels, width, 7, 2, activation).append(nn.MaxPool2d(3, 2, padding=1))
@@ -118,7 +118,7 @@ class PreActBlock(nn.Module):
 
 
 def init_he(model: nn.Module, mode: Literal["fan_in", "fan_out"], *, zero_bias: bool = False) -> nn.Module:
-    """He et al.'s normal initialisation of every convolution; `zero_bias` zeroes all biases but those of norms."""
+    """He et al.'s normal initialisation of every convolution; `zero_bias` also zeroes biases, except those of norms."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")

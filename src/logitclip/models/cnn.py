@@ -46,7 +46,7 @@ def cnn(
                 body.append(nn.BatchNorm2d(outputs))
             body.append(make_activation(activation))
         inputs = outputs
-    # fan_in keeps the scale of the forward pass, without which the network does not learn when it has no norms.
+    # fan_in keeps the scale of the forward pass; without norms the network does not learn otherwise.
     return init_he(named(body=body, head=make_head(inputs, num_classes)), "fan_in", zero_bias=True)
 
 
@@ -62,7 +62,7 @@ def strided_cnn(
 ) -> nn.Module:
     """Smallest CNN: three stride-2 convolutions of `width`, twice and four times that, and a `hidden` layer.
 
-    About a hundredth of WRN-40-2's work at 32 px, and it still memorises thousands of wrong labels. Weights keep
+    About a hundredth of WRN-40-2's work at 32 px; it still memorises thousands of wrong labels. Weights keep
     torch's default initialisation. The features are pooled to 4x4, which changes nothing at 32 px.
     """
     at_least(1, width=width, hidden=hidden)

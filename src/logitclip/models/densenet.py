@@ -24,7 +24,7 @@ GROWTH = 32  # channels that a layer adds
 
 
 class DenseLayer(nn.Module):
-    """Adds `GROWTH` channels, computed from all before them through a 1x1 bottleneck, to its input."""
+    """Append `GROWTH` channels, computed from all previous ones through a 1x1 bottleneck."""
 
     def __init__(self, inputs: int, activation: str) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ def densenet(
     stem: Stem = "imagenet",
     activation: Activation = "relu",
 ) -> nn.Module:
-    """DenseNet-BC of depth 121, 169 or 201, as in torchvision; `stem=cifar` keeps small images whole.
+    """DenseNet-BC of depth 121, 169 or 201, as in torchvision; `stem=cifar` keeps the resolution of small images.
 
     The ImageNet stem needs 29 pixels, the other 8.
     """

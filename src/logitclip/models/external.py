@@ -22,7 +22,7 @@ def torchvision(num_classes: int, *, name: str, in_channels: int = 3) -> nn.Modu
     """Any classifier of torchvision, with new weights: `torchvision:resnet18`."""
     if in_channels != 3:
         raise ValueError(f"torchvision's models take 3 channels, got {in_channels}; 'timm:NAME' takes any number.")
-    # These two return a tuple in training unless told not to.
+    # These two return a tuple in training by default.
     plain = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
     create = _load("torchvision", "torchvision.models").get_model
     return _make("torchvision", create, name, num_classes=num_classes, **plain)

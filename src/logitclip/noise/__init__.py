@@ -1,4 +1,4 @@
-"""Label noise: every rule is a pure function of labels and a generator, and every use of one leaves a record.
+"""Label noise: rules are pure functions of labels and a generator; `apply` also records what a rule did.
 
 >>> import torch
 >>> noisy = symmetric([0, 1, 2, 0], 3, rate=0.5, generator=torch.Generator().manual_seed(0))

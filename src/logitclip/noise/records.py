@@ -1,4 +1,4 @@
-"""Records of label noise: `apply` runs a rule under a seed of its own and returns what it did, as `NoisyLabels`."""
+"""Records of label noise: `apply` runs a rule with its own seed and returns the result as `NoisyLabels`."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from logitclip.rng import hashed_seed
 
 @dataclass(frozen=True, eq=False)
 class NoisyLabels:
-    """Labels, the truth, and what made the one of the other."""
+    """Noisy labels, clean labels, and the rule that made one from the other."""
 
     labels: Tensor  # [N] int64, or [N, K] float32 when they are soft
     clean_labels: Tensor  # [N] int64
     num_classes: int
     rule: str  # canonical spec
-    options: Mapping[str, Any]  # every knob of the rule, defaults too, and the arrows of asymmetric noise if given
+    options: Mapping[str, Any]  # every knob of the rule with its value, and the arrows of asymmetric noise if given
     seed: int
     replaced: Tensor | None = None  # open_set: [M, 2] int64, position and index of the source image
-    images: Tensor | None = None  # open_set: the inputs after the exchange; not saved
+    images: Tensor | None = None  # open_set: the inputs after replacement; not saved
 
     @functools.cached_property
     def wrong(self) -> Tensor:
-        """[N] float64: 1 where the label is wrong or the image replaced, 0 elsewhere; the wrong weight, if soft."""
+        """[N] float64: 1 if the label is wrong or the image replaced, else 0; if soft, the weight of wrong classes."""
         if self.labels.ndim == 2:
             return 1 - self.labels.double().gather(1, self.clean_labels[:, None]).squeeze(1)
         wrong = (self.labels != self.clean_labels).double()
@@ -47,23 +47,23 @@ class NoisyLabels:
 
     @property
     def rate(self) -> float:
-        """The share of wrong labels, as it came out."""
+        """The realised share of wrong labels."""
         return float(self.wrong.mean())
 
     @property
     def class_sizes(self) -> Tensor:
-        """[K] int64: examples of each true class."""
+        """[K] int64: number of examples of each true class."""
         return self.clean_labels.bincount(minlength=self.num_classes)
 
     @property
     def class_rates(self) -> Tensor:
-        """[K] float64: the share of each true class that is wrong; 0 for a class without examples."""
+        """[K] float64: share of wrong labels in each true class; 0 for an empty class."""
         wrong = self.clean_labels.bincount(self.wrong, minlength=self.num_classes)
         return wrong / self.class_sizes.clamp_min(1)
 
     @functools.cached_property
     def transition(self) -> Tensor:
-        """[K, K] float64: the share of each true class (row) that has each label; 0 for a class without examples."""
+        """[K, K] float64: share of each true class (row) that has each label; 0 for an empty class."""
         k = self.num_classes
         if self.labels.ndim == 2:
             counts = torch.zeros(k, k, dtype=torch.float64).index_add(0, self.clean_labels, self.labels.double())
@@ -73,7 +73,7 @@ class NoisyLabels:
 
     @functools.cached_property
     def content_hash(self) -> str:
-        """SHA-256 of the labels, the truth, the exchange if there is one, and the rule, its options and its seed."""
+        """SHA-256 of the noisy and clean labels, the replacements, and the rule with its options and seed."""
         made = json.dumps([self.rule, dict(self.options), self.seed, self.num_classes], sort_keys=True)
         return _sha256(made, *self._arrays().values())
 
@@ -82,7 +82,7 @@ class NoisyLabels:
         return {name: array for name, array in arrays.items() if array is not None}
 
     def describe(self) -> dict[str, Any]:
-        """The record in numbers and words; what `save` writes as JSON. Beyond 100 classes without the matrix."""
+        """The record as a dict for JSON, as `save` writes it; the matrix is left out for more than 100 classes."""
         return {
             "rule": self.rule,
             "options": dict(self.options),
@@ -97,7 +97,7 @@ class NoisyLabels:
         }
 
     def check(self, clean_labels: Any, num_classes: int) -> None:
-        """Raise an error if the record was made for other data."""
+        """Raise if the record was made for other data."""
         clean = class_labels(clean_labels, num_classes)
         if num_classes != self.num_classes:
             raise ValueError(f"The noise record has {self.num_classes} classes, the data {num_classes}.")
@@ -107,13 +107,13 @@ class NoisyLabels:
             raise ValueError("The noise record was made for other true labels, or for the same in another order.")
 
     def save(self, path: str | Path) -> Path:
-        """Write `path`.npz (the arrays) and `path`.json (the rest), each in one step. Returns the path of the first."""
+        """Write `path`.npz (arrays) and `path`.json (all else), each atomically. Returns the path of the first."""
         npz, text = _record_files(path)
         npz.parent.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, Any] = {name: array.numpy() for name, array in self._arrays().items()}
         with _replacing(npz) as stream:
             np.savez_compressed(stream, **arrays)
-        with _replacing(text) as stream:  # last: it holds the hash that vouches for both
+        with _replacing(text) as stream:  # last: it holds the hash of both
             lines = (f'"{key}": {json.dumps(value)}' for key, value in self.describe().items())
             stream.write("{{\n{}\n}}\n".format(",\n".join(lines)).encode())
         return npz
@@ -144,7 +144,7 @@ class NoisyLabels:
 
     @classmethod
     def load(cls, path: str | Path) -> NoisyLabels:
-        """Read what `save` wrote, and refuse it unless its content has the hash it claims."""
+        """Read a record that `save` wrote; raise if its hash does not match."""
         npz, text = _record_files(path)
         try:
             about = json.loads(text.read_text())
@@ -157,7 +157,7 @@ class NoisyLabels:
             noisy_labels(record.labels, record.num_classes, len(record.clean_labels))
         except FileNotFoundError as error:
             raise ValueError(f"There is no noise record {path}: {error.filename} is missing.") from error
-        except Exception as error:  # what a damaged archive makes zipfile, zlib and numpy raise has no common type
+        except Exception as error:  # zipfile, zlib and numpy raise many types for a damaged archive
             raise ValueError(f"{path} is not a noise record: {type(error).__name__}, {error}") from error
         if not intact:
             raise ValueError(f"The noise record {path} was changed after it was saved: its hash does not match.")
@@ -176,14 +176,14 @@ def apply(
     load: Callable[[str], Any] | None = None,
     **knobs: Any,
 ) -> NoisyLabels:
-    """Run a noise rule by its spec and record what it did.
+    """Run a noise rule by its spec and record the result.
 
     Args:
-        data: A dataset, whose training labels are taken, with its images, its arrows for asymmetric noise and its human
-            label sets; or labels alone, with `num_classes`. The arguments of these names take precedence.
-        seed: Of the noise alone: it does not share a stream of random numbers with a model or a loader of that seed.
-        load: From a name to a dataset, for the source of `open_set`.
-        **knobs: Knobs of the rule that are not in the spec; arrays, say.
+        data: A dataset with training labels, images, the arrows of asymmetric noise and human label sets; or labels
+            alone, with `num_classes`. The arguments of these names take precedence.
+        seed: Seed of the noise, independent of a model or loader with the same seed.
+        load: Function from a name to a dataset, for the source of `open_set`.
+        **knobs: Knobs of the rule that are not in the spec, such as arrays.
 
     >>> record = apply("pair:rate=0.5", [0, 1, 2, 0], seed=3, num_classes=3)
     >>> record.rate, record.rule, record.options
@@ -210,7 +210,7 @@ def apply(
         return _with_images(record, images, loaded(record.options.get("source")))
 
     context = {"images": images, "mapping": mapping, "label_sets": label_sets, "generator": _generator(seed)}
-    if options.get("variant", "map") != "map":  # the other kinds of asymmetric noise have arrows of their own
+    if options.get("variant", "map") != "map":  # the other variants have their own arrows
         del context["mapping"]
     accepted = inspect.signature(NOISES[name]).parameters
     context = {key: value for key, value in context.items() if key in accepted}
@@ -219,7 +219,7 @@ def apply(
     result = NOISES[name](given, num_classes, **options, **context)
     spec = NOISES.format(name, NOISES.split(spec)[1] | {key: _written(value) for key, value in knobs.items()})
     recorded = {key: knob.default for key, knob in NOISES.knobs(name).items()} | NOISES.parse(spec)[1]
-    if arrows := context.get("mapping"):  # the spec does not tell one dataset's arrows from another's
+    if arrows := context.get("mapping"):  # they depend on the dataset, not on the spec
         recorded["mapping"] = {str(start): int(end) for start, end in arrows.items()}
     record = NoisyLabels(
         labels=given if name == "open_set" else noisy_labels(result, num_classes, len(given)),
@@ -234,14 +234,14 @@ def apply(
 
 
 def _generator(seed: int) -> torch.Generator:
-    """A stream for noise only: with the bare seed, a loader that shuffles by it would meet all flipped labels first."""
+    """A generator for noise only: a loader that shuffles with the bare seed would see all flipped labels first."""
     if not is_integer(seed):
         raise ValueError(f"The seed of the noise must be an integer, got {seed!r}.")
     return torch.Generator().manual_seed(hashed_seed(f"label noise {operator.index(seed)}"))
 
 
 def _written(value: Any) -> Any:
-    """How a record names a knob that came as a keyword: a number as it is, a dataset by name, an array by its hash."""
+    """A keyword knob in a record: a plain value as it is, a dataset by name, an array by its hash."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, (str, int, float, os.PathLike)):
@@ -250,7 +250,7 @@ def _written(value: Any) -> Any:
 
 
 def _with_images(record: NoisyLabels, images: Any, source: Any) -> NoisyLabels:
-    """Carry out the exchange of an open_set record, in a copy of the images."""
+    """Replace the images of an open_set record, in a copy."""
     if record.replaced is None or images is None:
         return record
     if isinstance(source, str):
@@ -309,7 +309,7 @@ def _exchange(path: str, pairs: Tensor, examples: int, source: str | None) -> Te
 
 
 def _sha256(*parts: Any) -> str:
-    """Of strings and arrays; the same on every machine."""
+    """The hash of strings and arrays, the same on every platform."""
     digest = hashlib.sha256()
     for part in parts:
         array = np.asarray(part.detach().cpu() if isinstance(part, Tensor) else part)
@@ -325,7 +325,7 @@ def _record_files(path: str | Path) -> tuple[Path, Path]:
 
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[typing.BinaryIO]:
-    """A stream whose content becomes `path` in one step at the end, or not at all."""
+    """A stream whose content replaces `path` atomically when the block completes."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(draft, "wb") as stream:

@@ -29,7 +29,7 @@ Scaling = Literal["raw", "standard"]
 
 
 def _rule(function: Callable[..., Tensor]) -> Callable[..., Any]:
-    """Register a rule. It is given a checked int64 copy of the labels; its caller gets back the kind that came in."""
+    """Register a rule: it gets a checked int64 copy of the labels, and its result has the type of the input."""
 
     takes_generator = "generator" in inspect.signature(function).parameters
 
@@ -48,7 +48,7 @@ def _rule(function: Callable[..., Tensor]) -> Callable[..., Any]:
 
 @_rule
 def none(labels: Tensor, num_classes: int) -> Tensor:
-    """Leave the labels as they are."""
+    """Keep the labels."""
     return labels
 
 
@@ -62,13 +62,13 @@ def symmetric(
     include_self: bool = False,
     generator: torch.Generator,
 ) -> Tensor:
-    """Flip a share `rate` of the labels to any other class, each as likely: eta_jk = rate / (K - 1).
+    """Flip a share `rate` of the labels to another class, chosen uniformly: eta_jk = rate / (K - 1).
 
     Args:
-        draw: Which labels. "exact": that share of all, to the label (the released code); "per_class": of each class;
-            "independent": each label by a coin of its own, so that the share is `rate` only on average.
-        include_self: Draw the new label from all K classes, as DivideMix and SOP do: one in K is the old one, and the
-            share of wrong labels is rate * (K - 1) / K.
+        draw: Which labels to flip. "exact": exactly that share of all labels (the released code); "per_class": exactly
+            that share of each class; "independent": each label with probability `rate`.
+        include_self: Draw the new label from all K classes, as DivideMix and SOP do: one in K stays right, so the share
+            of wrong labels is rate * (K - 1) / K.
 
     >>> clean = torch.arange(1000) % 10
     >>> noisy = symmetric(clean, 10, rate=0.5, generator=torch.Generator().manual_seed(0))
@@ -78,7 +78,7 @@ def symmetric(
     chosen = _choose(labels, num_classes, rate, draw, generator)
     if include_self:
         labels[chosen] = torch.randint(num_classes, chosen.shape, generator=generator)
-    else:  # one of K - 1 steps around the circle of classes: never back to the start
+    else:  # 1 to K - 1 steps around the circle of classes
         step = torch.randint(1, num_classes, chosen.shape, generator=generator)
         labels[chosen] = (labels[chosen] + step) % num_classes
     return labels
@@ -97,15 +97,15 @@ def asymmetric(
 ) -> Tensor:
     """Flip a share `rate` of the labels along fixed arrows between similar classes.
 
-    Three rules of this name are in use for CIFAR-100 and give different noise; the record says which one it was.
+    Three different rules of this name are in use for CIFAR-100; the record names the variant.
 
     Args:
         variant: "map": along `mapping`; "blocks": to the next class inside blocks of five consecutive classes, the last
-            back to the first; "pairs": two random classes of each block of five are exchanged, the others left alone.
-        draw: As for `symmetric`. "exact" (the released code) picks the share from *all* labels and then follows the
-            arrows: a class without an arrow keeps its labels, and the share of wrong ones is smaller than `rate`.
-        mapping: Source class -> target class, for the variant "map"; a dataset brings its own (CIFAR-10's five arrows).
-            None: every class to the next one, the last to the first.
+            back to the first; "pairs": two random classes of each block of five are swapped, the others stay.
+        draw: As for `symmetric`. "exact" (the released code) chooses the share among *all* labels. A class without an
+            arrow keeps its labels, so fewer than `rate` of all labels are wrong.
+        mapping: Source class -> target class, for the variant "map"; CIFAR-10 has five such arrows. None: every class
+            to the next one, the last to the first.
 
     >>> asymmetric([0, 1, 2, 3], 4, rate=1.0, mapping={3: 1}, generator=torch.Generator())
     array([0, 1, 2, 1])
@@ -118,7 +118,7 @@ def asymmetric(
 
 @_rule
 def pair(labels: Tensor, num_classes: int, *, rate: float, draw: Draw = "exact", generator: torch.Generator) -> Tensor:
-    """Flip a share `rate` of the labels to the next class, the last to the first, whatever the dataset.
+    """Flip a share `rate` of the labels to the next class, the last to the first, for every dataset.
 
     >>> pair([0, 1, 2], 3, rate=1.0, generator=torch.Generator())
     array([1, 2, 0])
@@ -133,7 +133,7 @@ def transition(labels: Tensor, num_classes: int, *, matrix: Any, generator: torc
     """Draw each label from the row of its class: P(noisy = k | clean = j) = matrix[j, k].
 
     Args:
-        matrix: [K, K], rows that sum to one; in a spec, the path of a .npy, .npz or .csv file that holds it.
+        matrix: [K, K], with rows that sum to one; in a spec, the path of a .npy, .npz or .csv file.
 
     >>> transition([0, 1, 1], 2, matrix=[[0, 1], [0, 1]], generator=torch.Generator())
     array([1, 1, 1])
@@ -158,23 +158,24 @@ def instance(
     images: Any = None,
     generator: torch.Generator,
 ) -> Tensor:
-    """Mislabel examples with a chance, and as a class, that depend on their images (part-dependent noise, PDN).
+    """Instance-dependent noise: images determine the probability of a flip and the new class (PDN).
 
-    With q_i a normal of mean `rate` and deviation `std` cut to [0, 1], and one random matrix W_y per true class y:
+    With q_i from a normal distribution (mean `rate`, deviation `std`) truncated to [0, 1], and a random matrix W_y for
+    each true class y:
 
         P(noisy = k | x_i, y) = q_i softmax_{k != y}(x_i W_y)_k,    P(noisy = y | x_i, y) = 1 - q_i
 
-    The cut moves the mean when `rate` is within some 2 `std` of 0 or 1 (rate 0.05 gives 0.10); `std=0` avoids it.
+    Truncation moves the mean if `rate` is within about 2 `std` of 0 or 1 (rate 0.05 gives 0.10); `std=0` avoids it.
 
     Args:
-        variant: "pdn": as above. "released": what LogitClip's code does: an exact share `rate` of all examples, picked
-            regardless of x, is mislabelled (q_i is 0 or 1); only the class it is mistaken for depends on x.
-        std: Of q_i, in the variant "pdn".
-        scaling: What x is. "raw": pixels 0..255, or features as they are, flattened: PDN's own choice, the default of
-            "pdn". The logits are then so large that each image has one wrong class, mostly that of its whole class.
-            "standard": each channel (each column of features) brought to mean 0 and deviation 1: the default of
-            "released", whose code projects normalised images (augmented ones too, at random, which is left out here).
-        images: [N, C, H, W] or [N, D]; anything that a tensor of positions can index. Read in small parts.
+        variant: "pdn": as above. "released", as in LogitClip's code: exactly a share `rate` of all examples, chosen
+            independently of x, is mislabelled (q_i is 0 or 1); only the new class depends on x.
+        std: Deviation of q_i, for the variant "pdn".
+        scaling: Scaling of x. "raw": pixels 0..255, or unscaled features, as in PDN's code; the default of "pdn". The
+            logits are then so large that nearly all images of a class get the same wrong class. "standard": each
+            channel (each column of features) has mean 0 and deviation 1; the default of "released". LogitClip's code
+            also augments the normalised images at random, which is not done here.
+        images: [N, C, H, W] or [N, D]; any object that a tensor of positions can index. Read in small batches.
     """
     p = instance_probabilities(
         labels, num_classes, rate=rate, variant=variant, std=std, scaling=scaling, images=images, generator=generator
@@ -184,14 +185,14 @@ def instance(
 
 @_rule
 def open_set(labels: Tensor, num_classes: int, *, rate: float, source: Any, generator: torch.Generator) -> Tensor:
-    """Replace a share `rate` of the *images* by those of another dataset, under the labels the old ones had.
+    """Replace a share `rate` of the *images* by images of another dataset, and keep the labels.
 
-    Unlike the other rules it returns no labels, which stay as they are, but the exchange: pairs [M, 2] of a position in
-    this dataset and the index of the source image that takes it, no position and no image twice. `apply` carries the
-    exchange out and holds it in `NoisyLabels.replaced` and the new images in `NoisyLabels.images`.
+    Unlike the other rules it returns no labels but pairs [M, 2]: a position in this dataset and the index of the source
+    image that replaces it; no position or image occurs twice. `apply` replaces the images and keeps the pairs in
+    `NoisyLabels.replaced` and the new images in `NoisyLabels.images`.
 
     Args:
-        source: The other images, or their dataset; in a spec, its name, which the `load` given to `apply` looks up.
+        source: The other images, or their dataset; in a spec, its name, which `load` of `apply` resolves.
 
     >>> exchange = open_set([0, 1, 2, 0], 3, rate=0.5, source=torch.zeros(9, 2), generator=torch.Generator())
     >>> exchange.shape
@@ -205,7 +206,7 @@ def open_set(labels: Tensor, num_classes: int, *, rate: float, source: Any, gene
     return torch.stack([positions, torch.randperm(available, generator=generator)[: len(positions)]], dim=1)
 
 
-SETS = {  # the words people use -> the names in the files of CIFAR-10N and CIFAR-100N
+SETS = {  # usual name -> name in the files of CIFAR-10N and CIFAR-100N
     "worst": "worse_label",
     "aggregate": "aggre_label",
     "random1": "random_label1",
@@ -217,10 +218,10 @@ SETS = {  # the words people use -> the names in the files of CIFAR-10N and CIFA
 
 @_rule
 def real(labels: Tensor, num_classes: int, *, set: str, label_sets: Mapping[str, Any] | None = None) -> Tensor:
-    """Take labels that people gave, from the label sets that came with the dataset.
+    """Use human labels: a label set that comes with the dataset.
 
     Args:
-        set: Its name in the dataset's files, or one of worst, aggregate, random1, random2, random3 (CIFAR-10N) and fine
+        set: The name in the dataset's files, or one of worst, aggregate, random1, random2, random3 (CIFAR-10N) and fine
             (CIFAR-100N).
     """
     found = dict(label_sets or {})
@@ -241,10 +242,11 @@ def real(labels: Tensor, num_classes: int, *, set: str, label_sets: Mapping[str,
 
 @_rule
 def votes(labels: Tensor, num_classes: int, *, counts: Any) -> Tensor:
-    """Soft targets from the votes of several annotators: target_ik = counts_ik / sum_j counts_ij (CIFAR-10H).
+    """Soft targets from annotator votes, as of CIFAR-10H: target_ik = counts_ik / sum_j counts_ij.
 
     Args:
-        counts: [N, K], how many people gave example i the label k; in a spec, the path of a .npy, .npz or .csv file.
+        counts: [N, K], the number of annotators who chose label k for example i; in a spec, the path of a .npy, .npz or
+            .csv file.
 
     Returns:
         float32 [N, K].
@@ -280,11 +282,11 @@ def file(labels: Tensor, num_classes: int, *, path: str, source: str | None = No
     return record.labels
 
 
-# -- what they are made of ---------------------------------------------------------------------------------------------
+# -- parts of the rules ------------------------------------------------------------------------------------------------
 
 
 def _choose(labels: Tensor, num_classes: int, rate: float, draw: str, generator: torch.Generator) -> Tensor:
-    """Positions of the labels to flip. Under one seed those of a lower rate are among those of a higher one."""
+    """Positions of the labels to flip. With the same seed, a higher rate flips a superset."""
     _check_rate(rate)
     _check_choice("draw", draw, Draw)
     n = len(labels)
@@ -303,7 +305,7 @@ def _share(rate: float, n: int) -> int:
 
 
 def _arrows(num_classes: int, variant: str, mapping: Mapping[int, int] | None, generator: torch.Generator) -> Tensor:
-    """target[c]: the class that c is mistaken for, c itself where it has no arrow."""
+    """[K]: the class that each class becomes; itself if it has no arrow."""
     _check_choice("variant", variant, Arrows)
     classes = torch.arange(num_classes)
     target = classes.clone()
@@ -359,10 +361,10 @@ def instance_probabilities(
     images: Any = None,
     generator: torch.Generator,
 ) -> Tensor:
-    """The distribution [N, K], float32, that `instance` draws each label from; arguments as there.
+    """The distribution [N, K], float32, that `instance` samples labels from; same arguments.
 
-    Drawn in this order: the chance q of every example, then W [D, K] ~ N(0, 1) of class after class. `instance` goes on
-    from there, so under the same seed these are its very probabilities.
+    The generator draws q of all examples, then W [D, K] ~ N(0, 1) class by class. `instance` does the same first, so
+    with the same seed these are its probabilities.
     """
     labels = class_labels(labels, num_classes)
     _check_rate(rate)
@@ -375,7 +377,7 @@ def instance_probabilities(
     _check_choice("scaling", scaling, Scaling)
     images = np.asarray(images) if isinstance(images, (list, tuple)) else images
     if images is None:
-        raise ValueError("instance noise looks at the images: pass images=..., [N, C, H, W] or [N, D].")
+        raise ValueError("instance noise depends on the images: pass images=..., [N, C, H, W] or [N, D].")
     if len(images) != len(labels):
         raise ValueError(f"instance noise needs an image per label, got {len(images)} images for {len(labels)} labels.")
     if variant == "pdn":
@@ -384,10 +386,10 @@ def instance_probabilities(
         q = torch.zeros(len(labels))
         q[_choose(labels, num_classes, rate, "exact", generator)] = 1
     width = _part(images, torch.tensor([0])).flatten(1).shape[1]
-    rows = max(64, 2**20 // width)  # at a time: few enough to stay in cache
+    rows = max(64, 2**20 // width)  # rows at a time: few enough to stay in cache
     mean, deviation = _moments(images, rows) if scaling == "standard" else (None, None)
     p = torch.empty(len(labels), num_classes)
-    # One class at a time: a product of matrices instead of N small ones, and never more than one W in memory.
+    # Class by class: one matrix product instead of N small ones, and only one W in memory.
     for c, members in _by_class(labels, num_classes):
         w = torch.randn(width, num_classes, generator=generator)
         for part in members.split(rows):
@@ -418,7 +420,7 @@ def read_matrix(matrix: Any, num_classes: int | None = None) -> Tensor:
 
 
 def _truncated_normal(n: int, mean: float, std: float, generator: torch.Generator) -> Tensor:
-    """[n], normal given that it lies in [0, 1], by the inverse of its distribution function."""
+    """[n] samples of a normal distribution truncated to [0, 1], by the inverse CDF."""
     if std == 0:
         return torch.full((n,), float(mean))
     u = torch.rand(n, dtype=torch.float64, generator=generator)
@@ -427,7 +429,7 @@ def _truncated_normal(n: int, mean: float, std: float, generator: torch.Generato
 
 
 def _moments(images: Any, rows: int) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each channel [C, 1, 1], or of each column [D]; 1 where nothing varies."""
+    """Mean and deviation of each channel [C, 1, 1] or column [D]; the deviation of a constant is 1."""
     first, second, count = torch.zeros(()), torch.zeros(()), 0
     for part in torch.arange(len(images)).split(rows):
         x = _part(images, part)
@@ -442,7 +444,7 @@ def _moments(images: Any, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def _part(images: Any, index: Tensor) -> Tensor:
-    """The images at these positions as float32, [n, ...]; only they are converted, or decoded."""
+    """The images at these positions as float32 [n, ...]; only these are converted or decoded."""
     if isinstance(images, Tensor):
         x = images.index_select(0, index.to(images.device))  # copies whole rows, five times as fast as images[index]
     else:
@@ -454,16 +456,16 @@ def _part(images: Any, index: Tensor) -> Tensor:
 
 
 def _inverse_cdf(probabilities: Tensor, u: Tensor) -> Tensor:
-    """The first class whose cumulative probability exceeds u, for each u; probabilities [K] for all, or a row each."""
+    """The first class whose cumulative probability exceeds u; probabilities are [K], or [n, K], a row for each u."""
     cdf = probabilities.double().cumsum(-1)
     u = u * cdf[..., -1]  # rows sum to one up to rounding; no class of probability zero is ever drawn
     return torch.searchsorted(cdf, u if cdf.ndim == 1 else u[:, None], right=True).view(-1)
 
 
 def _by_class(labels: Tensor, num_classes: int) -> Iterator[tuple[int, Tensor]]:
-    """`(class, positions of its members)` for every class, those without members too."""
+    """(class, positions of its members) for every class, also for empty ones."""
     sizes = labels.bincount(minlength=num_classes).tolist()
-    # numpy sorts 16 bits by radix, in a fifth of the time
+    # numpy uses radix sort for 16 bits: five times as fast
     classes = labels.numpy().astype(np.uint16 if num_classes <= 2**16 else np.int64)
     return enumerate(torch.from_numpy(classes.argsort(kind="stable")).split(sizes))
 
@@ -472,7 +474,7 @@ def _by_class(labels: Tensor, num_classes: int) -> Iterator[tuple[int, Tensor]]:
 
 
 def class_labels(labels: Any, num_classes: int, *, what: str = "labels") -> Tensor:
-    """A copy of `labels` as int64 [N] on the CPU, each in 0..K-1, or an error that says what is wrong."""
+    """Copy `labels` to int64 [N] on the CPU; raise unless they are in 0..K-1."""
     if not is_integer(num_classes) or num_classes < 2:
         raise ValueError(f"num_classes must be an integer of at least 2, got {num_classes!r}.")
     array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
@@ -487,7 +489,7 @@ def class_labels(labels: Any, num_classes: int, *, what: str = "labels") -> Tens
 
 
 def noisy_labels(labels: Tensor, num_classes: int, n: int) -> Tensor:
-    """What a rule returned, or a file held, checked: [n] int64 or [n, K] float32."""
+    """Check the labels that a rule returned or a file holds: [n] int64 or [n, K] float32."""
     if len(labels) != n or (labels.ndim > 1 and labels.shape != (n, num_classes)):
         raise ValueError(f"noisy labels must be [{n}] or, if soft, [{n}, {num_classes}]; got {list(labels.shape)}.")
     return labels.float() if labels.ndim > 1 else class_labels(labels, num_classes, what="noisy labels")
@@ -522,7 +524,7 @@ def inputs_of(source: Any) -> Any:
 
 
 def _array(value: Any, what: str) -> Tensor:
-    """float64 from an array, or from the file that a spec names."""
+    """A float64 tensor from an array or from a file."""
     if isinstance(value, Tensor):
         return value.detach().cpu().double()
     try:
