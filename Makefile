@@ -1,4 +1,4 @@
-# All that a fresh machine needs is Python 3.11 or newer with pip.
+# All that a fresh machine needs is Python 3.11.4 or newer with pip.
 PYTHON ?= python3
 # Which torch to install. The cap lets pip take a CPU build where one is offered. For another build, say
 #   make demo TORCH="torch --index-url https://download.pytorch.org/whl/cu128"

@@ -175,10 +175,6 @@ def claim(folder: Path) -> Iterator[str]:
         CannotWrite: the folder cannot be made or written to.
     """
     file, key = folder / "claim", uuid.uuid4().hex
-    with _explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with _one_at_a_time(folder / ".claim.lock") as now:
-            _take(file, {**_identity(), "key": key}, now)
     over = threading.Event()
 
     def beat() -> None:
@@ -187,12 +183,17 @@ def claim(folder: Path) -> Iterator[str]:
                 os.utime(file)
 
     heart = threading.Thread(target=beat, daemon=True)
-    heart.start()
-    try:
+    try:  # an interrupt at any point must not leave the claim behind
+        with _explained(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with _one_at_a_time(folder / ".claim.lock") as now:
+                _take(file, {**_identity(), "key": key}, now)
+        heart.start()
         yield key
     finally:
         over.set()
-        heart.join()
+        if heart.is_alive():
+            heart.join()
         if _owner(file).get("key") == key:
             file.unlink(missing_ok=True)
 
