@@ -55,14 +55,14 @@ def strided_cnn(
     num_classes: int,
     *,
     in_channels: int = 3,
-    width: int = 32,
+    width: int = 16,
     hidden: int = 256,
     norm: Norm = "none",
     activation: Activation = "relu",
 ) -> nn.Module:
     """Smallest CNN: three stride-2 convolutions of `width`, twice and four times that, and a `hidden` layer.
 
-    About a hundredth of WRN-40-2's work at 32 px; it still memorises thousands of wrong labels. Weights keep
+    About 1/340 of WRN-40-2's work at 32 px; it still memorises thousands of wrong labels. Weights keep
     torch's default initialisation. The features are pooled to 4x4, which changes nothing at 32 px.
     """
     at_least(1, width=width, hidden=hidden)
