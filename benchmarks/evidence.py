@@ -1,14 +1,19 @@
-"""Does the clip help, cell by cell, and does the paper agree? Makes docs/evidence_table.md and results/*.csv from runs.
+"""Does the clip help, cell by cell, and does the paper agree? Writes results/RECIPE_SCALE.csv from finished runs.
 
-The runs come first, and take hours (`--scale mini` needs CIFAR under --root):
+The runs come first and take hours. The mini scale needs CIFAR under --root:
 
     logitclip sweep table1 --scale cpu --runs RUNS
     logitclip sweep table1 --scale mini --runs RUNS --root DATA
     python benchmarks/evidence.py --runs RUNS --root DATA table1:cpu table1:mini
+    python docs/generate.py
 
-For every cell: the accuracy without and with the clip, the difference with its standard error (of the differences
-seed by seed), and the paper's difference. A cell *agrees* if the difference has the sign of the paper's and is at least
-two standard errors from 0, *disagrees* if it has the other sign and is, and is *undecided* otherwise.
+The last command brings the tables of docs/evidence.md up to date from the CSV files.
+
+Each line compares a clip with no clip, all else equal: the accuracies on true test labels (mean of the last
+10 epochs), their difference, the standard error of the difference (over the seeds, paired), the share of wrong labels
+that each memorised, and the paper's accuracies. A cell *agrees* with the paper if the difference has the sign of the
+paper's and is at least two standard errors from 0, *disagrees* if it has the other sign and is, and is *undecided*
+otherwise. One seed has no standard error, so its cells are undecided.
 """
 
 from __future__ import annotations
@@ -18,126 +23,87 @@ import csv
 import math
 import statistics
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from logitclip.run_folder import Result
 from logitclip.studies import sweeping
-from logitclip.studies.recipe import load_recipe
-from logitclip.studies.tables import Entry, Table, datasets_of, label, tabulate
+from logitclip.studies.recipe import Recipe, load_recipe
+from logitclip.studies.tables import datasets_of, provenance, results_of, tabulate
 
-ROOT = Path(__file__).parents[1]
-FIELDS: tuple[str, ...] = (
-    "recipe",
-    "scale",
-    "data",
-    "cell",
-    "clip",
-    "runs",
-    "without",
-    "with_clip",
-    "difference",
-    "standard_error",
-)
-FIELDS += ("paper_without", "paper_with", "paper_difference", "verdict", "ids", "commits", "torch")
+RESULTS = Path(__file__).parents[1] / "results"
+AXES = ("model", "method", "loss", "noise", "clip")
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """A cell without and with a clip."""
-
-    cell: str
-    clip: str
-    without: Entry
-    with_clip: Entry
-
-    @property
-    def differences(self) -> list[float]:
-        """Seed by seed, with the clip minus without; none unless both have the same seeds."""
-        if len(self.without.values) != len(self.with_clip.values):
-            return []
-        return [b - a for a, b in zip(self.without.values, self.with_clip.values, strict=True)]
-
-    @property
-    def difference(self) -> float:
-        return statistics.fmean(self.with_clip.values) - statistics.fmean(self.without.values)
-
-    @property
-    def standard_error(self) -> float | None:
-        n = len(self.differences)
-        return statistics.stdev(self.differences) / math.sqrt(n) if n > 1 else None
-
-    @property
-    def paper(self) -> float | None:
-        """The paper's difference."""
-        theirs, ours = self.with_clip.published, self.without.published
-        return None if theirs is None or ours is None else theirs - ours
-
-    @property
-    def verdict(self) -> str:
-        if self.paper is None:
-            return "not in the paper"
-        if self.standard_error is None or abs(self.difference) < 2 * self.standard_error:
-            return "undecided"
-        return "agrees" if self.difference * self.paper > 0 else "disagrees"
+def pairs(rows: Sequence[sweeping.Row]) -> dict[tuple[Any, ...], list[tuple[Result, Result]]]:
+    """For each cell with a clip, its runs and those without the clip, seed by seed."""
+    finished = [(row.cell.coordinates, row.outcome) for row in rows if isinstance(row.outcome, Result)]
+    rest = lambda at: tuple((axis, value) for axis, value in at.items() if axis != "clip")  # noqa: E731
+    plain = {rest(at): result for at, result in finished if at.get("clip") == "none"}
+    found: dict[tuple[Any, ...], list[tuple[Result, Result]]] = {}
+    for at, result in finished:
+        if at.get("clip", "none") != "none" and rest(at) in plain:
+            cell = tuple((axis, value) for axis, value in at.items() if axis != "seed")
+            found.setdefault(cell, []).append((plain[rest(at)], result))
+    return found
 
 
-def comparisons(table: Table) -> list[Comparison]:
-    """Every cell with a clip beside the one without, in the order of the table."""
-    accuracy = [entry for entry in table.entries.values() if entry.statistic == "last10_accuracy" and entry.values]
-    rest = lambda entry: tuple((a, v) for a, v in entry.coordinates.items() if a != "clip")  # noqa: E731
-    plain = {rest(entry): entry for entry in accuracy if entry.coordinates.get("clip") == "none"}
-    return [
-        Comparison(
-            ", ".join(label(axis, value, table.bare) for axis, value in rest(entry)),
-            str(entry.coordinates["clip"]),
-            plain[rest(entry)],
-            entry,
-        )
-        for entry in accuracy
-        if entry.coordinates.get("clip", "none") != "none" and rest(entry) in plain
-    ]
+def verdict(difference: float, error: float | None, paper: float | None) -> str:
+    """
+    >>> verdict(5.0, 1.0, 8.0), verdict(-5.0, 1.0, 8.0), verdict(1.0, 1.0, 8.0), verdict(5.0, None, 8.0)
+    ('agrees', 'disagrees', 'undecided', 'undecided')
+    """
+    if paper is None:
+        return "not in the paper"
+    if error is None or abs(difference) < 2 * error:
+        return "undecided"
+    return "agrees" if difference * paper > 0 else "disagrees"
 
 
-def record(name: str, scale: str, data: str, made_with: Any, one: Comparison) -> dict[str, Any]:
-    rounded = lambda value: "" if value is None else round(value, 3)  # noqa: E731
-    return {
-        "recipe": name,
-        "scale": scale,
-        "data": data,
-        "cell": one.cell,
-        "clip": one.clip,
-        "runs": len(one.with_clip.values),
-        "without": rounded(one.without.mean),
-        "with_clip": rounded(one.with_clip.mean),
-        "difference": rounded(one.difference),
-        "standard_error": rounded(one.standard_error),
-        "paper_without": rounded(one.without.published),
-        "paper_with": rounded(one.with_clip.published),
-        "paper_difference": rounded(one.paper),
-        "verdict": one.verdict,
-        "ids": " ".join(one.without.ids + one.with_clip.ids),
-        "commits": " ".join(made_with.get("commit", [])),
-        "torch": " ".join(made_with.get("torch", [])),
+def mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def records(recipe: Recipe) -> list[dict[str, Any]]:
+    rows = sweeping.collect(recipe)
+    table = tabulate(recipe, rows)
+    paper = {
+        tuple(sorted(entry.coordinates.items())): entry.published
+        for entry in table.entries.values()
+        if entry.statistic == "last10_accuracy"
     }
-
-
-def markdown(title: str, rows: list[dict[str, Any]]) -> str:
-    """A compact table: ours and the paper's side by side."""
-    signed = lambda value: "–" if value == "" else f"{value:+.1f}".replace("-", "−")  # noqa: E731
-    plain = lambda value: "–" if value == "" else f"{value:.1f}"  # noqa: E731
-    lines = [
-        f"### {title}\n",
-        "| cell | runs | without | with | difference | paper: without | with | difference | verdict |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        error = "" if row["standard_error"] == "" else f" ± {row['standard_error']:.1f}"
-        cells = [f"{row['cell']}, {label('clip', row['clip'])}", row["runs"], plain(row["without"])]
-        cells += [plain(row["with_clip"]), signed(row["difference"]) + error, plain(row["paper_without"])]
-        cells += [plain(row["paper_with"]), signed(row["paper_difference"]), row["verdict"]]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines) + "\n"
+    made_with = provenance(results_of(rows))
+    found = []
+    for cell, runs in pairs(rows).items():
+        at = dict(cell)
+        theirs = [paper.get(tuple(sorted({**at, "clip": clip}.items()))) for clip in ("none", at["clip"])]
+        gap = None if None in theirs else theirs[1] - theirs[0]  # type: ignore[operator]
+        gains = [clipped.last10_accuracy - plain.last10_accuracy for plain, clipped in runs]
+        error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else None
+        numbers = {
+            "without": mean(plain.last10_accuracy for plain, _ in runs),
+            "with_clip": mean(clipped.last10_accuracy for _, clipped in runs),
+            "difference": mean(gains),
+            "standard_error": error,
+            "memorised_without": mean(plain.memorised for plain, _ in runs),
+            "memorised_with": mean(clipped.memorised for _, clipped in runs),
+            "best_epoch_without": mean(plain.best_accuracy for plain, _ in runs),
+            "paper_without": theirs[0],
+            "paper_with": theirs[1],
+            "paper_difference": gap,
+        }
+        found.append(
+            {"recipe": recipe.name, "scale": recipe.scale, "data": datasets_of(recipe.cells)}
+            | {axis: at.get(axis, "") for axis in AXES}
+            | {"chosen": " ".join(sorted({clipped.clip for _, clipped in runs})), "runs": len(runs)}
+            | {name: "" if value is None else round(value, 3) for name, value in numbers.items()}
+            | {"verdict": verdict(statistics.fmean(gains), error, gap)}
+            | {"ids": " ".join(result.id for pair in runs for result in pair)}
+            | {name: " ".join(made_with.get(name, [])) for name in ("commit", "torch")}
+        )
+    return found
 
 
 def main() -> None:
@@ -146,24 +112,19 @@ def main() -> None:
     parser.add_argument("--runs", default="runs", help="folder of the runs")
     parser.add_argument("--root", help="folder of the data")
     options = parser.parse_args()
-    counts, parts = Counter[str](), []
     for given in options.recipes:
         name, _, scale = given.partition(":")
-        recipe = load_recipe(name, scale or "full", runs=options.runs, root=options.root)
-        table = tabulate(recipe, sweeping.collect(recipe))
-        data = datasets_of(recipe.cells)
-        rows = [record(recipe.name, recipe.scale, data, table.made_with, one) for one in comparisons(table)]
-        counts.update(row["verdict"] for row in rows)
-        with (ROOT / "results" / f"{recipe.name}_{recipe.scale}.csv").open("w", encoding="utf-8", newline="") as stream:
-            writer = csv.DictWriter(stream, FIELDS, lineterminator="\n")
+        found = records(load_recipe(name, scale or "full", runs=options.runs, root=options.root))
+        if not found:
+            print(f"{given}: no pair of runs with and without a clip has finished")
+            continue
+        path = RESULTS / f"{name}_{scale or 'full'}.csv"
+        with path.open("w", encoding="utf-8", newline="") as stream:
+            writer = csv.DictWriter(stream, list(found[0]), lineterminator="\n")
             writer.writeheader()
-            writer.writerows(rows)
-        parts.append(markdown(f"{recipe.paper or recipe.name}, {recipe.scale} scale, on {data}", rows))
-    total = ", ".join(f"{verdict}: {count}" for verdict, count in sorted(counts.items()))
-    command = "python benchmarks/evidence.py " + " ".join(options.recipes)
-    head = f"<!-- made by: {command} -->\n\nOf {sum(counts.values())} cells, {total}.\n"
-    (ROOT / "docs" / "evidence_table.md").write_text("\n".join([head, *parts]), encoding="utf-8")
-    print(f"{sum(counts.values())} cells: {total}")
+            writer.writerows(found)
+        counts = Counter(record["verdict"] for record in found)
+        print(f"{given}: {len(found)} cells; " + ", ".join(f"{word} {count}" for word, count in sorted(counts.items())))
 
 
 if __name__ == "__main__":

@@ -301,6 +301,7 @@ CELLS = {  # smoke, cpu, mini, full
     "figure3": (6, 45, 12, 60),
     "figure4": (6, 45, 12, 60),
     "first_sight": (20, 60, 20, 60),
+    "memorisation": (2, 24, 30, 30),
     "methods": (8, 114, 16, 114),
     "quickstart": (12, 36, 12, 36),
     "readings": (4, 504, 60, 630),
