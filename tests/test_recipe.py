@@ -282,7 +282,7 @@ def test_full_scale_is_the_papers(name: str, tmp_path: Path) -> None:
 
 
 def test_every_recipe_is_checked() -> None:
-    assert set(recipe_names()) == {*EXPECTED, "quickstart", "first_sight", "methods", "readings"}
+    assert set(recipe_names()) == {*EXPECTED, "quickstart", "first_sight", "memorisation", "methods", "readings"}
 
 
 def test_figure_1_draws_four_numbers_of_classes() -> None:
