@@ -595,7 +595,8 @@ def test_what_the_sieve_counted_is_saved_and_summed_over_processes() -> None:
     trained.sync(lambda tensor: 2 * tensor)  # two processes that counted the same
     for criterion, removed in ((trained, 2 * counted), (resumed, counted)):
         criterion.start_epoch(41, counts)
-        torch.testing.assert_close(criterion.criterion.class_counts, counts - removed)
+        sieve: Any = criterion.criterion
+        torch.testing.assert_close(sieve.class_counts, counts - removed)
     trained.load_state_dict(LogitClip("cores", tau=1.0).state_dict())  # a criterion that has not counted yet
     assert inner.removed is None
     for name in NAMES:

@@ -6,10 +6,12 @@ import pickle
 import struct
 import tarfile
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tensors import as_tensor
 
 from logitclip.data import cifar, load, protocol_of
 from logitclip.data.cifar import CIFAR10, CIFAR100, cifar10, cifar100
@@ -25,10 +27,13 @@ def records(n, seed, kinds):
     return labels, rng.integers(0, 256, (n, 3072), dtype=np.uint8)
 
 
-class Python2Pickler(pickle._Pickler):
+PurePythonPickler: Any = pickle._Pickler
+
+
+class Python2Pickler(PurePythonPickler):
     """Pickles text and bytes as Python 2 did, which wrote the official files."""
 
-    dispatch = dict(pickle._Pickler.dispatch)  # noqa: RUF012
+    dispatch = dict(PurePythonPickler.dispatch)  # noqa: RUF012
 
     def save_str(self, obj):
         raw = obj.encode("latin1") if isinstance(obj, str) else obj
@@ -109,8 +114,9 @@ def test_cifar10_is_as_it_was_written(tmp_path, ten):
     data = cifar10(tmp_path)
     for split, (count, seed) in ((data.train, (COUNT, 0)), (data.test, (TEST_COUNT, 1))):
         labels, pixels = records(count, seed, [10])
-        assert split.x.dtype == torch.uint8
-        assert np.array_equal(split.x.numpy(), pixels.reshape(-1, 3, 32, 32))  # red plane, green plane, blue plane
+        images = as_tensor(split.x)
+        assert images.dtype == torch.uint8
+        assert np.array_equal(images.numpy(), pixels.reshape(-1, 3, 32, 32))  # red plane, green plane, blue plane
         assert np.array_equal(split.labels.numpy(), labels[:, 0])
         assert split.labels.dtype == torch.int64
     assert data.class_names[3] == "cat"
@@ -389,7 +395,7 @@ def test_a_subset_is_accepted_only_when_it_is_asked_for(tmp_path, hundred):
     with pytest.raises(ValueError, match=r"cifar-100-binary has 3 records in train\.bin where CIFAR-100 has 50"):
         cifar100(tmp_path)
     data = load("cifar100:subset=true", tmp_path)
-    assert np.array_equal(data.train.x.flatten(1).numpy(), train[kept, 2:])
+    assert np.array_equal(as_tensor(data.train.x).flatten(1).numpy(), train[kept, 2:])
 
     _, sets = human_file(tmp_path / "CIFAR-100_human.pt", hundred, "fine_labels")
     assert load("cifar100:subset=true", tmp_path).label_sets == {}
@@ -413,7 +419,7 @@ def test_a_subset_may_lack_files(tmp_path, ten):
     for k in (1, 2, 4, 5):
         (tmp_path / "cifar-10-batches-bin" / f"data_batch_{k}.bin").unlink()
     data = cifar10(tmp_path, subset=True)
-    assert np.array_equal(data.train.x.flatten(1).numpy(), records(COUNT, 0, [10])[1][20:30])
+    assert np.array_equal(as_tensor(data.train.x).flatten(1).numpy(), records(COUNT, 0, [10])[1][20:30])
     (tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin").unlink()
     with pytest.raises(ValueError, match=r"data_batch_1\.bin is missing"):
         cifar10(tmp_path, subset=True)

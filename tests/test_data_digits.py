@@ -1,10 +1,12 @@
 """The digits: always the same split of the same images."""
 
 import hashlib
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
+from tensors import as_tensor
 
 from logitclip.data import load
 from logitclip.data.digits import digits
@@ -12,9 +14,10 @@ from logitclip.data.digits import digits
 
 def test_shapes_types_and_classes():
     data = load("digits")
-    assert data.train.x.shape == (1400, 1, 8, 8)
-    assert data.test.x.shape == (397, 1, 8, 8)
-    assert data.train.x.dtype == torch.uint8
+    images = as_tensor(data.train.x)
+    assert images.shape == (1400, 1, 8, 8)
+    assert as_tensor(data.test.x).shape == (397, 1, 8, 8)
+    assert images.dtype == torch.uint8
     assert data.train.labels.dtype == torch.int64
     assert data.num_classes == 10
     assert data.asymmetric is None
@@ -24,14 +27,15 @@ def test_shapes_types_and_classes():
 def test_the_split_never_changes():
     """Results are compared across machines and versions, so the split is frozen here."""
     data = digits()
-    content = b"".join(t.numpy().tobytes() for s in (data.train, data.test) for t in (s.x, s.labels))
+    content = b"".join(as_tensor(t).numpy().tobytes() for s in (data.train, data.test) for t in (s.x, s.labels))
     assert hashlib.sha256(content).hexdigest()[:16] == "42d3e46b89451aa0"
 
 
 def test_every_image_is_there_once():
     from sklearn.datasets import load_digits
+    from sklearn.utils import Bunch
 
-    data, original = digits(), load_digits()
+    data, original = digits(), cast(Bunch, load_digits())
     ours = torch.cat([data.train.x, data.test.x]).flatten(1).numpy()
     labels = torch.cat([data.train.labels, data.test.labels]).numpy()
     rows = {(*(15 * image.astype(int)), label) for image, label in zip(original.data, original.target, strict=True)}
@@ -41,7 +45,7 @@ def test_every_image_is_there_once():
 
 def test_inputs_are_the_17_grey_levels():
     data = digits()
-    assert data.train.x.unique().tolist() == list(range(0, 241, 15))
+    assert as_tensor(data.train.x).unique().tolist() == list(range(0, 241, 15))
     assert data.mean == data.std == ()  # the network sees them in [0, 1]
 
 

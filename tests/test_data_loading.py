@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensors import as_tensor
 
 from logitclip.data import Dataset, Split, batch_indices, batches, hold_out, load
 from logitclip.data.loading import stratified_split
@@ -209,7 +210,7 @@ def test_many_batches_do_not_use_up_file_handles():
 def test_moving_a_split():
     data = split().relabel(torch.zeros(20, dtype=torch.int64))
     moved = data.to("meta")
-    assert {moved.x.device.type, moved.labels.device.type, moved.clean_labels.device.type} == {"meta"}
+    assert {as_tensor(moved.x).device.type, moved.labels.device.type, moved.clean_labels.device.type} == {"meta"}
     disk = Split(OnDisk(3), torch.arange(3))
     assert disk.to("cpu").x is disk.x
 

@@ -11,6 +11,7 @@ from logitclip.data.clothing1m import CLASSES as CLOTHING1M
 from logitclip.data.clothing1m import clothing1m
 from logitclip.data.dataset import DATASETS
 from logitclip.data.food101n import food101n
+from logitclip.data.images import ImageFiles
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -81,6 +82,7 @@ def test_animal10n(tmp_path):
     assert data.class_names == ANIMAL10N
     assert data.train.labels.tolist() == list(range(10))
     assert data.test.labels.tolist() == [8]
+    assert isinstance(data.train.x, ImageFiles)
     assert data.train.x.shape == (10, 3, 64, 64)
     write_image(tmp_path / "testing" / "10_7.jpg")
     with pytest.raises(ValueError, match="testing: label '10' is not one of the 10 classes"):
@@ -119,6 +121,7 @@ def test_food101n_is_tested_on_food101(food, place):
 
 def test_food101n_verified(food):
     data = food101n(food, train_list="meta/verified_train.tsv", test_list="meta/verified_val.tsv")
+    assert isinstance(data.train.x, ImageFiles)
     assert [Path(name.decode()).name[-5] for name in data.train.x.names] == ["1", "0", "2"]
     assert data.test.labels.tolist() == [0, 1, 1]
     (food / "food-101" / "meta" / "test.txt").unlink()

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from tensors import as_tensor
 
-from logitclip.data.columns import read_table
+from logitclip.data.columns import Text, read_table
 from logitclip.data.dataset import DATASETS, protocol_of
 from logitclip.data.table import load_table, table
 
@@ -52,6 +53,7 @@ def test_every_row_is_held_out_once_and_knows_its_number(people):
     folds = [table(path=str(people), label="given", drop="truth", fold=k) for k in range(5)]
     assert sorted(row for data in folds for row in data.test.rows.tolist()) == list(range(100))
     given = read_table(people, text=["given"])["given"]
+    assert isinstance(given, Text)
     for split in (folds[3].train, folds[3].test):
         assert [given.values[given.codes[row]] for row in split.rows] == [
             folds[3].class_names[label] for label in split.labels
@@ -76,7 +78,7 @@ def test_a_column_of_text(tmp_path):
     rows = "".join(f"{i},this is a text about {w} and more,{w[0]}\n" for i, w in enumerate(["sea", "hill"] * 10))
     write(tmp_path / "x.csv", "n,words,y\n" + rows)
     data = table(tmp_path, path="x.csv", label="y", drop="n", text="words")
-    assert data.train.x.shape[1] > 10
+    assert as_tensor(data.train.x).shape[1] > 10
     with pytest.raises(ValueError, match=r"x.csv has no column 'wrods'. Did you mean 'words'"):
         table(tmp_path, path="x.csv", label="y", text="wrods")
 
@@ -94,7 +96,7 @@ def test_a_file_of_test_rows(people, tmp_path):
     data = table(tmp_path, path="people.csv", label="given", clean_label="truth", test_path="test.csv")
     assert len(data.train) == 100
     assert data.test.labels.tolist() == [1, 0]
-    assert data.test.x.shape == (2, data.train.x.shape[1])
+    assert as_tensor(data.test.x).shape == (2, as_tensor(data.train.x).shape[1])
     assert data.test.rows.tolist() == [0, 1]
     write(test, "x,group,row,given\n1,u,3,maybe\n")
     with pytest.raises(ValueError, match=r"test.csv, row 1: 'maybe' is not a class of the training data. Known: no"):

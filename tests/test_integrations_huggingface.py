@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-import transformers
 from torch import nn
 
 from logitclip import LogitClip, Loss
 from logitclip.integrations.huggingface import loss_func
 
+transformers = pytest.importorskip("transformers")
 TASKS = ("sequence", "token", "causal")
 
 

@@ -1,6 +1,7 @@
 """LogitClipClassifier keeps scikit-learn's contract and resists wrong labels."""
 
 import pickle
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from sklearn.datasets import load_digits, load_iris
 from sklearn.model_selection import GridSearchCV, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
+from sklearn.utils import Bunch
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from logitclip.integrations.sklearn import LogitClipClassifier
@@ -36,7 +38,7 @@ def small(**options) -> LogitClipClassifier:
 
 @pytest.fixture(scope="module")
 def iris():
-    frame = load_iris(as_frame=True)
+    frame = cast(Bunch, load_iris(as_frame=True))
     return StandardScaler().set_output(transform="pandas").fit_transform(frame.data), frame.target
 
 
@@ -93,7 +95,8 @@ def test_jobs_do_not_disturb_each_other(iris, backend):
 def test_strings_frames_and_clones(iris):
     X, y = iris
     names = np.array(["setosa", "versicolor", "virginica"])[y]
-    classifier = clone(small()).fit(X, names)
+    copy: Any = clone(small())
+    classifier = copy.fit(X, names)
     assert classifier.classes_.tolist() == ["setosa", "versicolor", "virginica"]
     assert classifier.feature_names_in_.tolist() == list(X.columns)
     assert classifier.score(X, names) > 0.9
@@ -139,7 +142,8 @@ def test_pipeline_grid_search_and_cross_val_predict(iris):
     pipeline = make_pipeline(MinMaxScaler(), small(epochs=10))
     grid = GridSearchCV(pipeline, {"logitclipclassifier__temp": [None, 0.5, 1.5]}, cv=3).fit(X, y)
     assert grid.best_score_ > 0.6
-    assert cross_val_predict(pipeline, X, y, cv=3, method="predict_proba").shape == (150, 3)
+    held_out: Any = cross_val_predict(pipeline, X, y, cv=3, method="predict_proba")
+    assert held_out.shape == (150, 3)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """LogitClipNet: right probabilities, and a searchable clip."""
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.preprocessing import StandardScaler
 from torch import nn
 
-from logitclip import LogitClip
+from logitclip import LogitClip, Loss
 from logitclip.integrations.skorch import LogitClipNet
 
 
@@ -42,17 +43,23 @@ def test_the_criterion_is_the_clip_that_was_asked_for(iris):
     fitted = net(criterion__tau=None, criterion__temp=2.0, criterion__criterion="gce:q=0.5").fit(*iris)
     assert isinstance(fitted.criterion_, LogitClip)
     assert (fitted.criterion_.tau, fitted.criterion_.delta) == (2.0, 0.5)
+    assert isinstance(fitted.criterion_.criterion, Loss)
     assert fitted.criterion_.criterion.name == "gce"
 
 
 def test_grid_search_over_tau(iris):
     search = GridSearchCV(net(max_epochs=5), {"criterion__tau": [0.01, 1.0]}, cv=3).fit(*iris)
     scores = dict(zip((0.01, 1.0), search.cv_results_["mean_test_score"], strict=True))
-    assert search.best_estimator_.criterion_.tau == search.best_params_["criterion__tau"] == max(scores, key=scores.get)
+    assert (
+        search.best_estimator_.criterion_.tau
+        == search.best_params_["criterion__tau"]
+        == max(scores, key=scores.__getitem__)
+    )
     assert scores[0.01] != scores[1.0]
 
 
 def test_clone_and_pickle(iris):
     X, y = iris
-    fitted = clone(net()).fit(X, y)
+    copy: Any = clone(net())
+    fitted = copy.fit(X, y)
     assert np.array_equal(pickle.loads(pickle.dumps(fitted)).predict_proba(X), fitted.predict_proba(X))

@@ -21,6 +21,7 @@ from logitclip.data import Dataset, Split
 from logitclip.engine import Progress, Settings, fit, make_fabric
 from logitclip.losses import LOSSES
 from logitclip.methods import METHODS
+from logitclip.methods.sop import SOP
 from logitclip.methods.standard import Standard
 from logitclip.models import build
 from logitclip.run_folder import Result
@@ -197,6 +198,7 @@ def test_sop_leaves_the_rows_of_held_out_examples_alone() -> None:
     tables: list[tuple[Tensor, Tensor]] = []
 
     def watch(progress: Progress) -> None:
+        assert isinstance(progress.method, SOP)
         tables.append((progress.method.u.clone(), progress.method.v.clone()))
 
     index = torch.arange(0, 120, 2)

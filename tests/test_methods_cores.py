@@ -74,7 +74,8 @@ def test_whole_training_at_more_epochs_than_the_table_of_beta_has() -> None:
 
     def after_epoch(progress: Progress) -> None:
         rows[progress.row["epoch"]] = progress.row
-        counts[progress.row["epoch"]] = progress.method.criterion.class_counts.double().numpy().copy()
+        criterion: Any = progress.method.criterion
+        counts[progress.row["epoch"]] = criterion.class_counts.double().numpy().copy()
 
     class Watched(Standard):
         def train_step(self, index: Tensor, x: Tensor, y: Tensor, augment: Any) -> Any:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import types
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +18,14 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from logitclip.models import MODELS, build
+from logitclip import models
+from logitclip.models import MODELS
 from logitclip.models.blocks import ACTIVATIONS, PreActBlock, make_stem
 from logitclip.models.densenet import DenseLayer
 from logitclip.models.resnet import Block
 from logitclip.models.squeezenet import Fire
+
+build: Callable[..., Any] = models.build  # the layers of a network have no static type
 
 OWN = sorted(set(MODELS) - {"timm", "torchvision"})
 CIFAR = (3, 32, 32)

@@ -13,11 +13,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from logitclip import noise
 from logitclip.noise import NOISES, NoisyLabels, rules
 from logitclip.progress import noise_preview
+
+stats = pytest.importorskip("scipy.stats")
 
 N, K = 1_000_000, 10
 CIFAR10_ARROWS = {9: 1, 2: 0, 4: 7, 3: 5, 5: 3}

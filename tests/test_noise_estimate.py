@@ -24,6 +24,7 @@ def noisy(n, classes, rate, seed=0, rule="next"):
 def test_the_rate_and_the_matrix_are_found(rate, rule):
     true, given, probabilities = noisy(4000, 5, rate, rule=rule)
     found = estimate_noise(given, probabilities, resamples=50)
+    assert found.matrix is not None
     assert found.rate == pytest.approx(rate, abs=0.05)
     low, high = found.rate_interval
     assert low <= found.rate <= high
@@ -39,6 +40,7 @@ def test_the_same_counts_as_cleanlab():
     _, given, probabilities = noisy(2000, 6, 0.3, seed=3)
     joint = count.estimate_joint(given, probabilities)
     found = estimate_noise(given, probabilities, resamples=2)
+    assert found.matrix is not None
     assert found.rate == pytest.approx(1 - np.trace(joint), abs=0.01)
     np.testing.assert_allclose(found.matrix, (joint / joint.sum(0)).T, atol=0.03)
 

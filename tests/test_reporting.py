@@ -278,9 +278,10 @@ def test_examples_are_memorised_without_the_clip_and_recovered_with_it(tmp_path)
         assert np.array_equal(np.asarray(image), dataset.train.x[example.index, 0].numpy())
     page = reporting.html(tabulate(recipe, rows), rows)
     assert page.count('<img src="data:image/png;base64,') == 8
-    gone = [
-        replace(row, outcome=replace(row.outcome, config={**row.outcome.config, "data": "cifar10"})) for row in rows
-    ]
+    gone = []
+    for row in rows:
+        assert isinstance(row.outcome, Result)
+        gone.append(replace(row, outcome=replace(row.outcome, config={**row.outcome.config, "data": "cifar10"})))
     assert examples.compare(gone) is None  # the data is not here
 
 

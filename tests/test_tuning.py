@@ -235,7 +235,11 @@ def test_what_is_memorised_counts_against_a_value(tmp_path) -> None:
     search = Search("clip.temp", grid=(0.25, 2.5))
     executors.execute(tuning.trials(config, search=search), executor="inline")
     scores = tuning.tried(config, outcome, search)
-    results = {value: outcome(tuning.trial(config, search, value)) for value in scores}
+    results: dict[float, Result] = {}
+    for value in scores:
+        found = outcome(tuning.trial(config, search, value))
+        assert isinstance(found, Result)
+        results[value] = found
     predictions = {value: np.load(result.folder / "validation.npz")["prediction"] for value, result in results.items()}
     assert len(scores) == 3
     for value, score in scores.items():
