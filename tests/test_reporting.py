@@ -149,6 +149,13 @@ def test_missing_runs_are_a_dash_and_a_sentence(folder, rows):
     assert any("8 of 16 runs have no result yet" in note and "mine.toml --scale" in note for note in table.notes)
 
 
+def test_test_labels_that_may_be_wrong_are_named(folder, rows):
+    config = replace(rows[0].cell.config, data="table:path=x.csv,label=y")
+    own = sweeping.Row(replace(rows[0].cell, config=config), config, None)
+    assert any("test labels of table:path=x.csv,label=y may be wrong" in n for n in tabulate(load(folder), [own]).notes)
+    assert not any("may be wrong" in note for note in tabulate(load(folder), rows).notes)
+
+
 def test_a_recipe_that_was_never_run_is_a_table_of_dashes(tmp_path, folder):
     recipe = load_recipe(str(folder / "mine.toml"), runs=str(tmp_path))
     rows = sweeping.collect(recipe)

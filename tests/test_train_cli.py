@@ -260,7 +260,8 @@ def test_lines_in_a_pipe(monkeypatch, capsys):
         bar(config, {"epoch": epoch, "loss": 1.0, "test_accuracy": 50.0, "val_accuracy": 40.0, "memorised": None})
     lines = capsys.readouterr().err.splitlines()
     assert [int(line.split()[1].partition("/")[0]) for line in lines] == [1, *range(9, 100, 8), 100]
-    assert lines[1] == "epoch 9/100: loss 1.000, test accuracy 50.0 %, validation accuracy 40.0 %, 6 min 4 s left"
+    accuracies = "test accuracy 50.0 %, validation accuracy (noisy labels) 40.0 %"
+    assert lines[1] == f"epoch 9/100: loss 1.000, {accuracies}, 6 min 4 s left"
     for options, count in (({"verbose": True}, 5), ({"quiet": True}, 0)):
         bar = progress.TrainingBar(**options)
         for row in (None, *({"epoch": epoch, "loss": 1.0, "test_accuracy": 50.0} for epoch in range(4))):

@@ -119,7 +119,9 @@ class SweepBoard:
             if kind == "start":
                 self._line(now, f"started {self.label(config)}", self.PAUSE)
             else:
-                self._line(now, f"{self.label(config)}: {epoch_text(detail, self.epochs[config])}", self.LONG)
+                self._line(
+                    now, f"{self.label(config)}: {epoch_text(detail, self.epochs[config], config.data)}", self.LONG
+                )
         elif kind in ("done", "failed"):
             if config in self.running:  # or another process has made it
                 self.durations.append(now - self.running.pop(config)[0])
@@ -223,7 +225,7 @@ class TrainingBar:
             return
         assert row is not None
         total = config.epochs or done
-        text = epoch_text(row, config.epochs)
+        text = epoch_text(row, config.epochs, config.data)
         if self.progress is not None:
             self.progress.update(self.task, completed=done, numbers=text.partition(": ")[2])
         elif self.verbose or done in (self.first + 1, config.epochs) or monotonic() - self.printed >= self.PAUSE:
@@ -263,14 +265,20 @@ class TrainingBar:
             self.progress.stop()
 
 
-def epoch_text(row: dict[str, Any], epochs: int | None) -> str:
+def epoch_text(row: dict[str, Any], epochs: int | None, data: str) -> str:
     """
-    >>> epoch_text({"epoch": 1, "loss": 1.25, "test_accuracy": 87.5, "memorised": 12.5}, 4)
+    >>> row = {"epoch": 1, "loss": 1.25, "test_accuracy": 87.5, "memorised": 12.5}
+    >>> epoch_text(row, 4, "digits")
     'epoch 2/4: loss 1.250, test accuracy 87.5 %, memorised 12.5 %'
+    >>> epoch_text({**row, "memorised": None}, 4, "table:path=x.csv,label=y")
+    'epoch 2/4: loss 1.250, test accuracy (noisy labels) 87.5 %'
     """
-    text = f"epoch {row['epoch'] + 1}/{epochs}: loss {row['loss']:.3f}, test accuracy {row['test_accuracy']:.1f} %"
+    from logitclip.data.dataset import trusted_test
+
+    test = "test accuracy" if trusted_test(data) else "test accuracy (noisy labels)"
+    text = f"epoch {row['epoch'] + 1}/{epochs}: loss {row['loss']:.3f}, {test} {row['test_accuracy']:.1f} %"
     validation, memorised = row.get("val_accuracy"), row.get("memorised")
-    text += "" if validation is None else f", validation accuracy {validation:.1f} %"
+    text += "" if validation is None else f", validation accuracy (noisy labels) {validation:.1f} %"
     return text + ("" if memorised is None else f", memorised {memorised:.1f} %")
 
 

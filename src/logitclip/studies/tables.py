@@ -12,6 +12,7 @@ from typing import Any
 
 from logitclip.clip import CLIPS
 from logitclip.config import word_to_tune
+from logitclip.data.dataset import trusted_test
 from logitclip.run_folder import Failure, Result
 from logitclip.studies.recipe import Cell, Recipe, load_recipe, published
 from logitclip.studies.sweeping import Row
@@ -305,6 +306,12 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
             notes.append(f"Scale {recipe.scale}: the paper trained longer; its numbers are for orientation only.")
         else:
             notes.append(f"These runs are on {here}; the paper's numbers are for {there} and cannot be compared.")
+    untrusted = sorted({row.cell.config.data for row in rows if not trusted_test(row.cell.config.data)})
+    if untrusted:
+        notes.append(
+            f"The test labels of {', '.join(untrusted)} may be wrong. On noisy test labels a perfect classifier scores "
+            f"about 100 % minus their noise rate."
+        )
     failed = [(row, row.outcome) for row in rows if isinstance(row.outcome, Failure)]
     if failed:
         named = [

@@ -1,0 +1,104 @@
+"""The tables of evidence.md, made from results/*.csv. `python docs/generate.py` writes them into the page."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from logitclip.studies.tables import label
+
+RESULTS = Path(__file__).parents[1] / "results"
+VERDICTS = ("agrees", "disagrees", "undecided")
+
+
+def table(name: str) -> str:
+    """`counts`, `table1 mini` or another recipe and scale, or `readings mini`."""
+    if name == "counts":
+        return counts()
+    recipe, scale = name.split()
+    rows = read(RESULTS / f"{recipe}_{scale}.csv")
+    return readings(rows) if recipe == "readings" else cells(rows)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file of benchmarks/evidence.py, with numbers as numbers and None for what is unknown."""
+    with path.open(encoding="utf-8", newline="") as stream:
+        return [{key: _number(value) for key, value in row.items()} for row in csv.DictReader(stream)]
+
+
+def counts() -> str:
+    """How many cells agree with the paper, for each table and scale."""
+    lines = ["| runs | cells | agree | disagree | undecided |", "|---|---|---|---|---|"]
+    total: Counter[str] = Counter()
+    for path in sorted(RESULTS.glob("table*_*.csv")):
+        rows = read(path)
+        found = Counter(row["verdict"] for row in rows if row["verdict"] in VERDICTS)
+        if found:
+            total += found
+            name = f"Table {rows[0]['recipe'].removeprefix('table')}, {rows[0]['scale']} scale, {rows[0]['data']}"
+            lines.append(f"| {name} | {found.total()} | " + " | ".join(str(found[word]) for word in VERDICTS) + " |")
+    lines.append(f"| **all** | {total.total()} | " + " | ".join(f"**{total[word]}**" for word in VERDICTS) + " |")
+    return "\n".join(lines)
+
+
+def cells(rows: list[dict[str, Any]]) -> str:
+    """Every cell without and with the clip, the difference beside the paper's, and what was memorised."""
+    varying = [axis for axis in ("model", "method", "loss", "noise", "clip") if len({row[axis] for row in rows}) > 1]
+    heads = [*varying, "chosen", "runs", "without", "with", "difference", "in the paper", "", "memorised"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in rows:
+        error = "" if row["standard_error"] is None else f" ± {row['standard_error']:.1f}"
+        memorised = (row["memorised_without"], row["memorised_with"])
+        line = [label(axis, row[axis], bare={"loss"}) for axis in varying]
+        line += [" ".join(label("clip", clip) for clip in str(row["chosen"]).split()), str(row["runs"])]
+        line += [f"{row['without']:.1f}", f"{row['with_clip']:.1f}", _signed(row["difference"]) + error]
+        line += [_signed(row["paper_difference"]), row["verdict"]]
+        line += ["–" if None in memorised else "{:.0f} → {:.0f} %".format(*memorised)]
+        lines.append(f"| {' | '.join(line)} |")
+    return "\n".join(lines)
+
+
+def readings(rows: list[dict[str, Any]]) -> str:
+    """The accuracy at every tabulated value v under each reading, and the share of memorised wrong labels."""
+    heads = ["noise", "v", "A: threshold 1/v, scale v", "B: threshold v, scale 1/v", "C: Eq. 3, tau = 1/v", "LogitNorm"]
+    several = len({row["model"] for row in rows}) > 1
+    heads = (["network"] if several else []) + heads
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    groups = dict.fromkeys((row["model"], row["noise"]) for row in rows)
+    for model, noise in groups:
+        mine = {row["clip"]: row for row in rows if (row["model"], row["noise"]) == (model, noise)}
+        plain = next(iter(mine.values()))
+        place = ([model.replace("_", " ")] if several else []) + [label("noise", noise)]
+        without = f"{plain['without']:.1f}{_memorised(plain['memorised_without'])}"
+        lines.append(f"| {' | '.join([*place, 'no clip', without, without, without, without])} |")
+        for v in VALUES:
+            clips = [f"norm:temp={1 / v:.6g}", f"norm:temp={v:.6g}", f"norm:tau={1 / v:.6g}"]
+            clips = [clip.replace("norm:tau=1", "norm:temp=1") if v == 1 else clip for clip in clips]  # the same clip
+            shown = [mine.get(clip) for clip in [*clips, f"logit_norm:temperature={v:.6g}"]]
+            if any(shown):
+                line = [
+                    "–" if row is None else f"{row['with_clip']:.1f}{_memorised(row['memorised_with'])}"
+                    for row in shown
+                ]
+                lines.append(f"| {' | '.join([*place, f'{v:.3g}', *line])} |")
+    return "\n".join(lines)
+
+
+VALUES = (0.2, 0.4, 0.666667, 1, 1.5, 2.5, 5)
+
+
+def _number(text: str) -> Any:
+    try:
+        return int(text) if text.isdigit() else float(text)
+    except ValueError:
+        return text or None
+
+
+def _signed(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.1f}".replace("-", "−")
+
+
+def _memorised(share: float | None) -> str:
+    return "" if share is None else f" ({share:.0f} %)"
