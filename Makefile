@@ -13,7 +13,7 @@ demo: $(VENV)/.for-use  ## the effect on real digits: 36 short runs, a table and
 	$(BIN)/logitclip sweep quickstart
 	$(BIN)/logitclip report quickstart -o quickstart.html
 
-test: lint types layers tests package  ## everything that CI checks
+test: lint types layers tests docs package  ## everything that CI checks
 
 lint: $(VENV)/.for-development
 	$(BIN)/ruff check .

@@ -15,10 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import evidence_tables
 import torch
 
 DOCS = Path(__file__).parent
-MARKED = re.compile(r"(<!-- generated: ([a-z_ ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- generated: ([a-z0-9_ ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def registry_table(kind: str) -> str:
@@ -74,6 +75,8 @@ def run_options() -> str:
 
 
 def generated(name: str) -> str:
+    if name.startswith("evidence "):
+        return evidence_tables.table(name.removeprefix("evidence "))
     return run_options() if name == "run options" else registry_table(KINDS[name])
 
 
