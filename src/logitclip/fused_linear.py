@@ -100,7 +100,8 @@ class BlockedHead:
     """All logits of a block of rows at a time, in chunks of classes that stay in the cache.
 
     The chunks hold z in the first pass, then, without a clip, exp(z - shift), and with one s z log2(e), as the gradient
-    needs both. Where blocks would have too few rows, chunks are not kept, but computed again in each pass.
+    needs both. With at most as many rows as features, one block is kept where the gradient of the weight will be, which
+    overwrites it chunk by chunk. Where other blocks would have too few rows, chunks are computed again in each pass.
     """
 
     def __init__(
@@ -115,19 +116,26 @@ class BlockedHead:
         self.hidden, self.weight, self.bias, self.clip, self.shard = hidden, weight, bias, clip, shard
         self.shifted = clip is None or max(clip) > EXP_SAFE
         self.needs_gradient = any(needs)
-        n, classes = len(hidden), len(weight)
-        size = block_size(n, classes)
-        self.kept = size >= min(n, FEWEST_ROWS)
-        size = min(n, size if self.kept else MOST_ROWS)
-        self.blocks = row_blocks(n, size)
-        self.step = max(1, min(classes, CHUNK // max(size, 1))) if weight.is_cpu or not self.kept else classes
+        n, (classes, width) = len(hidden), weight.shape
         make = {"dtype": torch.promote_types(hidden.dtype, torch.float32), "device": weight.device}
-        self.buffer = torch.empty(size * (classes if self.kept else self.step), **make)
-        self.scratch = torch.empty(size * self.step, **make)
         self.d_hidden = torch.zeros(hidden.shape, **make) if needs[0] else None
         # The first block writes the gradient of the weight, the others add to it.
         self.d_weight = (torch.empty if n else torch.zeros)(weight.shape, **make) if needs[1] else None
         self.d_bias = torch.zeros(classes, **make) if bias is not None and needs[2] else None
+        size = block_size(n, classes)
+        chunk = CHUNK if weight.is_cpu else size * classes
+        in_gradient = self.d_weight is not None and n <= width
+        self.kept = in_gradient or size >= min(n, FEWEST_ROWS)
+        size = n if in_gradient else min(n, size if self.kept else MOST_ROWS)
+        self.blocks = row_blocks(n, size)
+        self.step = max(1, min(classes, chunk // max(size, 1)))
+        if self.d_weight is not None and in_gradient:
+            self.buffer, self.per_class = self.d_weight.view(-1), width
+        elif self.kept:
+            self.buffer, self.per_class = torch.empty(size * classes, **make), size
+        else:
+            self.buffer, self.per_class = torch.empty(size * self.step, **make), 0
+        self.scratch = torch.empty(size * self.step, **make)
 
     def statistics(self, rows: slice) -> tuple[Tensor | None, Tensor, Tensor | None]:
         """The norm, `log sum exp(s z)` and the expectation of z under p; without a clip, only the second."""
@@ -169,7 +177,7 @@ class BlockedHead:
             tiny = torch.finfo(self.norm.dtype).tiny  # zero logits are not clipped: d_norm is 0
             of_z = (d_norm / (self.norm.clamp_min(tiny) * self.scale * LOG2_E)).unsqueeze(1)
         for part, w, z, scratch in self._chunks(3):
-            dz = self._exponentials(z, scratch).mul_(of_e)
+            dz = torch.mul(self._exponentials(z, scratch), of_e, out=scratch)
             if of_z is not None:
                 dz.addcmul_(z, of_z)
             if self.d_bias is not None:
@@ -194,7 +202,7 @@ class BlockedHead:
         for k in range(0, len(self.weight), self.step):
             part = slice(k, k + self.step)
             w = self.weight[part].to(h.dtype)
-            start = len(h) * k if self.kept else 0
+            start = self.per_class * k
             z = self.buffer[start : start + len(h) * len(w)].view(len(h), len(w))
             if turn == 1 or not self.kept:
                 multiply(h, w.t(), out=z)

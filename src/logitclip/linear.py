@@ -53,9 +53,10 @@ def linear_cross_entropy(
     The arguments of `torch.nn.functional.linear_cross_entropy`, and the clip of Eq. 4 with p = 2.
 
     Time: three matrix products of N K D multiplications, as without fusion, and two exponentials per logit. A fourth
-    product with ``reduction="none"``, whose gradient has to wait for the backward pass; two more for fewer than about
-    500 rows and more than 100,000 classes. Memory, beyond the gradients: 1/12 of the rows of the logits, at least 16 MB
-    and at most 256 rows; two megabytes where the logits are computed again. There is no second derivative.
+    product with ``reduction="none"``, whose gradient has to wait for the backward pass. Memory, beyond the gradients:
+    two megabytes for at most D rows, whose logits are kept where the gradient of the weight will be. For more rows,
+    1/12 of the logits, at least 16 MB and at most 256 rows; below about 500 rows and above 100,000 classes, two
+    megabytes and two more products, as logits are computed again. There is no second derivative.
 
     Args:
         input: hidden states, [..., D].
