@@ -9,11 +9,11 @@ The runs come first and take hours. The mini scale needs CIFAR under --root:
 
 The last command brings the tables of docs/evidence.md up to date from the CSV files.
 
-Each line compares a clip with no clip, all else equal: the accuracies on true test labels (mean of the last
-10 epochs), their difference, the standard error of the difference (over the seeds, paired), the share of wrong labels
-that each memorised, and the paper's accuracies. A cell *agrees* with the paper if the difference has the sign of the
-paper's and is at least two standard errors from 0, *disagrees* if it has the other sign and is, and is *undecided*
-otherwise. One seed has no standard error, so its cells are undecided.
+Each line compares a clip with no clip, or a variant with the recipe's first, all else equal: the accuracies on true
+test labels (mean of the last 10 epochs), their difference, the standard error of the difference (over the seeds,
+paired), the share of wrong labels that each memorised, and the paper's accuracies. A cell *agrees* with the paper if
+the difference has the sign of the paper's and is at least two standard errors from 0, *disagrees* if it has the other
+sign and is, and is *undecided* otherwise. One seed has no standard error, so its cells are undecided.
 """
 
 from __future__ import annotations
@@ -33,18 +33,24 @@ from logitclip.studies.recipe import Recipe, load_recipe
 from logitclip.studies.tables import datasets_of, provenance, results_of, tabulate
 
 RESULTS = Path(__file__).parents[1] / "results"
-AXES = ("model", "method", "loss", "noise", "clip")
+AXES = ("model", "method", "loss", "data", "noise", "clip", "variant")
 
 
-def pairs(rows: Sequence[sweeping.Row]) -> dict[tuple[Any, ...], list[tuple[Result, Result]]]:
-    """For each cell with a clip, its runs and those without the clip, seed by seed."""
+def compared(recipe: Recipe) -> tuple[str, Any]:
+    """The axis on which cells are compared and the value they are compared with: no clip, or the first variant."""
+    axes = recipe.cells[0].coordinates
+    return ("variant", axes["variant"]) if "variant" in axes else ("clip", "none")
+
+
+def pairs(rows: Sequence[sweeping.Row], axis: str, base: Any) -> dict[tuple[Any, ...], list[tuple[Result, Result]]]:
+    """For each cell, its runs beside those with `axis` at `base`, seed by seed."""
     finished = [(row.cell.coordinates, row.outcome) for row in rows if isinstance(row.outcome, Result)]
-    rest = lambda at: tuple((axis, value) for axis, value in at.items() if axis != "clip")  # noqa: E731
-    plain = {rest(at): result for at, result in finished if at.get("clip") == "none"}
+    rest = lambda at: tuple((name, value) for name, value in at.items() if name != axis)  # noqa: E731
+    plain = {rest(at): result for at, result in finished if at[axis] == base}
     found: dict[tuple[Any, ...], list[tuple[Result, Result]]] = {}
     for at, result in finished:
-        if at.get("clip", "none") != "none" and rest(at) in plain:
-            cell = tuple((axis, value) for axis, value in at.items() if axis != "seed")
+        if at[axis] != base and rest(at) in plain:
+            cell = tuple((name, value) for name, value in at.items() if name != "seed")
             found.setdefault(cell, []).append((plain[rest(at)], result))
     return found
 
@@ -76,9 +82,10 @@ def records(recipe: Recipe) -> list[dict[str, Any]]:
     }
     made_with = provenance(results_of(rows))
     found = []
-    for cell, runs in pairs(rows).items():
+    axis, base = compared(recipe)
+    for cell, runs in pairs(rows, axis, base).items():
         at = dict(cell)
-        theirs = [paper.get(tuple(sorted({**at, "clip": clip}.items()))) for clip in ("none", at["clip"])]
+        theirs = [paper.get(tuple(sorted({**at, axis: value}.items()))) for value in (base, at[axis])]
         gap = None if None in theirs else theirs[1] - theirs[0]  # type: ignore[operator]
         gains = [clipped.last10_accuracy - plain.last10_accuracy for plain, clipped in runs]
         error = statistics.stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else None
@@ -95,8 +102,9 @@ def records(recipe: Recipe) -> list[dict[str, Any]]:
             "paper_difference": gap,
         }
         found.append(
-            {"recipe": recipe.name, "scale": recipe.scale, "data": datasets_of(recipe.cells)}
-            | {axis: at.get(axis, "") for axis in AXES}
+            {"recipe": recipe.name, "scale": recipe.scale}
+            | {name: at.get(name, "") for name in AXES}
+            | {"data": at.get("data") or datasets_of(recipe.cells)}
             | {"chosen": " ".join(sorted({clipped.clip for _, clipped in runs})), "runs": len(runs)}
             | {name: "" if value is None else round(value, 3) for name, value in numbers.items()}
             | {"verdict": verdict(statistics.fmean(gains), error, gap)}

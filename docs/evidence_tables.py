@@ -10,6 +10,7 @@ from typing import Any
 from logitclip.studies.tables import label
 
 RESULTS = Path(__file__).parents[1] / "results"
+AXES = ("model", "method", "loss", "data", "noise", "clip", "variant")
 VERDICTS = ("agrees", "disagrees", "undecided")
 
 
@@ -45,7 +46,7 @@ def counts() -> str:
 
 def cells(rows: list[dict[str, Any]]) -> str:
     """Every cell without and with the clip, the difference beside the paper's, and what was memorised."""
-    varying = [axis for axis in ("model", "method", "loss", "noise", "clip") if len({row[axis] for row in rows}) > 1]
+    varying = [axis for axis in AXES if len({row[axis] for row in rows}) > 1]
     heads = [*varying, "chosen", "runs", "without", "with", "difference", "in the paper", "", "memorised"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
