@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -340,3 +341,24 @@ def test_rare_classes_are_learnt_with_weights(tmp_path):
         shares.append(np.load(result.folder / "examples.npz")["prediction"].mean())
     assert shares[0] < 0.02
     assert 0.1 < shares[1] < 0.5
+
+
+def test_the_time_that_is_left_is_told_inside_an_epoch(people, tmp_path, monkeypatch):
+    """A step is planned to take a second and takes ten: the estimate follows after a few batches."""
+    from logitclip.cli import own_data
+
+    told, clock = [], [0.0]
+    monkeypatch.setattr(own_data, "tell", told.append)
+    monkeypatch.setattr(own_data.time, "monotonic", lambda: clock[0])
+    source = replace(look(people[0], "kind"), load_seconds=0.0)
+    plan = replace(make_plan(source, out=str(tmp_path), **QUICK), step_seconds=1.0)
+    pace = own_data.Pace()
+    pace.plan(plan)
+    told.clear()
+    clock[0] = 10 * plan.start_seconds
+    pace("start", plan.config, None)
+    while not told:
+        clock[0] += 10
+        pace("batch", plan.config, round(clock[0] / 10 - 1) * plan.config.batch_size)
+    assert clock[0] == pace.EVERY
+    assert told == [f"{3 / plan.seconds:.0%} done, about {own_data.duration(10 * (plan.seconds - 3))} left"]

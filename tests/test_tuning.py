@@ -358,7 +358,7 @@ def test_what_is_tuned_is_trained_with_the_best_value_on_everything(arguments, c
 def test_trials_that_fail_are_said_and_tried_again(typed, monkeypatch) -> None:
     real, calls = executors.train, []
 
-    def broken(config: RunConfig, on_epoch: Any) -> Any:
+    def broken(config: RunConfig, **_: Any) -> Any:
         calls.append(config)
         raise RuntimeError("no memory")
 

@@ -89,6 +89,7 @@ def fit(
     fabric: Fabric | None = None,
     resume: Resume | None = None,
     after_epoch: Callable[[Progress], None] | None = None,
+    after_batch: Callable[[int], None] | None = None,
 ) -> M:
     """Train a network: the loop without names and folders.
 
@@ -110,6 +111,8 @@ def fit(
         fabric: a launched Lightning Fabric; by default one for this process.
         resume: weights, state and the number of epochs done, from an earlier `Progress`.
         after_epoch: called with a `Progress` after each epoch.
+        after_batch: called after each training batch with the number of examples that this process has trained on in
+            the epoch.
 
     Returns:
         The method, with its trained network: ``predict`` gives logits and ``weights`` the weights by name.
@@ -167,7 +170,7 @@ def fit(
             )
             views = stream(fabric.device, settings.seed, "views", epoch, rank)
             with _model_randomness(fabric.device, derived_seed(settings.seed, "model", epoch, rank)):
-                trained = _train(worker, epoch, order, lambda x, g=views: view(x, g), fabric)
+                trained = _train(worker, epoch, order, lambda x, g=views: view(x, g), fabric, after_batch)
             row: Row = {"epoch": epoch, "lr": lr, **trained}
             measured = _accuracy(worker, test, view, settings, fabric) if len(test) else _sum_of_weights(worker)
             row["test_accuracy"] = measured if len(test) else None
@@ -327,9 +330,16 @@ def _unchanged(data: Any) -> Any:
 # -- one epoch ---------------------------------------------------------------------------------------------------------
 
 
-def _train(worker: Method, epoch: int, order: Iterable[Batch], augment: Augment, fabric: Fabric) -> Row:
+def _train(
+    worker: Method,
+    epoch: int,
+    order: Iterable[Batch],
+    augment: Augment,
+    fabric: Fabric,
+    after_batch: Callable[[int], None] | None,
+) -> Row:
     """Train one epoch; the mean loss, the accuracy on the labels as given, and what the clip had to do."""
-    losses, sizes, hits, norms = [], [], [], []
+    losses, sizes, hits, norms, seen = [], [], [], [], 0
     tau = worker.criterion.tau if isinstance(worker.criterion, LogitClip) else None
     p = worker.criterion.p if isinstance(worker.criterion, LogitClip) else 2.0
     for _, y, step in worker.train_epoch(epoch, order, augment):
@@ -338,6 +348,9 @@ def _train(worker: Method, epoch: int, order: Iterable[Batch], augment: Augment,
         if step.logits is not None:
             hits.append((step.logits.argmax(1) == _hard(y)).sum())
             norms.append(torch.linalg.vector_norm(step.logits.float(), p, dim=1))
+        seen += len(y)
+        if after_batch is not None:
+            after_batch(seen)
     if not sizes:
         raise ValueError("There is not one full batch to train on: lower batch_size, or set drop_last to False.")
     loss, n, hit = _summed(

@@ -43,10 +43,16 @@ if TYPE_CHECKING:
 
 Load = Callable[[str], data.Dataset]  # from a spec
 OnEpoch = Callable[[RunConfig, engine.Row | None], None]
+OnBatch = Callable[[int], None]
 
 
 def train(
-    config: RunConfig, *, on_epoch: OnEpoch | None = None, download: bool = False, mirror: str | None = None
+    config: RunConfig,
+    *,
+    on_epoch: OnEpoch | None = None,
+    on_batch: OnBatch | None = None,
+    download: bool = False,
+    mirror: str | None = None,
 ) -> Result:
     """Train in the folder `runs/<id>` and return the result. A finished run is only read back.
 
@@ -56,6 +62,7 @@ def train(
         config: the run.
         on_epoch: called with the resolved config and the row of each epoch, and once before the first epoch with the
             last row of a resumed run or None. With several devices it is called in rank 0, so it must be picklable.
+        on_batch: called after each batch with the number of examples trained on in the epoch; not with several devices.
         download: get missing data from its official address.
         mirror: a folder or address to download from instead.
 
@@ -90,7 +97,7 @@ def train(
             return finished
         load = partial(data.load, root=config.root, download=download or mirror is not None, mirror=mirror)
         with _memory_explained(config):
-            return _work(fabric, config, id, key, on_epoch, criterion, how, load)
+            return _work(fabric, config, id, key, on_epoch, criterion, how, load, on_batch)
 
 
 def _as_launched(config: RunConfig) -> RunConfig:
@@ -191,6 +198,7 @@ def _work(
     criterion: nn.Module,
     settings: engine.Settings,
     load: Load,
+    on_batch: OnBatch | None = None,
 ) -> Result:
     with engine.using_threads(config.threads):
         dataset, noisy = prepare(config, load)
@@ -216,6 +224,7 @@ def _work(
                 fabric=fabric,
                 resume=record.resume,
                 after_epoch=record.after_epoch,
+                after_batch=on_batch,
             )
             last = record.rows[-LAST:]
             result = Result(

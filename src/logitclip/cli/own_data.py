@@ -175,7 +175,8 @@ class Pace:
     EVERY = 30.0  # seconds
 
     def __init__(self) -> None:
-        self.total = self.done = 0.0
+        self.total = self.done = 0.0  # planned seconds
+        self.part = 0.0  # planned seconds of the present epoch that are over
         self.started = self.told = time.monotonic()
 
     def plan(self, plan: Any) -> None:
@@ -185,18 +186,25 @@ class Pace:
         self.started = self.told = time.monotonic()
 
     def __call__(self, kind: str, config: Any, detail: Any) -> None:
-        if kind == "epoch":
-            first = detail["epoch"] == 0
-            self.done += self.planned.epoch_seconds(self.planned.rows_of(config)) + first * self.planned.start_seconds
+        if kind == "start":
+            self.done += self.planned.start_seconds
+            if detail is not None:  # a run that is resumed
+                self.total -= (detail["epoch"] + 1) * self.planned.epoch_seconds(self.planned.rows_of(config))
+        elif kind == "batch":
+            self.part = self.planned.training_seconds(detail)
+        elif kind == "epoch":
+            self.part = 0.0
+            self.done += self.planned.epoch_seconds(self.planned.rows_of(config))
         elif kind == "skipped":
             self.total -= self.planned.run_seconds(self.planned.rows_of(config))
         elif kind == "failed":
             tell(f"A run failed: {detail.error}")
         now = time.monotonic()
-        if self.done and now - self.told >= self.EVERY:
+        done = self.done + self.part
+        if done and now - self.told >= self.EVERY:
             self.told = now
-            left = (now - self.started) * (self.total - self.done) / self.done
-            tell(f"{self.done / self.total:.0%} done, about {duration(max(1.0, left))} left")
+            left = (now - self.started) * (self.total - done) / done
+            tell(f"{done / self.total:.0%} done, about {duration(max(1.0, left))} left")
 
 
 def _report(model: Any) -> None:
@@ -205,8 +213,9 @@ def _report(model: Any) -> None:
     low, high = noise["rate_interval"]
     rows = "every row, out of fold" if noise["from"] == "out of fold" else "the held-out rows"
     show(
-        f"Labels: about {noise['rate']:.0%} are wrong (95 % interval {low:.0%} to {high:.0%}), from predictions for "
-        f"{rows}."
+        f"Labels: about {noise['rate']:.0%} are wrong (95 % interval {low:.0%} to {high:.0%}), at most "
+        f"{noise['at_most']:.0%}, from predictions for {rows}. Errors that follow from the features, as those of "
+        "labelling rules do, are not counted."
     )
     if high <= 0.03:
         show("They look clean: the clip can only cost accuracy. Try --clip none.")

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+SUREST = 0.5  # share of the predictions of each class that the estimate is based on
 RESAMPLES = 100
-MOST_CELLS = 2_000_000  # rows times classes that are resampled; of more rows, a random part is used
+MOST_CELLS = 2_000_000  # rows times classes that are looked at; of more rows, a random part is used
 MOST_CLASSES = 500  # with more classes there is no matrix, only a rate
 
 
@@ -17,6 +18,7 @@ class NoiseEstimate:
 
     rate: float  # share of wrong labels
     rate_interval: tuple[float, float]
+    at_most: float  # the rate if no prediction were wrong: the share of labels that predictions contradict
     matrix: np.ndarray | None  # [K, K]: row = true class, column = given label, rows sum to 1; None for many classes
     matrix_lower: np.ndarray | None  # [K, K]
     matrix_upper: np.ndarray | None  # [K, K]
@@ -28,23 +30,30 @@ class NoiseEstimate:
 
     def __str__(self) -> str:
         low, high = self.rate_interval
-        return f"about {self.rate:.0%} of the labels are wrong (95 % interval {low:.0%} to {high:.0%})"
+        return (
+            f"about {self.rate:.0%} of the labels are wrong (95 % interval {low:.0%} to {high:.0%}), "
+            f"at most {self.at_most:.0%}"
+        )
 
 
 def estimate_noise(
     labels: np.ndarray, probabilities: np.ndarray, *, resamples: int = RESAMPLES, seed: int = 0
 ) -> NoiseEstimate:
-    """Estimate the noise rate and the transition matrix by confident counting (Northcutt et al., 2021).
+    """Estimate the noise rate and the transition matrix from the surest predictions.
 
-    Class k gets the threshold t_k: the mean of p_k over the examples labelled k. An example counts as class k if
-    p_k >= t_k, as the most probable such class if there are several, and not at all if there is none. The counts of
-    (given label, class) are scaled to the number of examples of each label, and their shares estimate the joint
-    distribution of given and true labels.
+    A prediction contradicts a label because the label is wrong or because the prediction is. The surer the predictions,
+    the fewer of them are wrong, so the share of contradictions falls towards the noise rate. Each prediction gets a
+    place u in [0, 1] among those of the same class, 0 for the surest. A straight line through the contradictions of the
+    surest half, by least squares, estimates the rate at u = 0. The labels of the surest half, by predicted class, give
+    the transition matrix, with its noise scaled to that rate.
+
+    Noise must depend on the class alone. Where it follows from the features, as that of labelling rules does, the model
+    learns it and the estimate is too low. Where even the surest predictions are often wrong, it is too high.
 
     Args:
         labels: Given labels, int [N] in 0..K-1.
         probabilities: Class probabilities [N, K] from models that were not trained on the example: out-of-fold
-            predictions, or predictions for held-out examples.
+            predictions, or predictions for held-out examples. Only their order matters.
         resamples: Bootstrap resamples for the intervals.
         seed: Seed of the bootstrap.
 
@@ -74,36 +83,54 @@ def estimate_noise(
     if n > most:
         chosen = rng.choice(n, most, replace=False)
         labels, probabilities, n = labels[chosen], probabilities[chosen], most
-    rate, matrix = _counted(labels, probabilities, np.ones(n))
+    predicted = probabilities.argmax(1)
+    places = _places(predicted, probabilities.max(1))
+    sure = places <= SUREST
+    seen = labels[sure], predicted[sure], places[sure]
+
+    rate, matrix = _estimated(*seen, np.ones(sure.sum()), classes)
     rates, matrices = np.empty(resamples), []
     for i in range(resamples):
-        rates[i], resampled = _counted(labels, probabilities, rng.multinomial(n, np.full(n, 1 / n)).astype(float))
+        weights = rng.multinomial(n, np.full(n, 1 / n))[sure].astype(float)
+        rates[i], resampled = _estimated(*seen, weights, classes)
         if resampled is not None:
             matrices.append(resampled)
     low, high = np.quantile(rates, [0.025, 0.975])
     lower, upper = np.quantile(matrices, [0.025, 0.975], axis=0) if matrices else (None, None)
-    return NoiseEstimate(rate, (float(min(low, rate)), float(max(high, rate))), matrix, lower, upper)
+    return NoiseEstimate(
+        rate=rate,
+        rate_interval=(float(min(low, rate)), float(max(high, rate))),
+        at_most=max(rate, float((predicted != labels).mean())),
+        matrix=matrix,
+        matrix_lower=lower,
+        matrix_upper=upper,
+    )
 
 
-def _counted(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> tuple[float, np.ndarray | None]:
-    """Return the noise rate and the transition matrix of weighted examples."""
-    n, classes = probabilities.shape
-    sizes = np.bincount(labels, weights, minlength=classes)
-    own = probabilities[np.arange(n), labels]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        thresholds = np.bincount(labels, weights * own, minlength=classes) / sizes
-    passed = probabilities >= np.where(sizes > 0, thresholds, np.inf) - 1e-9  # the mean of equal numbers is rounded
-    counted = passed.any(1)
-    guess = np.where(passed, probabilities, -1.0).argmax(1)
+def _places(predicted: np.ndarray, confidence: np.ndarray) -> np.ndarray:
+    """Return where each prediction stands among those of its class, from 0 (surest) to 1; equal ones share a place."""
+    places = np.empty(len(predicted))
+    for k in np.unique(predicted):
+        rows = np.flatnonzero(predicted == k)
+        _, which, counts = np.unique(-confidence[rows], return_inverse=True, return_counts=True)
+        places[rows] = ((counts.cumsum() - counts / 2) / len(rows))[which]
+    return places
+
+
+def _estimated(
+    labels: np.ndarray, predicted: np.ndarray, places: np.ndarray, weights: np.ndarray, classes: int
+) -> tuple[float, np.ndarray | None]:
+    """Return the noise rate and the transition matrix by weighted predictions, all of them sure."""
+    if not weights.any():
+        weights = np.ones_like(weights)
+    wrong = (labels != predicted).astype(float)
+    share, centre = np.average(wrong, weights=weights), np.average(places, weights=weights)
+    spread = np.average((places - centre) ** 2, weights=weights)
+    slope = np.average((places - centre) * wrong, weights=weights) / spread if spread > 0 else 0.0
+    rate = float(np.clip(share - slope * centre, 0, share))  # surer predictions are not worse
     if classes > MOST_CLASSES:
-        wrong = np.bincount(labels[counted], (weights * (guess != labels))[counted], minlength=classes)
-        total = np.bincount(labels[counted], weights[counted], minlength=classes)
-        shares = np.divide(wrong, total, out=np.zeros(classes), where=total > 0)
-        return float((shares * sizes).sum() / sizes.sum()), None
-    pairs = labels[counted] * classes + guess[counted]
-    counts = np.bincount(pairs, weights[counted], minlength=classes**2).reshape(classes, classes)
-    counts[counts.sum(1) == 0] = np.eye(classes)[counts.sum(1) == 0]  # nothing to count: the label is right
-    joint = counts / counts.sum(1, keepdims=True) * sizes[:, None] / sizes.sum()  # [given, true]
-    true = joint.sum(0)
-    matrix = np.divide(joint.T, true[:, None], out=np.eye(classes), where=true[:, None] > 0)
-    return float(1 - np.trace(joint)), matrix
+        return rate, None
+    counts = np.bincount(predicted * classes + labels, weights, minlength=classes**2).reshape(classes, classes)
+    counts[counts.sum(1) == 0] = np.eye(classes)[counts.sum(1) == 0]  # never predicted: the label is right
+    scale = rate / share if share > 0 else 0.0
+    return rate, (1 - scale) * np.eye(classes) + scale * counts / counts.sum(1, keepdims=True)

@@ -191,6 +191,7 @@ def _saved(
             "from": found.way,
             "rate": noise.rate,
             "rate_interval": list(noise.rate_interval),
+            "at_most": noise.at_most,
             **{
                 name: None if (values := getattr(noise, name)) is None else values.tolist()
                 for name in ("matrix", "matrix_lower", "matrix_upper")

@@ -48,7 +48,7 @@ class Model:
 
     @property
     def noise(self) -> dict[str, Any]:
-        """The estimated noise: rate, rate_interval, and matrix with matrix_lower and matrix_upper."""
+        """The estimated noise: rate, rate_interval, at_most, and matrix with matrix_lower and matrix_upper."""
         return self.facts["noise"]
 
     @cached_property

@@ -54,7 +54,11 @@ class Plan:
 
     def epoch_seconds(self, rows: int) -> float:
         """How long an epoch of so many rows takes; half of it is evaluation, order and records."""
-        return 2 * self.step_seconds * -(-rows // int(self.config.batch_size or 1))
+        return 2 * self.training_seconds(rows)
+
+    def training_seconds(self, rows: int) -> float:
+        """How long the training steps on so many rows take."""
+        return self.step_seconds * -(-rows // int(self.config.batch_size or 1))
 
     def rows_of(self, config: RunConfig) -> int:
         """Return how many rows a run of this plan trains on."""

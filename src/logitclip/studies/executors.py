@@ -69,7 +69,8 @@ def execute(
         address: of a running Ray cluster, or auto; without it, Ray is started on this machine.
         on_event: called with (kind, config, detail) when a run is "queued", "skipped" (its outcome, as it has one), at
             its "start" (the last row, if it is resumed) and after each "epoch" (its row), when it is "done" (the
-            result) or has "failed" (the failure), or if it is found to run "elsewhere".
+            result) or has "failed" (the failure), or if it is found to run "elsewhere". The executor inline also tells
+            of each "batch" (how many examples of the epoch are done).
         then: called with every config and its outcome; what it returns is run next.
     """
     if executor not in EXECUTORS:
@@ -185,10 +186,10 @@ class _Queue:
             self.finish(job, record_failure(job.folder, error, attempts=job.deaths))
 
 
-def _attempt(config: RunConfig, folder: Path, on_epoch: Any) -> Result | Failure | None:
+def _attempt(config: RunConfig, folder: Path, on_epoch: Any, on_batch: Any = None) -> Result | Failure | None:
     """Run it; whatever goes wrong is recorded. None: another process works on it."""
     try:
-        result = train(config, on_epoch=on_epoch)
+        result = train(config, on_epoch=on_epoch, on_batch=on_batch)
     except run_folder.Claimed:
         return None
     except Exception as error:
@@ -212,7 +213,7 @@ def _inline(queue: _Queue, _jobs: int | None, _address: str | None) -> None:
         if job.config.devices > 1:  # it would be called in other processes: all that is told is the start
             on_epoch = None
             queue.progress(job, None)
-        queue.finish(job, _attempt(job.config, job.folder, on_epoch))
+        queue.finish(job, _attempt(job.config, job.folder, on_epoch, partial(queue.on_event, "batch", job.config)))
 
 
 def _shown(queue: _Queue, job: _Job, _config: RunConfig, row: dict[str, Any] | None) -> None:
