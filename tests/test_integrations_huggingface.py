@@ -103,6 +103,23 @@ def test_the_loss_is_the_criterion_on_labels_that_count(task):
     torch.testing.assert_close(loss_func("ce", "norm:temp=1.5")(outputs, given, num_items_in_batch=50), total / 50)
 
 
+@pytest.mark.parametrize("averaged", [True, False])
+@pytest.mark.parametrize("task", TASKS)
+def test_data_parallel_gives_the_loss_of_the_whole_batch(task, averaged, tmp_path):
+    """Trainer sees two GPUs; the model returns the logits of the whole batch, as DataParallel does."""
+    more = {"average_tokens_across_devices": averaged, "use_cpu": True, "report_to": []}
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), **more)
+    trainer = transformers.Trainer(model_for(task), arguments, compute_loss_func=loss_func("ce", "norm:temp=1.5"))
+    batch = {key: torch.stack([example[key] for example in examples(task)]) for key in ("input_ids", "labels")}
+
+    def loss(devices):
+        arguments._n_gpu = devices
+        items = trainer._get_num_items_in_batch([batch], torch.device("cpu"))
+        return trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=items).mean()
+
+    torch.testing.assert_close(loss(2), loss(1))
+
+
 def test_a_batch_without_labels_that_count_is_zero():
     logits = torch.randn(2, 3, 5, requires_grad=True)
     for smoothing in (0.0, 0.1):

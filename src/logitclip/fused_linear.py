@@ -32,12 +32,12 @@ class Shard:
     """Which classes this process has, and sums and maxima over the processes that have the others."""
 
     def __init__(self, classes: int, device: torch.device, group: dist.ProcessGroup | None) -> None:
-        self.group, self.first, self.num_classes = group, 0, classes
+        self.group, self.first, self.num_classes, self.most = group, 0, classes, classes
         if group is not None:
             sizes = torch.zeros(dist.get_world_size(group), dtype=torch.int64, device=device)
             sizes[dist.get_rank(group)] = classes
             sizes = self.sum(sizes).tolist()
-            self.first, self.num_classes = sum(sizes[: dist.get_rank(group)]), sum(sizes)
+            self.first, self.num_classes, self.most = sum(sizes[: dist.get_rank(group)]), sum(sizes), max(sizes)
 
     def sum(self, x: Tensor) -> Tensor:
         if self.group is not None:
@@ -122,7 +122,7 @@ class BlockedHead:
         # The first block writes the gradient of the weight, the others add to it.
         self.d_weight = (torch.empty if n else torch.zeros)(weight.shape, **make) if needs[1] else None
         self.d_bias = torch.zeros(classes, **make) if bias is not None and needs[2] else None
-        size = block_size(n, classes)
+        size = block_size(n, shard.most)  # the same rows in all processes, which wait for each other
         chunk = CHUNK if weight.is_cpu else size * classes
         in_gradient = self.d_weight is not None and n <= width
         self.kept = in_gradient or size >= min(n, FEWEST_ROWS)

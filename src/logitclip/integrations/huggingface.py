@@ -19,7 +19,8 @@ def loss_func(
     """Make the `compute_loss_func` of a Trainer for sequence classification, token classification or language models.
 
     The sum of the losses is divided by `num_items_in_batch`, the number of labels in the whole accumulated batch, so
-    accumulating gradients gives the same result as one large batch. Labels of -100 do not count.
+    accumulating gradients gives the same result as one large batch. Labels of -100 do not count. Where Trainer uses
+    several GPUs in one process (`DataParallel`), it gathers their logits, and the loss is that of the whole batch.
 
     Args:
         loss: a loss and its knobs, as in ``"gce:q=0.7"``.
@@ -60,7 +61,9 @@ def loss_func(
             logits, labels = logits[kept], one_hot(labels[kept], classes).float()
             labels = (1 - label_smoothing) * labels + label_smoothing / classes
         total = criterion(logits, labels)
-        return total / (items.to(total.device) if isinstance(items, Tensor) else items)
+        if isinstance(items, Tensor):  # DataParallel: one per GPU, and Trainer has scaled by their number
+            items = items.to(total.device).sum()
+        return total / items
 
     return compute_loss
 
