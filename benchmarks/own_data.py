@@ -9,7 +9,8 @@ out. Clean sets get 40 % next-class noise: digits (scikit-learn, as 8x8 PNG file
 
 Every result is kept in the work folder: the command can be stopped and repeated, and stops itself after `--minutes`.
 It writes results/own_data.csv (accuracy and calibration error on true test labels), results/own_data_issues.csv
-(precision at the true number of wrong labels, average precision, CPU seconds) and results/own_data_noise.csv.
+(precision at the true number of wrong labels, average precision, CPU seconds) and results/own_data_noise.csv, and the
+tables of docs/own_data.md and docs/wrong_labels.md. `--minutes 0` only writes them.
 
 Compared: `fit`; the same network with plain CE; scikit-learn's MLPClassifier (256, 256), HistGradientBoosting and
 LogisticRegression; cleanlab's CleanLearning around logistic regression; LogitClipClassifier(temp="auto"). All but the
@@ -24,6 +25,7 @@ import argparse
 import csv
 import importlib.util
 import json
+import re
 import statistics
 import time
 import warnings
@@ -37,13 +39,14 @@ import pandas as pd
 
 import logitclip as lc
 from logitclip.config import RunConfig
-from logitclip.noise.estimate import estimate_noise
+from logitclip.noise.estimate import NoiseEstimate, estimate_noise
 from logitclip.own_data import issues as judging
 from logitclip.own_data.calibration import calibration_error, softmax
 from logitclip.own_data.planning import FOLDS
 from logitclip.run_folder import Result, outcome, read_result
 
-RESULTS = Path(__file__).parents[1] / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
 DEBIAN = Path("/usr/share/games/fortunes")
 KINDS = ("people", "definitions", "computers", "songs-poems", "politics", "science")
 RATE = 0.4
@@ -211,11 +214,21 @@ def fitted(task: Task, folder: Path, seed: int, clip: str) -> dict[str, Any]:
         "five folds": ranked(task, five.scores, search_seconds + fold_seconds),
         "one run": ranked(task, one.scores, search_seconds + scale * final.seconds),
     }
-    found["noise"] = {
-        name: {"rate": way.noise.rate, "low": way.noise.rate_interval[0], "high": way.noise.rate_interval[1]}
-        for name, way in (("five folds", five), ("held-out rows", one))
-    }
+    found["noise"] = {"five folds": estimated(five.noise), "held-out rows": estimated(one.noise)}
+    found["noise"]["cleanlab's counting, five folds"] = counted(labels, softmax(oof + log_prior))
     return found
+
+
+def estimated(noise: NoiseEstimate) -> dict[str, float]:
+    low, high = noise.rate_interval
+    return {"rate": noise.rate, "low": low, "high": high, "at_most": noise.at_most}
+
+
+def counted(labels: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
+    from cleanlab.count import estimate_joint
+
+    known = ~np.isnan(probabilities).any(1)
+    return {"rate": float(1 - np.trace(estimate_joint(labels[known], probabilities[known])))}
 
 
 def features(task: Task, folder: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -253,15 +266,10 @@ def others(task: Task, folder: Path, seed: int, name: str) -> dict[str, Any]:
         started = time.process_time()
         oof: Any = cross_val_predict(logistic, train, labels, cv=5, method="predict_proba")
         scores = 1 - oof[np.arange(len(labels)), labels]
-        estimate = estimate_noise(labels, oof)
         return {
             "test": measured(task, probabilities, classes.tolist()),
             "issues": {"cleanlab on logistic regression": ranked(task, scores, time.process_time() - started)},
-            "noise": {
-                "logistic regression": dict(
-                    zip(("rate", "low", "high"), (estimate.rate, *estimate.rate_interval), strict=True)
-                )
-            },
+            "noise": {"logistic regression": estimated(estimate_noise(labels, oof))},
         }
     if name == "MLPClassifier":
         model: Any = MLPClassifier((256, 256), max_iter=100, random_state=seed)
@@ -314,9 +322,18 @@ def tables(args: argparse.Namespace) -> None:
     for file in sorted((args.work / "done").glob("*.json")):
         name, seed, method = file.stem.split("-", 2)
         done[name, method, int(seed)] = json.loads(file.read_text())
-    write("own_data", list(accuracy_rows(done)))
-    write("own_data_issues", list(issue_rows(done)))
-    write("own_data_noise", list(noise_rows(done)))
+    accuracy, issues, noise = (list(rows(done)) for rows in (accuracy_rows, issue_rows, noise_rows))
+    write("own_data", accuracy)
+    write("own_data_issues", issues)
+    write("own_data_noise", noise)
+    show("own_data", "accuracy", accuracy, "method", "accuracy", "accuracy_std")
+    show("own_data", "calibration error", accuracy, "method", "calibration_error")
+    show("wrong_labels", "average precision", issues, "way", "average_precision")
+    show("wrong_labels", "precision", issues, "way", "precision")
+    show("wrong_labels", "CPU seconds", issues, "way", "seconds")
+    truth = {row["data"]: {**row, "from": "true rate", "rate": row["true_rate"]} for row in noise if not row["seed"]}
+    limits = [{**row, "from": "at most", "rate": row["at_most"]} for row in noise if row["from"] == "five folds"]
+    show("wrong_labels", "noise rate", [*truth.values(), *noise, *limits], "from", "rate")
 
 
 def accuracy_rows(done: dict[Any, Any]) -> Any:
@@ -361,10 +378,39 @@ def issue_rows(done: dict[Any, Any]) -> Any:
 
 
 def noise_rows(done: dict[Any, Any]) -> Any:
-    for (name, _, seed), value in done.items():
+    for (name, _, seed), value in sorted(done.items(), key=lambda item: list(TASKS).index(item[0][0])):
+        true = f"{100 * value['true_rate']:.1f}"
         for way, estimate in value.get("noise", {}).items():
-            row = {key: f"{100 * estimate[key]:.1f}" for key in ("rate", "low", "high")}
-            yield {"data": name, "seed": seed, "from": way, "true_rate": f"{100 * value['true_rate']:.1f}", **row}
+            row = {key: f"{100 * number:.1f}" for key, number in estimate.items()}
+            yield {"data": name, "seed": seed, "from": way, "true_rate": true, **row}
+
+
+def show(page: str, title: str, rows: list[dict[str, Any]], across: str, key: str, spread: str = "") -> None:
+    """Write a table into its page, between two comments: a row per data set, a column per method."""
+    columns = list(dict.fromkeys(row[across] for row in rows))
+    names = list(dict.fromkeys(row["data"] for row in rows if key in row))
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for name in names:
+        cells = []
+        for column in columns:
+            found = [row for row in rows if (row["data"], row[across]) == (name, column) and row.get(key)]
+            cells.append(cell(found, key, spread))
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    file = ROOT / "docs" / f"{page}.md"
+    marked = re.compile(rf"(<!-- own_data.py: {title} -->\n).*?(<!-- end of table -->)", re.DOTALL)
+    table = "\n".join(lines)
+    file.write_text(marked.sub(lambda found: f"{found[1]}{table}\n{found[2]}", file.read_text("utf-8")), "utf-8")
+
+
+def cell(found: list[dict[str, Any]], key: str, spread: str) -> str:
+    """A number with its standard deviation and number of seeds; the mean of several rows."""
+    if not found:
+        return ""
+    text = f"{statistics.mean(float(row[key]) for row in found):.1f}"
+    if found[0].get(spread):
+        text += f" ± {found[0][spread]}"
+    seeds = len(found) if "seed" in found[0] else int(found[0]["seeds"])
+    return text if seeds == 1 or str(found[0]["data"]).startswith("mean") else f"{text} ({seeds})"
 
 
 def mean(rows: list[dict[str, float]], key: str, factor: float) -> str:

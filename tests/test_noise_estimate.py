@@ -114,6 +114,12 @@ def test_clean_labels_look_clean():
     assert not estimate_noise(given, probabilities, resamples=20).looks_clean
 
 
+def test_a_few_rows_say_little():
+    assert estimate_noise(np.array([0, 1]), np.eye(2)).rate_interval == (0, 1)
+    low, high = estimate_noise(np.arange(100) % 2, np.eye(2)[np.arange(100) % 2]).rate_interval
+    assert (low, high) == (0, pytest.approx(0.03))
+
+
 def test_many_classes_have_a_rate_but_no_matrix():
     rng = np.random.default_rng(0)
     classes = MOST_CLASSES + 1

@@ -210,6 +210,13 @@ class Pace:
 def _report(model: Any) -> None:
     """Print what was found, with a word on what the accuracy was measured on."""
     facts, noise = model.facts, model.noise
+    chance = 1 / len(model.class_names)
+    if facts["noisy_accuracy"] <= chance:
+        show(
+            f"The network learnt nothing: it agrees with {facts['noisy_accuracy']:.1%} of the held-out labels, and "
+            f"chance with {chance:.1%}. So the noise cannot be estimated."
+        )
+        return
     low, high = noise["rate_interval"]
     rows = "every row, out of fold" if noise["from"] == "out of fold" else "the held-out rows"
     show(

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 MAX_LEVELS = 64  # of a category; the rarest ones share one feature
 MAX_TERMS = 2000  # of a text column
-TEXT_WEIGHT = 8.0  # TF-IDF rows have norm 1; SGD learns faster from inputs of the size of other features
+TEXT_WEIGHT = 8.0  # TF-IDF rows have norm 1, too small for SGD; chosen by noisy validation, see docs/own_data.md
 FEW_WORDS = 5  # texts with fewer words on average are split into character n-grams
 LARGEST = 1e150  # the squares of larger numbers overflow
 TRUSTED = ("numpy.dtype",)  # what a saved preprocessor may hold beside scikit-learn's own transformers

@@ -18,7 +18,7 @@ class NoiseEstimate:
 
     rate: float  # share of wrong labels
     rate_interval: tuple[float, float]
-    at_most: float  # the rate if no prediction were wrong: the share of labels that predictions contradict
+    at_most: float  # the rate if no prediction is wrong: the share of labels that predictions contradict
     matrix: np.ndarray | None  # [K, K]: row = true class, column = given label, rows sum to 1; None for many classes
     matrix_lower: np.ndarray | None  # [K, K]
     matrix_upper: np.ndarray | None  # [K, K]
@@ -95,12 +95,14 @@ def estimate_noise(
         rates[i], resampled = _estimated(*seen, weights, classes)
         if resampled is not None:
             matrices.append(resampled)
-    low, high = np.quantile(rates, [0.025, 0.975])
+    low, high = (float(end) for end in np.quantile([*rates, rate], [0.025, 0.975]))
+    unseen = min(1.0, 3 / sure.sum())  # the rule of three: so much may be missed in so few rows
+    low, high = min(low, 1 - unseen), max(high, unseen)
     lower, upper = np.quantile(matrices, [0.025, 0.975], axis=0) if matrices else (None, None)
     return NoiseEstimate(
         rate=rate,
-        rate_interval=(float(min(low, rate)), float(max(high, rate))),
-        at_most=max(rate, float((predicted != labels).mean())),
+        rate_interval=(min(low, rate), max(high, rate)),
+        at_most=max(high, rate, float((predicted != labels).mean())),
         matrix=matrix,
         matrix_lower=lower,
         matrix_upper=upper,
