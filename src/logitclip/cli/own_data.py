@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 from logitclip.cli.options import Flag, Text, Whole
 from logitclip.cli.output import show, show_json, tell
 from logitclip.cli.training import stop_on_sigterm
+from logitclip.noise.estimate import CLEAN
 from logitclip.progress import duration, make_table
 
 Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
@@ -224,7 +225,7 @@ def _report(model: Any) -> None:
         f"{noise['at_most']:.0%}, from predictions for {rows}. Errors that follow from the features, as those of "
         "labelling rules do, are not counted."
     )
-    if high <= 0.03:
+    if noise["at_most"] <= CLEAN:
         show("They look clean: the clip can only cost accuracy. Try --clip none.")
     show(
         f"Accuracy on held-out noisy labels: {facts['noisy_accuracy']:.1%}. At this noise rate a perfect classifier "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 SUREST = 0.5  # share of the predictions of each class that the estimate is based on
+CLEAN = 0.05  # labels look clean if predictions contradict at most this share of them
 RESAMPLES = 100
 MOST_CELLS = 2_000_000  # rows times classes that are looked at; of more rows, a random part is used
 MOST_CLASSES = 500  # with more classes there is no matrix, only a rate
@@ -25,8 +26,8 @@ class NoiseEstimate:
 
     @property
     def looks_clean(self) -> bool:
-        """Whether at most 3 % of the labels are wrong, by the upper end of the interval."""
-        return self.rate_interval[1] <= 0.03
+        """Whether predictions contradict at most 5 % of the labels."""
+        return self.at_most <= CLEAN
 
     def __str__(self) -> str:
         low, high = self.rate_interval
