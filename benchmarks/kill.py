@@ -23,7 +23,7 @@ from pathlib import Path
 
 import torch
 
-from logitclip import run_folder
+from logitclip import files, run_folder
 from logitclip.config import RunConfig
 
 SLOW_DISK = """
@@ -52,11 +52,11 @@ def rows_in(folder: Path) -> int:
 
 def where(folder: Path) -> str:
     """What the killed process was writing."""
-    checkpoints = list((folder / "checkpoints").glob(f"{run_folder.SCRATCH}*"))
+    checkpoints = list((folder / "checkpoints").glob(f"{files.SCRATCH}*"))
     if checkpoints:
-        files = ", ".join(sorted(p.name for p in checkpoints[0].iterdir()))
-        return f"checkpoint ({files or 'nothing yet'})"
-    others = [p.name.split("-", 2)[2] for p in folder.glob(f"{run_folder.SCRATCH}*")]
+        written = ", ".join(sorted(p.name for p in checkpoints[0].iterdir()))
+        return f"checkpoint ({written or 'nothing yet'})"
+    others = [p.name.split("-", 2)[2] for p in folder.glob(f"{files.SCRATCH}*")]
     return others[0] if others else "training"
 
 

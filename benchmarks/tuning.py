@@ -20,7 +20,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from logitclip.run_folder import Result, outcome, write
+from logitclip.files import write
+from logitclip.run_folder import Result, outcome
 from logitclip.studies import sweeping, tuning
 from logitclip.studies.recipe import Cell, load_recipe
 

@@ -221,7 +221,7 @@ def test_a_killed_download_goes_on_where_it_was(server, tmp_path):
     arguments = [f"{server.url}/file.bin", str(len(CONTENT)), MD5, str(tmp_path)]
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, *arguments])
     try:
-        for _ in range(600):
+        for _ in range(2400):
             if part.exists() and part.stat().st_size:
                 break
             time.sleep(0.05)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from logitclip import run_folder
+from logitclip import files, run_folder
 from logitclip.config import RunConfig
 from logitclip.run_folder import Failure, Result, outcome
 from logitclip.studies import executors
@@ -112,7 +112,7 @@ def test_a_result_wins_over_an_old_failure(tmp_path):
     (config,) = configs(tmp_path, 1)
     execute([config], executor="inline")
     old = Failure(config.id, "it failed once", "", 1, True)
-    run_folder.write_json(tmp_path / config.id / "failure.json", vars(old))
+    files.write_json(tmp_path / config.id / "failure.json", vars(old))
     assert isinstance(outcome(config), Result)
     (tmp_path / config.id / "result.json").unlink()
     assert outcome(config) == old
@@ -122,7 +122,7 @@ def test_a_result_wins_over_an_old_failure(tmp_path):
 
 def test_a_disk_that_takes_no_record_harms_nobody(tmp_path, monkeypatch, caplog):
     def full(path: Path, content: Any) -> None:
-        raise run_folder.CannotWrite("Cannot write: the disk is full.")
+        raise files.CannotWrite("Cannot write: the disk is full.")
 
     monkeypatch.setattr(run_folder, "write_json", full)
     log = Log()
@@ -216,8 +216,8 @@ def test_what_comes_out_elsewhere_is_taken_as_it_is(tmp_path, monkeypatch, conte
         (found.folder / content).rename(found.folder / "kept")
     else:
         old = Failure(config.id, "it failed once", "", 1, False)
-        run_folder.write_json(tmp_path / config.id / "failure.json", vars(old))
-        run_folder.write_json(tmp_path / config.id / "kept", {**vars(old), "attempts": 2})
+        files.write_json(tmp_path / config.id / "failure.json", vars(old))
+        files.write_json(tmp_path / config.id / "kept", {**vars(old), "attempts": 2})
     log = Log()
 
     def on_event(kind: str, config: RunConfig, detail: Any) -> None:

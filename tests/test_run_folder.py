@@ -1,4 +1,4 @@
-"""The folder of a run: whole files, claims, checkpoints. Processes are really killed, disks are really full."""
+"""The folder of a run: rows, claims, checkpoints, results. Processes are really killed, disks are really full."""
 
 from __future__ import annotations
 
@@ -8,72 +8,28 @@ import hashlib
 import json
 import os
 import pickle
-import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from disk import everything_in, files_of_at_most
 
-from logitclip import run_folder
+from logitclip import files, run_folder
 
 ROWS = [{"epoch": 0, "loss": 1.5, "val_accuracy": None}, {"epoch": 1, "loss": 0.1 + 0.2, "val_accuracy": None}]
 
 
-@contextlib.contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """What a full disk does: the kernel writes as much of a file as fits, then refuses."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, handler)
-
-
-def everything_in(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-# -- whole files -------------------------------------------------------------------------------------------------------
-
-
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
-    path = tmp_path / "result.json"
-    run_folder.write_json(path, {"a": 1})
-    before = everything_in(tmp_path)
-    with (
-        files_of_at_most(100),
-        pytest.raises(run_folder.CannotWrite, match=r"^Cannot write .*result\.json: File too large\."),
-    ):
-        run_folder.write_json(path, {"a": "x" * 1000})
-    assert everything_in(tmp_path) == before
-    assert run_folder.read_json(path) == {"a": 1}
-
-
-def test_a_full_disk_is_named_in_one_sentence(tmp_path, monkeypatch):
-    def full(_):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(run_folder.CannotWrite) as caught:
-        run_folder.write(tmp_path / "a", b"content")
-    assert (
-        str(caught.value) == f"Cannot write {tmp_path / 'a'}: No space left on device. What was saved before is whole."
-    )
-    assert everything_in(tmp_path) == {}
+# -- metrics -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with (
-        pytest.raises(run_folder.CannotWrite, match=r"Cannot write .*file/run: Not a directory\."),
+        pytest.raises(files.CannotWrite, match=r"Cannot write .*file/run: Not a directory\."),
         run_folder.claim(tmp_path / "file" / "run"),
     ):
         pass
@@ -83,7 +39,7 @@ def test_a_row_is_appended_whole_or_not_at_all(tmp_path):
     path = tmp_path / "metrics.jsonl"
     run_folder.write_rows(path, ROWS[:1])
     before = path.read_bytes()
-    with files_of_at_most(len(before) + 10), pytest.raises(run_folder.CannotWrite, match="metrics"):
+    with files_of_at_most(len(before) + 10), pytest.raises(files.CannotWrite, match="metrics"):
         run_folder.append_row(path, ROWS[1])
     assert path.read_bytes() == before  # not even the ten bytes that did fit
     run_folder.append_row(path, ROWS[1])
@@ -99,25 +55,12 @@ def test_a_row_cut_by_a_crash_is_left_out(tmp_path):
     assert run_folder.read_rows(tmp_path / "none") == []
 
 
-def test_what_is_not_a_number_is_never_written(tmp_path):
-    with pytest.raises(ValueError, match="JSON"):
-        run_folder.write_json(tmp_path / "result.json", {"loss": float("nan")})
-    assert everything_in(tmp_path) == {}
-
-
-def test_broken_json_is_missing_json(tmp_path, caplog):
-    (tmp_path / "result.json").write_text('{"a": ')
-    assert run_folder.read_json(tmp_path / "result.json") is None
-    assert "result.json is ignored: it is not valid JSON." in caplog.text
-    assert run_folder.read_json(tmp_path / "none.json") is None
-
-
 # -- claims ------------------------------------------------------------------------------------------------------------
 
 CLAIM = """
 import sys, time
 from pathlib import Path
-from logitclip import run_folder
+from logitclip import files, run_folder
 try:
     with run_folder.claim(Path(sys.argv[1])):
         print("got it", flush=True)
@@ -243,7 +186,7 @@ def test_without_locks_a_claim_is_still_exclusive(tmp_path, monkeypatch):
     def unsupported(_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(run_folder.FileLock, "_acquire", unsupported)
+    monkeypatch.setattr(files.FileLock, "_acquire", unsupported)
     with (
         run_folder.claim(tmp_path),
         pytest.raises(run_folder.Claimed, match="worked on by"),
@@ -280,7 +223,7 @@ def test_who_was_given_up_stops_and_leaves_the_new_claim_alone(tmp_path):
 
 
 def test_a_claim_on_a_full_disk_leaves_no_half_file(tmp_path):
-    with files_of_at_most(20), pytest.raises(run_folder.CannotWrite, match="Cannot write"), run_folder.claim(tmp_path):
+    with files_of_at_most(20), pytest.raises(files.CannotWrite, match="Cannot write"), run_folder.claim(tmp_path):
         pass
     assert not (tmp_path / "claim").exists()
 
@@ -392,7 +335,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_no_other_file(tmp_path):
     for size in (0, 100, 700):
         with (
             files_of_at_most(size),
-            pytest.raises(run_folder.CannotWrite, match=r"Cannot write .*000002: File too large\."),
+            pytest.raises(files.CannotWrite, match=r"Cannot write .*000002: File too large\."),
         ):
             save(tmp_path, 2)
         assert everything_in(tmp_path) == before
@@ -412,11 +355,11 @@ def test_a_real_full_disk(tmp_path):
         with (disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
             while True:
                 filler.write(bytes(4096))
-        full = pytest.raises(run_folder.CannotWrite, match="No space left on device")
+        full = pytest.raises(files.CannotWrite, match="No space left on device")
         with full:
             save(folder, 2)
         with full:
-            run_folder.write(folder / "result.json", bytes(5000))
+            files.write(folder / "result.json", bytes(5000))
         with full:
             run_folder.append_row(folder / "metrics.jsonl", {"epoch": 2, "text": "x" * 5000})
         assert everything_in(folder) == before
@@ -457,10 +400,10 @@ def test_what_a_kill_inside_a_write_leaves_is_tidied(tmp_path):
         save(tmp_path, 2)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
-    (left_over,) = (name for name in names(tmp_path) if name.startswith(run_folder.SCRATCH))
+    (left_over,) = (name for name in names(tmp_path) if name.startswith(files.SCRATCH))
     assert len(list((tmp_path / "checkpoints" / left_over).iterdir())) == 2
     assert load_epoch(tmp_path) == 1
-    (tmp_path / f"{run_folder.SCRATCH}0-result.json").write_text("{")
+    (tmp_path / f"{files.SCRATCH}0-result.json").write_text("{")
     run_folder.tidy(tmp_path)
     assert names(tmp_path) == ["000001"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints"]
@@ -499,7 +442,7 @@ def finished(folder: Path) -> Path:
     """A folder with a finished run."""
     save(folder, 2)
     run_folder.write_rows(folder / "metrics.jsonl", ROWS)
-    run_folder.write_json(folder / "noise.json", {"rule": "none"})
+    files.write_json(folder / "noise.json", {"rule": "none"})
     result = run_folder.Result(id=folder.name, **RESULT)
     run_folder.finish(folder, result, {"w": torch.arange(4.0)})
     return folder
@@ -585,25 +528,10 @@ def test_json_of_another_type_is_no_outcome(tmp_path, content):
     assert isinstance(run_folder.read_outcome(tmp_path), run_folder.Failure)
 
 
-def test_writing_follows_links_and_does_not_replace_devices(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    for content in (b"one", b"two"):
-        run_folder.write(tmp_path / "link", content)
-        assert (tmp_path / "real").read_bytes() == content
-    assert (tmp_path / "link").is_symlink()
-    run_folder.write(Path("/dev/null"), b"gone")
-    assert Path("/dev/null").is_char_device()
-    os.mkfifo(tmp_path / "fifo")
-    with subprocess.Popen(["cat", str(tmp_path / "fifo")], stdout=subprocess.PIPE) as reader:
-        run_folder.write(tmp_path / "fifo", b"through")
-        assert reader.communicate()[0] == b"through"
-    assert (tmp_path / "fifo").is_fifo()
-
-
 def test_a_rename_is_synced(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")))
-    run_folder.write(tmp_path / "file", b"")
+    files.write(tmp_path / "file", b"")
     save(tmp_path, 1)
     assert synced[1] == str(tmp_path)
     assert synced[-1] == str(tmp_path / "checkpoints")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from logitclip import run_folder
+from logitclip import files, run_folder
 from logitclip.config import RunConfig
 from logitclip.engine import Diverged
 from logitclip.studies import runs as studies
@@ -134,15 +134,15 @@ def test_index_has_a_line_for_each_finished_run(folder):
 def test_gc_removes_only_what_nobody_needs(folder):
     done, stopped = folder_of(folder), folder_of(folder, seed=2)
     shutil.copytree(stopped / "checkpoints", done / "checkpoints")  # as a kill just after the result leaves it
-    (stopped / f"{run_folder.SCRATCH}1-x").write_bytes(bytes(1000))
+    (stopped / f"{files.SCRATCH}1-x").write_bytes(bytes(1000))
     (folder / ("0" * 16)).mkdir()
     before = {run.id: run.outcome for run in studies.read_runs(folder)}
-    expected = {f"{done.name}/checkpoints", f"{stopped.name}/{run_folder.SCRATCH}1-x", "0" * 16}
+    expected = {f"{done.name}/checkpoints", f"{stopped.name}/{files.SCRATCH}1-x", "0" * 16}
     planned = studies.collect_garbage(folder, dry=True)
     assert planned.keys() == expected
     assert (done / "checkpoints").exists()
     assert studies.collect_garbage(folder) == planned
-    assert planned[f"{stopped.name}/{run_folder.SCRATCH}1-x"] == 1000
+    assert planned[f"{stopped.name}/{files.SCRATCH}1-x"] == 1000
     assert run_folder.load_checkpoint(stopped, stopped.name) is not None  # it can be resumed
     after = {run.id: run.outcome for run in studies.read_runs(folder)}
     assert after == {id: found for id, found in before.items() if id != "0" * 16}

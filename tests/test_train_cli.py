@@ -16,7 +16,7 @@ import pytest
 import torch
 from processes import finished, wait_until
 
-from logitclip import data, engine, models, noise, progress, run_folder, training
+from logitclip import data, engine, files, models, noise, progress, run_folder, training
 from logitclip.config import RunConfig
 from logitclip.training import train
 
@@ -164,12 +164,12 @@ def test_of_several_processes_the_first_is_interrupted_and_all_stop_and_save(tmp
 @pytest.mark.slow
 def test_several_processes_are_resumed(tmp_path):
     before = interrupted_pair(tmp_path / "parts")
-    files = []
+    written = []
     for name in ("parts", "whole"):
         code, _, stderr = finished(started(replace(PAIR, runs=str(tmp_path / name))))
         assert code == 0, stderr
-        files.append((tmp_path / name / PAIR.id / "metrics.jsonl").read_bytes())
-    assert files[0] == files[1]
+        written.append((tmp_path / name / PAIR.id / "metrics.jsonl").read_bytes())
+    assert written[0] == written[1]
     after = rows(replace(PAIR, runs=str(tmp_path / "parts")))
     assert after[: len(before)] == before
     # The accuracy that both found together is that of the saved weights.
@@ -187,7 +187,7 @@ def test_several_processes_are_resumed(tmp_path):
 def test_spawned_and_under_torchrun_the_bytes_are_the_same(tmp_path):
     config = replace(SMALL, devices=2, accelerator="cpu", epochs=30)
     torchrun = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", "-m")
-    files = []
+    written = []
     for name, launcher in (("spawned", ()), ("torchrun", torchrun)):
         own = replace(config, runs=str(tmp_path / name))
         if launcher:
@@ -195,9 +195,9 @@ def test_spawned_and_under_torchrun_the_bytes_are_the_same(tmp_path):
         code, out, stderr = finished(started(own, *launcher))
         assert code == 0, stderr
         assert out.count("memorised") == 1  # one of them reports
-        files.append((tmp_path / name / config.id / "metrics.jsonl").read_bytes())
-    assert files[0] == files[1]
-    assert files[0].count(b"\n") == 30
+        written.append((tmp_path / name / config.id / "metrics.jsonl").read_bytes())
+    assert written[0] == written[1]
+    assert written[0].count(b"\n") == 30
 
 
 @pytest.mark.slow
@@ -339,7 +339,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, typed):
         assert "No space left on device. What was saved before is whole." in err
         assert "Traceback" not in err
         folder = disk / config.id
-        assert not list(folder.rglob(f"{run_folder.SCRATCH}*"))
+        assert not list(folder.rglob(f"{files.SCRATCH}*"))
         assert not (folder / "claim").exists()
         assert (folder / "metrics.jsonl").read_bytes()[-2:] in (b"", b"}\n")
     finally:

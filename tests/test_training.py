@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from logitclip import data, engine, run_folder
+from logitclip import data, engine, files, run_folder
 from logitclip.config import RunConfig
 from logitclip.data.augment import transform
 from logitclip.methods.standard import Standard
@@ -381,7 +381,7 @@ def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, monkeypatch, chan
 def test_an_interrupt_inside_the_save_saves_again(tmp_path, monkeypatch):
     whole = train(in_folder(tmp_path, "whole"))
     config = in_folder(tmp_path, "parts")
-    save, calls = run_folder._write_synced, []
+    save, calls = files.write_synced, []
 
     def interrupted(path: Path, content: bytes) -> None:
         calls.append(path.name)
@@ -389,7 +389,7 @@ def test_an_interrupt_inside_the_save_saves_again(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         save(path, content)
 
-    monkeypatch.setattr(run_folder, "_write_synced", interrupted)
+    monkeypatch.setattr(files, "write_synced", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train(config)
     assert [p.name for p in sorted((tmp_path / "parts" / config.id / "checkpoints").iterdir())] == ["000001", "000002"]
@@ -419,7 +419,7 @@ def test_after_an_error_the_last_whole_epoch_is_saved(tmp_path, monkeypatch):
 
 def test_a_signal_while_saving_does_not_prevent_it(tmp_path, monkeypatch):
     config = in_folder(tmp_path, "a", checkpoint_seconds=1000)
-    write, calls = run_folder._write_synced, []
+    write, calls = files.write_synced, []
 
     def signalled(path: Path, content: bytes) -> None:
         calls.append(path.name)
@@ -427,7 +427,7 @@ def test_a_signal_while_saving_does_not_prevent_it(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         write(path, content)
 
-    monkeypatch.setattr(run_folder, "_write_synced", signalled)
+    monkeypatch.setattr(files, "write_synced", signalled)
     with pytest.raises(KeyboardInterrupt):
         train(config, on_epoch=interrupt_after(1))
     assert calls.count("state.pt") == 2
@@ -499,13 +499,13 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         kills += 1
-        inside += bool(list(folder.rglob(f"{run_folder.SCRATCH}*")))
+        inside += bool(list(folder.rglob(f"{files.SCRATCH}*")))
     killed = train(config)
     assert kills >= 2
     assert metrics(killed) == metrics(whole)
     assert weights(killed) == weights(whole)
     assert (folder / "examples.npz").exists()
-    assert not list(folder.rglob(f"{run_folder.SCRATCH}*"))
+    assert not list(folder.rglob(f"{files.SCRATCH}*"))
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
@@ -514,7 +514,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path):
 def test_a_full_disk_stops_the_run_and_costs_nothing(tmp_path, monkeypatch):
     whole = train(in_folder(tmp_path, "whole"))
     config = in_folder(tmp_path, "full")
-    write, count = run_folder._write_synced, 0
+    write, count = files.write_synced, 0
 
     def full(path: Path, content: bytes) -> None:
         nonlocal count
@@ -524,8 +524,8 @@ def test_a_full_disk_stops_the_run_and_costs_nothing(tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         write(path, content)
 
-    monkeypatch.setattr(run_folder, "_write_synced", full)
-    with pytest.raises(run_folder.CannotWrite, match=r"^Cannot write .*000002: No space left on device\."):
+    monkeypatch.setattr(files, "write_synced", full)
+    with pytest.raises(files.CannotWrite, match=r"^Cannot write .*000002: No space left on device\."):
         train(config)
     folder = tmp_path / "full" / config.id
     names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
@@ -543,7 +543,7 @@ def test_a_full_disk_stops_the_run_and_costs_nothing(tmp_path, monkeypatch):
 def test_a_folder_that_cannot_be_written_is_one_sentence_and_nothing_is_done(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setattr(engine, "fit", None)
-    with pytest.raises(run_folder.CannotWrite, match=r"Cannot write .*file/.*: Not a directory\."):
+    with pytest.raises(files.CannotWrite, match=r"Cannot write .*file/.*: Not a directory\."):
         train(replace(SMALL, runs=str(tmp_path / "file")))
 
 

@@ -1,19 +1,17 @@
-"""The folder of a run: claims, atomic writes, checkpoints, the result, and reading all of it back.
+"""The folder of a run: claims, checkpoints, the result, and reading all of it back.
 
 A run in progress has `config.json`, `noise.json` (the noise record), `metrics.jsonl` (a row per epoch) and
 `checkpoints/<epochs done>/`. A finished run has `weights.safetensors` and `result.json` in place of the checkpoints,
 `validation.npz` if examples were held out, and `examples.npz` if asked for. `result.json` names its run and has the
 digest of every other file, so a result that is incomplete or of another run is never used.
 
-Files are atomic: each is written under a temporary name, synced to disk and renamed. Only `metrics.jsonl` grows during
-a run; a resumed run rewrites it from the checkpoint.
+Files are written atomically. Only `metrics.jsonl` grows during a run; a resumed run rewrites it from the checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
-import errno
 import hashlib
 import io
 import json
@@ -32,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 
+from logitclip import files
 from logitclip.config import UNCOUNTED, RunConfig, checked
 
 log = logging.getLogger(__name__)
@@ -42,91 +40,18 @@ HEARTBEAT = 5.0  # seconds between two heartbeats of a claim
 SILENCE = 60.0  # seconds without a heartbeat after which a claim from another machine is void
 LOCK_TIMEOUT = 10.0  # seconds to wait for the lock; after that, exclusive creation of the claim has to do
 KEPT = 2  # checkpoints to keep: the last one, and the one before in case the last is damaged
-SCRATCH = ".scratch-"  # prefix of temporary names
 
 
 class Claimed(RuntimeError):
     """Another process is training this run."""
 
 
-class CannotWrite(OSError):
-    """The disk is full, or the folder is not writable."""
-
-
-# -- whole files -------------------------------------------------------------------------------------------------------
-
-
-def write(path: Path, content: bytes) -> None:
-    """Write a file atomically: after a crash it has the old content or the new, never half of it.
-
-    A symbolic link is followed, and what is not a regular file (a device, a FIFO) is written to, not replaced.
-    """
-    if not path.name:
-        raise ValueError(f"{path} is a folder: give the name of a file in it.")
-    with _explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file() and not path.is_dir():
-            path.write_bytes(content)
-            return
-        path = Path(os.path.realpath(path))
-        scratch = _scratch(path)
-        try:
-            _write_synced(scratch, content)
-            scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
-        _sync_folder(path.parent)
-
-
-@contextlib.contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise CannotWrite(f"Cannot write {path}: {reason}. What was saved before is whole.") from error
-
-
-def _scratch(path: Path) -> Path:
-    return path.with_name(f"{SCRATCH}{uuid.uuid4().hex[:8]}-{path.name}")
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut, on systems where a folder can be synced."""
-    with contextlib.suppress(OSError):  # Windows, and some network file systems
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
-def write_json(path: Path, content: Any) -> None:
-    write(path, (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file, or None if it is missing or not valid, which the log says."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (ValueError, RecursionError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not valid JSON"
-        log.warning("%s is ignored: %s.", path, reason)
-        return None
+# -- metrics -----------------------------------------------------------------------------------------------------------
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write all rows of `metrics.jsonl`."""
-    write(path, _lines(rows))
+    files.write(path, _lines(rows))
 
 
 def _lines(rows: list[dict[str, Any]]) -> bytes:
@@ -135,18 +60,7 @@ def _lines(rows: list[dict[str, Any]]) -> bytes:
 
 def append_row(path: Path, row: dict[str, Any]) -> None:
     """Add one row at the end, all of it or nothing; only a crash may cut it."""
-    _append(path, _lines([row]))
-
-
-def _append(path: Path, line: bytes) -> None:
-    with _explained(path), path.open("ab", buffering=0) as stream:
-        end = stream.seek(0, os.SEEK_END)
-        try:
-            if stream.write(line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            stream.truncate(end)
-            raise
+    files.append(path, _lines([row]))
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -172,7 +86,7 @@ def claim(folder: Path) -> Iterator[str]:
 
     Raises:
         Claimed: another process holds the folder.
-        CannotWrite: the folder cannot be made or written to.
+        logitclip.files.CannotWrite: the folder cannot be made or written to.
     """
     file, key = folder / "claim", uuid.uuid4().hex
     over = threading.Event()
@@ -184,9 +98,12 @@ def claim(folder: Path) -> Iterator[str]:
 
     heart = threading.Thread(target=beat, daemon=True)
     try:  # an interrupt at any point must not leave the claim behind
-        with _explained(folder):
+        with files.explained(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            with _one_at_a_time(folder / ".claim.lock") as now:
+            # One at a time, so that two processes cannot both take over the same void claim.
+            with files.lock(folder / ".claim.lock", LOCK_TIMEOUT) as lock:
+                lock.touch()
+                now = lock.stat().st_mtime  # by the clock that stamps the files, which may be that of a file server
                 _take(file, {**_identity(), "key": key}, now)
         heart.start()
         yield key
@@ -232,25 +149,9 @@ def _take(file: Path, me: dict[str, Any], now: float) -> None:
         raise
 
 
-@contextlib.contextmanager
-def _one_at_a_time(path: Path) -> Iterator[float]:
-    """Take claims one after the other, so that two processes cannot both take over the same void one.
-
-    Yields the time by the clock that stamps the files, which may be that of a file server.
-    """
-    lock = FileLock(path, timeout=LOCK_TIMEOUT, is_singleton=False)
-    with contextlib.suppress(OSError, NotImplementedError):  # a file system without locks, or a timeout
-        lock.acquire()
-    try:
-        path.touch()
-        yield path.stat().st_mtime
-    finally:
-        lock.release()
-
-
 def _owner(file: Path) -> dict[str, Any]:
     """The content of a claim; empty if it is missing, cut or not a claim."""
-    owner = read_json(file)
+    owner = files.read_json(file)
     return owner if isinstance(owner, dict) and isinstance(owner.get("pid", 0), int) else {}
 
 
@@ -316,27 +217,27 @@ def save_checkpoint(
 
     state_file = io.BytesIO()
     torch.save(state, state_file)
-    contents = (_as_safetensors(weights), state_file.getvalue(), _lines(rows))
-    files = dict(zip(FILES, contents, strict=True))
+    parts = (_as_safetensors(weights), state_file.getvalue(), _lines(rows))
+    contents = dict(zip(FILES, parts, strict=True))
     manifest = {
         "epochs": len(rows),
         "run": run,
-        "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+        "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
     }
-    files["manifest.json"] = json.dumps(manifest, indent=1).encode()
+    contents["manifest.json"] = json.dumps(manifest, indent=1).encode()
     target = folder / "checkpoints" / f"{len(rows):06d}"
-    scratch = _scratch(target)
-    with _explained(target):
+    scratch = files.scratch_name(target)
+    with files.explained(target):
         try:
             scratch.mkdir(parents=True)
-            for name, content in files.items():
-                _write_synced(scratch / name, content)
+            for name, content in contents.items():
+                files.write_synced(scratch / name, content)
             if target.exists():  # a damaged one that has just been done again
                 shutil.rmtree(target)
             scratch.rename(target)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
-        _sync_folder(target.parent)
+        files.sync_folder(target.parent)
     older = [checkpoint for checkpoint in _checkpoints(folder) if checkpoint < target]
     for old in older[KEPT - 1 :]:
         shutil.rmtree(old, ignore_errors=True)
@@ -384,7 +285,7 @@ def load_checkpoint(folder: Path, run: str) -> Checkpoint | None:
 
 def tidy(folder: Path) -> None:
     """Remove what a process that was killed had not finished writing."""
-    for left_over in (*folder.glob(f"{SCRATCH}*"), *(folder / "checkpoints").glob(f"{SCRATCH}*")):
+    for left_over in (*folder.glob(f"{files.SCRATCH}*"), *(folder / "checkpoints").glob(f"{files.SCRATCH}*")):
         if left_over.is_dir():
             shutil.rmtree(left_over, ignore_errors=True)
         else:
@@ -454,7 +355,7 @@ class Result:
 
     def _read(self, name: str) -> bytes:
         """The content of a file that belongs to the result, if it is unchanged."""
-        digests = (read_json(self.folder / "result.json") or {}).get("sha256", {})
+        digests = (files.read_json(self.folder / "result.json") or {}).get("sha256", {})
         try:
             content = (self.folder / name).read_bytes()
         except OSError as error:
@@ -481,10 +382,10 @@ class Damaged(ValueError):
 
 def finish(folder: Path, result: Result, weights: dict[str, Any]) -> None:
     """Write the weights and the result, with the digests of all files that belong to it, and remove the checkpoints."""
-    write(folder / WEIGHTS, _as_safetensors(weights))
+    files.write(folder / WEIGHTS, _as_safetensors(weights))
     names = (METRICS, NOISE, WEIGHTS, VALIDATION, EXAMPLES)
     digests = {name: _digest(folder / name) for name in names if (folder / name).exists()}
-    write_json(folder / "result.json", {**asdict(result), "sha256": digests})
+    files.write_json(folder / "result.json", {**asdict(result), "sha256": digests})
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     _add_to_index(result, folder)
 
@@ -504,12 +405,12 @@ def _add_to_index(result: Result, folder: Path) -> None:
     values = {"id": result.id, "status": "done", **result.config, **vars(result)}
     try:
         if not index.exists():
-            draft = _scratch(index)
+            draft = files.scratch_name(index)
             draft.write_text(csv_line(COLUMNS))
             with contextlib.suppress(FileExistsError):  # another process was faster
                 os.link(draft, index)
             draft.unlink()
-        _append(index, csv_line(values.get(name) for name in COLUMNS).encode())
+        files.append(index, csv_line(values.get(name) for name in COLUMNS).encode())
     except OSError as error:
         log.warning("Cannot add the run %s to %s: %s", result.id, index, error)
 
@@ -547,7 +448,7 @@ def read_result(folder: Path) -> Result | None:
 def _checked_result(folder: Path) -> Result | None:
     if not (folder / "result.json").exists():
         return None
-    content = read_json(folder / "result.json")
+    content = files.read_json(folder / "result.json")
     digests = content.pop("sha256", None) if isinstance(content, dict) else None
     try:
         result = _of_type(Result, content)
@@ -569,7 +470,7 @@ def _checked_result(folder: Path) -> Result | None:
 
 
 def _failure(folder: Path) -> Failure | None:
-    content = read_json(folder / "failure.json")
+    content = files.read_json(folder / "failure.json")
     try:
         return None if content is None else _of_type(Failure, content)
     except (TypeError, ValueError) as error:
@@ -583,8 +484,8 @@ def record_failure(folder: Path, error: str, trace: str = "", *, attempts: int =
     earlier = before.attempts if isinstance(before, Failure) else 0
     failure = Failure(folder.name, error, trace, earlier + attempts, final)
     try:
-        write_json(folder / "failure.json", asdict(failure))
-    except CannotWrite as problem:  # then only the caller knows it
+        files.write_json(folder / "failure.json", asdict(failure))
+    except files.CannotWrite as problem:  # then only the caller knows it
         log.warning("%s", problem)
     return failure
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
-from logitclip import data, engine, models, noise, run_folder
+from logitclip import data, engine, files, models, noise, run_folder
 from logitclip.clip import PENALTIES
 from logitclip.config import RunConfig, load_plugins, resolved_id
 from logitclip.criterion import Loss, clipped
@@ -73,7 +73,7 @@ def train(
         ValueError: the config cannot be trained: an unknown name, a value out of range, missing data.
         logitclip.engine.Diverged: the loss or the logits are not finite.
         logitclip.run_folder.Claimed: another process trains this run.
-        logitclip.run_folder.CannotWrite: the disk is full, or the folder cannot be written to.
+        logitclip.files.CannotWrite: the disk is full, or the folder cannot be written to.
     """
     config = _as_launched(config).resolved()
     id = resolved_id(config)
@@ -252,7 +252,7 @@ def _work(
                     _write_examples(record.folder / run_folder.EXAMPLES, dataset.train, **record.examples)
                 run_folder.write_rows(record.folder / run_folder.METRICS, record.rows)
                 run_folder.finish(record.folder, result, worker.weights())
-        except (run_folder.CannotWrite, run_folder.Claimed):  # nothing can or should be written any more
+        except (files.CannotWrite, run_folder.Claimed):  # nothing can or should be written any more
             raise
         except BaseException:
             record.rescue()
@@ -289,8 +289,8 @@ class _Record:
             return
         run_folder.tidy(self.folder)
         (self.folder / "result.json").unlink(missing_ok=True)  # damaged, or there would be nothing to do
-        run_folder.write_json(self.folder / "config.json", asdict(config))
-        run_folder.write(self.folder / run_folder.NOISE, _line_per_key(noise))
+        files.write_json(self.folder / "config.json", asdict(config))
+        files.write(self.folder / run_folder.NOISE, _line_per_key(noise))
         run_folder.write_rows(self.folder / run_folder.METRICS, self.rows)
         if config.tensorboard:
             self.board = _tensorboard(self.folder, len(self.rows))
@@ -444,7 +444,7 @@ def _write_examples(path: Path, train: data.Split, index: Tensor | None = None, 
         arrays["index"] = index
     content = io.BytesIO()
     np.savez_compressed(content, **{name: array.numpy() for name, array in arrays.items()})  # type: ignore[arg-type]
-    run_folder.write(path, content.getvalue())
+    files.write(path, content.getvalue())
 
 
 def _tensorboard(folder: Path, epoch: int) -> Any:

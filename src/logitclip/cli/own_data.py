@@ -137,8 +137,8 @@ def predict(model: Positional[Path], data: Data, /, *, out: Out = Path("predicti
         out: The CSV file to write: row, class, and the calibrated probability that this is the true class.
         json: Print the predictions as a JSON list on stdout instead of writing a file.
     """
+    from logitclip.files import write
     from logitclip.own_data import load
-    from logitclip.run_folder import write
 
     loaded = load(model)
     found = loaded.predict(data)

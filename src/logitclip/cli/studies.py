@@ -128,7 +128,7 @@ def report(
         runs: The folder with the runs; $LOGITCLIP_RUNS or ./runs if not given.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
     """
-    from logitclip.run_folder import write
+    from logitclip.files import write
     from logitclip.studies import reporting, sweeping
     from logitclip.studies.recipe import load_recipe
     from logitclip.studies.tables import tabulate

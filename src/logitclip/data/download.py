@@ -14,20 +14,21 @@ import time
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from filelock import FileLock
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from logitclip.files import lock
 
 log = logging.getLogger(__name__)
 
 _BLOCK = 1 << 18
 _TIMEOUT = 30.0  # seconds without a byte
 _PAUSE = 1.0  # seconds before a failed attempt is repeated
+_PATIENCE = 3600.0  # seconds to wait for the download of another process
 _ATTEMPTS = 3  # failed ones in a row
 _CAP = 1 << 30  # bytes of a file whose size its publisher does not state
 
@@ -128,16 +129,15 @@ def unpack(archive: Path, folder: Path) -> Path:
     return folder
 
 
-@contextlib.contextmanager
-def _one_process_in(folder: Path) -> Iterator[None]:
-    """Hold the lock of `folder`. The lock goes with the process, however it ends; some network drives have none."""
-    lock = FileLock(folder / ".download.lock", is_singleton=False)
-    with contextlib.suppress(OSError, NotImplementedError):
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+def _one_process_in(folder: Path) -> contextlib.AbstractContextManager[Path]:
+    """The lock of a folder of downloads."""
+    return lock(
+        folder / ".download.lock",
+        _PATIENCE,
+        waiting=f"Another process is downloading into {folder}; waiting for it. Ctrl-C stops waiting.",
+        late=f"Another process has held {folder / '.download.lock'} for {_PATIENCE / 60:g} minutes. End it, or wait "
+        "until it has finished its download, and run this again.",
+    )
 
 
 def _receive(source: str, out: IO[bytes], remote: Remote) -> None:

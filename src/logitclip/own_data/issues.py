@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from logitclip import data, run_folder
+from logitclip import data, files, run_folder
 from logitclip.config import RunConfig
 from logitclip.data.augment import transform
 from logitclip.noise.estimate import NoiseEstimate, estimate_noise
@@ -158,7 +158,7 @@ def write(path: Path, issues: Issues, names: Sequence[str], class_names: Sequenc
     for i in issues.ranking.tolist():
         cells = [names[i], class_names[int(labels[i])], class_names[int(issues.suggested[i])]]
         table.writerow([*map(plain, cells), f"{issues.scores[i]:.4f}", str(bool(issues.wrong[i])).lower()])
-    run_folder.write(path, text.getvalue().encode())
+    files.write(path, text.getvalue().encode())
 
 
 def plain(text: str) -> str:

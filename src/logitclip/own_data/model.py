@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from logitclip import models, run_folder
+from logitclip import files, models
 from logitclip.data.augment import transform
 from logitclip.data.columns import Columns, from_frame, read_table, row_count
 from logitclip.data.dataset import Split
@@ -179,10 +179,10 @@ def save(folder: Path, facts: dict[str, Any], weights: dict[str, Tensor], prepro
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MODEL).unlink(missing_ok=True)
-    run_folder.write(folder / WEIGHTS, as_bytes({name: tensor.contiguous() for name, tensor in weights.items()}))
+    files.write(folder / WEIGHTS, as_bytes({name: tensor.contiguous() for name, tensor in weights.items()}))
     if preprocessor is not None:
         preprocessor.save(folder / PREPROCESSING)
-    run_folder.write_json(folder / MODEL, {"format": FORMAT, **facts})
+    files.write_json(folder / MODEL, {"format": FORMAT, **facts})
 
 
 def load(folder: str | Path) -> Model:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from logitclip import run_folder
+from logitclip import files
 from logitclip.data.folder import folder_listing
 from logitclip.data.images import ImageFiles
 from logitclip.data.table import image_listing
@@ -73,7 +73,7 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues, result:
         ],
         curves=_curves(result),
     )
-    run_folder.write(path, page.encode())
+    files.write(path, page.encode())
 
 
 def _thumbnails(source: Source, rows: list[int]) -> list[str | None]:
@@ -84,15 +84,15 @@ def _thumbnails(source: Source, rows: list[int]) -> list[str | None]:
         folder = folder_listing(source.path)[0].folder
     else:
         folder = image_listing(source.path, source.knobs["label"], source.knobs["image"])[0].folder
-    files = ImageFiles(folder, [source.names[i] for i in rows], min(THUMBNAIL, max(16, source.pixels)))
-    return [_data_address(files, i) for i in range(len(rows))]
+    images = ImageFiles(folder, [source.names[i] for i in rows], min(THUMBNAIL, max(16, source.pixels)))
+    return [_data_address(images, i) for i in range(len(rows))]
 
 
-def _data_address(files: ImageFiles, i: int) -> str | None:
+def _data_address(images: ImageFiles, i: int) -> str | None:
     from PIL import Image
 
     try:
-        pixels = files.decode(i).permute(1, 2, 0).numpy()
+        pixels = images.decode(i).permute(1, 2, 0).numpy()
     except ValueError:
         return None
     content = io.BytesIO()

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from logitclip import run_folder
+from logitclip import files, run_folder
 from logitclip.config import RunConfig
 from logitclip.engine import Diverged
 from logitclip.registry import suggest
@@ -94,7 +94,7 @@ def _check_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise run_folder.CannotWrite(f"Runs cannot be kept in {folder}: {error.strerror or error}.") from error
+        raise files.CannotWrite(f"Runs cannot be kept in {folder}: {error.strerror or error}.") from error
 
 
 # -- what is left to do ------------------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from logitclip import theory
+from logitclip.files import write
 from logitclip.progress import printable
-from logitclip.run_folder import Result, write
+from logitclip.run_folder import Result
 from logitclip.studies.recipe import Recipe
 from logitclip.studies.sweeping import Row
 from logitclip.studies.tables import AVERAGED, axes_of, bare_axes, kind_of, label, results_of, series, tabulate, title

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from logitclip import run_folder
+from logitclip import files, run_folder
 from logitclip.config import UNCOUNTED, RunConfig
 from logitclip.registry import suggest
 from logitclip.run_folder import Failure, Result
@@ -77,7 +77,7 @@ def read_runs(folder: Path) -> list[Run]:
 
 def read_run(folder: Path) -> Run:
     """The run in one folder."""
-    options = run_folder.read_json(folder / "config.json")
+    options = files.read_json(folder / "config.json")
     try:
         config = RunConfig(**options) if isinstance(options, dict) else None
     except (TypeError, ValueError):  # of another version
@@ -154,31 +154,33 @@ def remove(run: Run) -> int:
 
 
 def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
-    """Remove what no run needs any more: file or folder -> its bytes.
+    """Remove checkpoints of finished runs, temporary files of killed processes and folders of runs that never started.
 
-    That is: checkpoints of finished runs, what a killed process had not finished writing, and folders in which nothing
-    was ever trained. The index is written anew.
+    The index is rebuilt.
 
     Args:
         folder: a folder of runs.
-        dry: only say what would be removed.
+        dry: list what would be removed, and remove nothing.
+
+    Returns:
+        The bytes of each file or folder that was removed.
     """
     freed: dict[str, int] = {}
     for run in read_runs(folder):
         if run.owner is not None:
             continue
-        needless = [*run.folder.glob(f"{run_folder.SCRATCH}*"), *run.folder.glob(f"checkpoints/{run_folder.SCRATCH}*")]
+        needless = [*run.folder.glob(f"{files.SCRATCH}*"), *run.folder.glob(f"checkpoints/{files.SCRATCH}*")]
         if run.status == "done":
             needless += [path for path in (run.folder / "checkpoints", run.folder / "failure.json") if path.exists()]
         if {path.name for path in run.folder.iterdir()} <= {".claim.lock", "claim"}:
             needless = [run.folder]
         for path in needless:
-            files = [file for file in (path, *path.rglob("*")) if file.is_file()]
-            freed[str(path.relative_to(folder))] = sum(file.stat().st_size for file in files)
+            sizes = [file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()]
+            freed[str(path.relative_to(folder))] = sum(sizes)
             if not dry:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     if not dry:
-        run_folder.write(folder / run_folder.INDEX, as_csv(read_runs(folder)).encode())
+        files.write(folder / run_folder.INDEX, as_csv(read_runs(folder)).encode())
     return freed
 
 

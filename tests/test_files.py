@@ -1,0 +1,135 @@
+"""Whole files: atomic writes on full disks, and one process at a time."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from disk import everything_in, files_of_at_most
+
+from logitclip import files
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path):
+    path = tmp_path / "result.json"
+    files.write_json(path, {"a": 1})
+    before = everything_in(tmp_path)
+    with (
+        files_of_at_most(100),
+        pytest.raises(files.CannotWrite, match=r"^Cannot write .*result\.json: File too large\."),
+    ):
+        files.write_json(path, {"a": "x" * 1000})
+    assert everything_in(tmp_path) == before
+    assert files.read_json(path) == {"a": 1}
+
+
+def test_a_full_disk_is_named_in_one_sentence(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(files.CannotWrite) as caught:
+        files.write(tmp_path / "a", b"content")
+    assert (
+        str(caught.value) == f"Cannot write {tmp_path / 'a'}: No space left on device. What was saved before is whole."
+    )
+    assert everything_in(tmp_path) == {}
+
+
+def test_what_is_not_a_number_is_never_written(tmp_path):
+    with pytest.raises(ValueError, match="JSON"):
+        files.write_json(tmp_path / "result.json", {"loss": float("nan")})
+    assert everything_in(tmp_path) == {}
+
+
+def test_broken_json_is_missing_json(tmp_path, caplog):
+    (tmp_path / "result.json").write_text('{"a": ')
+    assert files.read_json(tmp_path / "result.json") is None
+    assert "result.json is ignored: it is not valid JSON." in caplog.text
+    assert files.read_json(tmp_path / "none.json") is None
+
+
+def test_writing_follows_links_and_does_not_replace_devices(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for content in (b"one", b"two"):
+        files.write(tmp_path / "link", content)
+        assert (tmp_path / "real").read_bytes() == content
+    assert (tmp_path / "link").is_symlink()
+    files.write(Path("/dev/null"), b"gone")
+    assert Path("/dev/null").is_char_device()
+    os.mkfifo(tmp_path / "fifo")
+    with subprocess.Popen(["cat", str(tmp_path / "fifo")], stdout=subprocess.PIPE) as reader:
+        files.write(tmp_path / "fifo", b"through")
+        assert reader.communicate()[0] == b"through"
+    assert (tmp_path / "fifo").is_fifo()
+
+
+# -- the lock ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def held(tmp_path):
+    """A lock file that another process holds."""
+    path = tmp_path / "lock"
+    with files.lock(path, 0):  # a lock of its own file handle, as in another process
+        yield path
+
+
+def test_one_block_at_a_time(tmp_path):
+    inside = []
+
+    def block(_):
+        with files.lock(tmp_path / "lock", 60):
+            inside.append(len(inside) % 2)
+            threading.Event().wait(0.05)
+            inside.append(len(inside) % 2)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(block, range(3)))
+    assert inside == [0, 1] * 3
+
+
+def test_a_free_lock_does_not_make_anybody_wait(tmp_path, caplog):
+    with files.lock(tmp_path / "lock", 0, waiting="Waiting.", late="Too late."):
+        pass
+    assert caplog.text == ""
+
+
+def test_waiting_is_logged_and_has_a_limit(held, caplog):
+    with (
+        pytest.raises(TimeoutError, match=r"^Too late\.$"),
+        files.lock(held, 0.1, waiting="Waiting for another process.", late="Too late."),
+    ):
+        pytest.fail("the block ran without the lock")
+    assert [record.message for record in caplog.records] == ["Waiting for another process."]
+
+
+def test_without_a_message_the_block_runs_after_the_timeout(held):
+    with files.lock(held, 0.1):
+        return
+    pytest.fail("the block did not run")
+
+
+def test_waiting_can_be_interrupted(held):
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt), files.lock(held, 60, late="Too late."):
+        pytest.fail("the block ran without the lock")
+    timer.join()
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOLCK, "No locks available"), NotImplementedError()])
+def test_without_locks_the_block_runs_at_once(tmp_path, monkeypatch, error):
+    def unsupported(_):
+        raise error
+
+    monkeypatch.setattr(files.FileLock, "_acquire", unsupported)
+    with files.lock(tmp_path / "lock", 60, late="Too late."):
+        return
+    pytest.fail("the block did not run")
