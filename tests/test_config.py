@@ -276,7 +276,7 @@ def test_fields_out_of_range_are_refused_when_the_config_is_made(field, message)
         ({"augment": "flipcrop"}, "Unknown augmentation 'flipcrop'. Did you mean 'flip_crop'?"),
         ({"loss": "gce:p=0.7"}, "The loss 'gce' has no knob 'p'."),
         ({"clip": "norm:temp=auto"}, "temp of the clip 'norm:temp=auto' is to be tuned"),
-        ({"method": "sop", "loss": "gce"}, "The method 'sop' has its own objective and takes the loss ce alone"),
+        ({"method": "sop", "loss": "gce"}, "The method 'sop' has its own objective and accepts only the loss ce"),
     ],
 )
 def test_unknown_names_are_refused_with_a_suggestion_and_before_the_data_are_read(field, message):

@@ -229,7 +229,7 @@ def test_a_truncated_file(tmp_path, ten):
     path = tmp_path / "cifar-10-batches-bin" / "data_batch_2.bin"
     content = path.read_bytes()
     path.write_bytes(content[:-1])
-    with pytest.raises(ValueError, match=r"data_batch_2\.bin is cut off: its 30,729 bytes are no whole number of 3073"):
+    with pytest.raises(ValueError, match=r"data_batch_2\.bin is cut off: its 30,729 bytes are not a multiple of 3073"):
         cifar10(tmp_path)
     path.write_bytes(content[:-3073])
     with pytest.raises(ValueError, match=r"has 49 records in .* where CIFAR-10 has 50: .*'cifar10:subset=true'"):

@@ -95,7 +95,7 @@ def test_a_damaged_file(tmp_path, files, damage):
 def test_a_file_of_another_shape(tmp_path, files, subset):
     for raw in (files["train-labels-idx1-ubyte"], files["train-images-idx3-ubyte"][:-1], b"\0\0\x0d\3" + bytes(12)):
         write(tmp_path, files | {"train-images-idx3-ubyte": raw})
-        with pytest.raises(ValueError, match=r"train-images-idx3-ubyte\.gz is no whole IDX file"):
+        with pytest.raises(ValueError, match=r"train-images-idx3-ubyte\.gz is not a complete IDX file"):
             fashion_mnist(tmp_path, subset=subset)
 
 

@@ -171,7 +171,7 @@ def test_random_bytes_are_refused(tmp_path_factory, content):
 def test_arrays_of_objects_are_refused(tmp_path):
     torch.save({"x": np.array(["a", None], dtype=object)}, tmp_path / "x.pt")
     with pytest.raises(
-        ValueError, match=r"x\.pt is damaged or unsafe and was not read \(it has more in it than whole numbers\)"
+        ValueError, match=r"x\.pt is damaged or unsafe and was not read \(it contains more than integers\)"
     ):
         read_torch(tmp_path / "x.pt")
 

@@ -36,9 +36,7 @@ def test_a_full_disk_is_named_in_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(files.CannotWrite) as caught:
         files.write(tmp_path / "a", b"content")
-    assert (
-        str(caught.value) == f"Cannot write {tmp_path / 'a'}: No space left on device. What was saved before is whole."
-    )
+    assert str(caught.value) == f"Cannot write {tmp_path / 'a'}: No space left on device. Earlier files are intact."
     assert everything_in(tmp_path) == {}
 
 
@@ -51,7 +49,7 @@ def test_what_is_not_a_number_is_never_written(tmp_path):
 def test_broken_json_is_missing_json(tmp_path, caplog):
     (tmp_path / "result.json").write_text('{"a": ')
     assert files.read_json(tmp_path / "result.json") is None
-    assert "result.json is ignored: it is not valid JSON." in caplog.text
+    assert "result.json: it is not valid JSON." in caplog.text
     assert files.read_json(tmp_path / "none.json") is None
 
 

@@ -151,9 +151,9 @@ def test_every_loss_composes_or_is_refused(method: str, loss: str) -> None:
         assert all(np.isfinite(row["loss"]) for row in train(method, loss=loss, clip="norm:tau=1"))
         assert RunConfig(method=method, loss=loss).resolved().loss == loss
     else:
-        with pytest.raises(ValueError, match="has its own objective and takes the loss ce alone"):
+        with pytest.raises(ValueError, match="has its own objective and accepts only the loss ce"):
             train(method, loss=loss, clip="norm:tau=1")
-        with pytest.raises(ValueError, match="has its own objective and takes the loss ce alone"):
+        with pytest.raises(ValueError, match="has its own objective and accepts only the loss ce"):
             RunConfig(method=method, loss=loss).resolved()
 
 
@@ -212,9 +212,9 @@ def test_sop_leaves_the_rows_of_held_out_examples_alone() -> None:
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (["--method", "sop", "--loss", "gce"], "takes the loss ce alone, got 'gce'"),
-        (["--method", "sop_plus", "--loss", "cores"], "takes the loss ce alone, got 'cores'"),
-        (["--method", "dividemix", "--loss", "nce_mae"], "takes the loss ce alone, got 'nce_mae'"),
+        (["--method", "sop", "--loss", "gce"], "accepts only the loss ce, got 'gce'"),
+        (["--method", "sop_plus", "--loss", "cores"], "accepts only the loss ce, got 'cores'"),
+        (["--method", "dividemix", "--loss", "nce_mae"], "accepts only the loss ce, got 'nce_mae'"),
         (["--method", "dividemix", "--devices", "2"], "trains in one process: devices and nodes must be 1"),
         (["--method", "dividemix", "--noise", "votes:counts={votes}"], "needs class labels, not soft ones"),
         (["--method", "sam:rho=0"], "rho must be positive, got 0.0"),

@@ -463,8 +463,8 @@ def test_presets_reach_the_run_and_given_knobs_come_first() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"criterion": Loss("gce")}, "takes the loss ce alone"),
-        ({"criterion": nn.CrossEntropyLoss(label_smoothing=0.1)}, "takes the loss ce alone"),
+        ({"criterion": Loss("gce")}, "accepts only the loss ce"),
+        ({"criterion": nn.CrossEntropyLoss(label_smoothing=0.1)}, "accepts only the loss ce"),
         ({"y": torch.full((N, CLASSES), 0.25)}, "needs class labels, not soft ones"),
         ({"warm_up": -1}, "warm_up must be at least 0"),
         ({"lambda_u": -1.0}, "lambda_u must be at least 0"),

@@ -1,6 +1,7 @@
 """Own data from end to end: fit, the model folder, predict, issues. Small data, few epochs."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -146,6 +147,18 @@ def test_a_damaged_folder_is_one_sentence(fitted, tmp_path):
     (tmp_path / "model.json").write_text(json.dumps({**facts, "format": 99}))
     with pytest.raises(ValueError, match="its format is 99, not 1"):
         lc.load(tmp_path)
+
+
+def test_a_model_folder_never_imports_a_plugin(fitted, tmp_path):
+    """A model folder may come from anybody: nothing that it names is executed."""
+    folder, plugin = tmp_path / "model", tmp_path / "plugin.py"
+    shutil.copytree(fitted.folder, folder, ignore=shutil.ignore_patterns("runs"))
+    plugin.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    facts = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({**facts, "plugin": [str(plugin)], "model": "theirs"}))
+    with pytest.raises(ValueError, match=r"The model in .* cannot be read: Unknown model 'theirs'"):
+        lc.load(folder)
+    assert not (tmp_path / "executed").exists()
 
 
 # -- images and text ---------------------------------------------------------------------------------------------------

@@ -744,5 +744,5 @@ def test_unknown_names() -> None:
         load_recipe("tabel1")
     with pytest.raises(ValueError, match="There is no recipe file nowhere"):
         load_recipe("nowhere.toml")
-    with pytest.raises(ValueError, match="Recipe table1: There is no scale 'big'; there are smoke, cpu, mini, full"):
+    with pytest.raises(ValueError, match=r"Recipe table1: There is no scale 'big'\. Known: smoke, cpu, mini, full"):
         load_recipe("table1", "big")

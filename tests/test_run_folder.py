@@ -94,7 +94,7 @@ def make_older(file: Path, seconds: float) -> None:
 def test_one_works_and_the_other_is_told_by_whom(tmp_path):
     with run_folder.claim(tmp_path):
         with (
-            pytest.raises(run_folder.Claimed, match=rf"worked on by process {os.getpid()} on ") as caught,
+            pytest.raises(run_folder.Claimed, match=rf"trained by process {os.getpid()} on ") as caught,
             run_folder.claim(tmp_path),
         ):
             pass
@@ -138,7 +138,7 @@ def test_of_many_that_take_over_a_void_claim_one_gets_it(tmp_path):
         process.kill()
         process.wait()
     assert answers.count("got it") == 1
-    assert sum("is being worked on by process" in answer for answer in answers) == 5
+    assert sum("is being trained by process" in answer for answer in answers) == 5
 
 
 def test_a_reused_process_number_is_not_the_owner(tmp_path):
@@ -189,7 +189,7 @@ def test_without_locks_a_claim_is_still_exclusive(tmp_path, monkeypatch):
     monkeypatch.setattr(files.FileLock, "_acquire", unsupported)
     with (
         run_folder.claim(tmp_path),
-        pytest.raises(run_folder.Claimed, match="worked on by"),
+        pytest.raises(run_folder.Claimed, match="being trained by"),
         run_folder.claim(tmp_path),
     ):
         pass
@@ -282,14 +282,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(tmp_path, caplog,
         file.write_bytes(content[: len(content) // 2 if damage == "cut" else 0])
     assert load_epoch(tmp_path) == 1
     assert str(tmp_path / "checkpoints" / "000002") in caplog.text
-    assert "passed over" in caplog.text
+    assert "Skipped the checkpoint" in caplog.text
 
 
 def test_a_checkpoint_of_another_run_is_named_and_the_one_before_used(tmp_path, caplog):
     save(tmp_path, 1)
     save(tmp_path, 2, run="foreign")
     assert load_epoch(tmp_path) == 1
-    assert "000002 is of another run" in caplog.text
+    assert "000002: it belongs to another run" in caplog.text
 
 
 class Malicious:
@@ -312,7 +312,7 @@ def test_no_pickle_is_executed(tmp_path, caplog, monkeypatch):
         (checkpoint / "manifest.json").write_text(json.dumps(manifest))
         caplog.clear()
         assert load_epoch(tmp_path) == 1
-        assert "000002 is damaged" in caplog.text
+        assert "000002: it is damaged" in caplog.text
         assert not (tmp_path / "executed").exists()
 
 
@@ -476,7 +476,7 @@ def test_a_result_without_its_files_is_a_failure_that_is_logged(tmp_path, caplog
             result.weights()
         return
     reason = "is missing" if damage == "missing" else "has been changed"
-    sentence = f"The result in {folder} is not used: {name} {reason}. Repeat the run: it is trained again."
+    sentence = f"The result in {folder} is not used: {name} {reason}. Repeat the command to train it again."
     assert run_folder.read_outcome(folder) == run_folder.Failure("run", sentence, "", 0, False)
     assert run_folder.read_result(folder) is None
     assert sentence in caplog.text
@@ -489,8 +489,8 @@ def test_the_result_of_another_folder_is_refused(tmp_path, caplog):
     (tmp_path / "swap").rename(other)
     for folder in (one, other):
         assert run_folder.read_result(folder) is None
-    assert "result.json is of the run other" in caplog.text
-    assert "result.json is of the run one" in caplog.text
+    assert "result.json belongs to the run other" in caplog.text
+    assert "result.json belongs to the run one" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_signals_and_a_second_process(tmp_path, typed):
             answer, out, err = typed(*options(config))
             assert (answer, out) == (2, "")
             assert err.count("\n") == 1
-            assert f"is being worked on by process {process.pid} on " in err
+            assert f"is being trained by process {process.pid} on " in err
         process.send_signal(number)
         left, _, stderr = finished(process)
         assert left == code, stderr
@@ -336,7 +336,7 @@ def test_a_full_disk_is_one_sentence(tmp_path, typed):
         code, out, err = typed(*options(config))
         assert (code, out) == (2, "")
         assert "logitclip: Cannot write " in err
-        assert "No space left on device. What was saved before is whole." in err
+        assert "No space left on device. Earlier files are intact." in err
         assert "Traceback" not in err
         folder = disk / config.id
         assert not list(folder.rglob(f"{files.SCRATCH}*"))

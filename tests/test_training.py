@@ -446,7 +446,7 @@ def test_a_damaged_checkpoint_costs_an_epoch_and_no_bit(tmp_path, caplog):
     resumed: list[Any] = []
     parts = train(config, on_epoch=lambda _, row: resumed.append(row))
     assert resumed == whole.rows[1:]
-    assert f"{last} is damaged (weights.safetensors has been changed)" in caplog.text
+    assert f"{last}: it is damaged (weights.safetensors has been changed)" in caplog.text
     assert metrics(parts) == metrics(whole)
     assert weights(parts) == weights(whole)
 
@@ -459,7 +459,7 @@ def test_the_checkpoint_of_another_run_is_not_taken(tmp_path, caplog):
     (tmp_path / "a" / config.id).mkdir()
     (tmp_path / "a" / other.id / "checkpoints").rename(tmp_path / "a" / config.id / "checkpoints")
     result = train(config)
-    assert "000003 is of another run" in caplog.text
+    assert "000003: it belongs to another run" in caplog.text
     assert metrics(result) == metrics(train(in_folder(tmp_path, "whole")))
 
 
@@ -633,7 +633,7 @@ def test_the_same_run_twice_at_once(tmp_path):
 
     def again(_: RunConfig, row: dict[str, Any] | None) -> None:
         if row is None:
-            with pytest.raises(run_folder.Claimed, match=f"worked on by process {os.getpid()}"):
+            with pytest.raises(run_folder.Claimed, match=f"trained by process {os.getpid()}"):
                 train(config)
 
     assert metrics(train(config, on_epoch=again)) == metrics(train(in_folder(tmp_path, "b")))
@@ -645,5 +645,5 @@ def test_what_torchrun_started_is_what_counts(monkeypatch):
         monkeypatch.setenv(name, value)
     for config in (SMALL, replace(SMALL, devices=4), replace(SMALL, devices=2, nodes=2)):
         assert (_as_launched(config).devices, _as_launched(config).nodes) == (2, 2)
-    with pytest.raises(ValueError, match="torchrun has started 4 processes, not the 3 of devices and nodes"):
+    with pytest.raises(ValueError, match="torchrun started 4 processes, but devices and nodes ask for 3"):
         _as_launched(replace(SMALL, devices=3))

@@ -312,7 +312,7 @@ def test_a_knob_without_a_value_can_be_studied(tmp_path) -> None:
 
 @pytest.mark.parametrize("storage", ["/dev/null/study.db", "/dev/null/study.log", "nothing://study"])
 def test_a_storage_that_is_none_is_said_in_a_sentence(storage: str) -> None:
-    with pytest.raises(ValueError, match=r"^The study cannot be kept in .*\.$"):
+    with pytest.raises(ValueError, match=r"^The study cannot be stored in .*\.$"):
         tuning.study(RunConfig(clip="norm:temp=1"), "clip.temp", 0.1, 1, 1, storage=storage)
 
 
@@ -373,7 +373,7 @@ def test_trials_that_fail_are_said_and_tried_again(typed, monkeypatch) -> None:
 
 def test_a_folder_that_takes_nothing_ends_it(typed) -> None:
     code, out, err = typed("--option", "lr", "--values", "0.1,0.2", "--runs", "/dev/null/runs")
-    assert (code, out, err) == (2, "", "logitclip: Runs cannot be kept in /dev/null/runs: Not a directory.\n")
+    assert (code, out, err) == (2, "", "logitclip: Cannot write runs to /dev/null/runs: Not a directory.\n")
 
 
 @pytest.mark.parametrize(
@@ -418,6 +418,6 @@ def test_a_study_whose_file_is_lost_is_one_sentence(tmp_path, name, damage) -> N
         if kind == "start":
             file.unlink() if damage == "deleted" else file.write_bytes(file.read_bytes()[:100])
 
-    with pytest.raises(ValueError, match=f"^The study cannot be kept in .*{name}'?: .*"):
+    with pytest.raises(ValueError, match=f"^The study cannot be stored in .*{name}'?: .*"):
         tuning.study(config, "lr", 0.01, 0.1, 2, storage=str(file), on_event=damaged)
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 1

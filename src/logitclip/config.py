@@ -1,4 +1,4 @@
-"""`RunConfig`: everything that decides a run, flat and frozen, and the id that follows from it."""
+"""`RunConfig`: all options of a run, flat and frozen, and the id derived from them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from typing import Any, Literal
 
 from logitclip.registry import Registry
 
-# Raised when the maths changes, so that old results are not taken for new ones.
+# Increased when the maths changes, so that old results are not reused.
 PROTOCOL = 2
 
-# Fields that do not change a number of the result, and do not count in the id.
+# Fields that change no number of the result, and are not part of the id.
 UNCOUNTED = ("root", "runs", "workers", "checkpoint_seconds", "tensorboard")
 
 _LEAST = {"noise_seed": 0, "seed": 0, "limit": 0, "test_limit": 0, "measure_every": 0, "checkpoint_seconds": 0}
 _LEAST |= {"workers": 0, "devices": 1, "nodes": 1, "epochs": 1, "batch_size": 1, "threads": 1}
 _MOST = {"noise_seed": 2**63 - 1, "seed": 2**63 - 1, "threads": 1024, "devices": 1024, "nodes": 65536, "workers": 1024}
 
-# For a dataset without a protocol. What is missing here must be given.
+# Defaults for a dataset without a protocol. The user must give all other options.
 _GENERAL: Mapping[str, Any] = {
     "momentum": 0.9,
     "nesterov": False,
@@ -41,20 +41,25 @@ _GENERAL: Mapping[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One training run. None means the dataset's own default; see `logitclip list data`."""
+    """One training run. None means the dataset's own default; see `logitclip list data`.
+
+    >>> config = RunConfig(data="digits", noise="symmetric:rate=0.5", clip="norm:temp=1.5")
+    >>> config.resolved().epochs
+    150
+    """
 
     data: str = "digits"
     """The dataset, as in cifar10 or table:path=my.csv,label=kind."""
     root: str | None = None
     """The folder with the data; $LOGITCLIP_DATA or ./data if not given."""
     noise: str = "none"
-    """Label noise for the training part, as in symmetric:rate=0.5."""
+    """Label noise of the training set, as in symmetric:rate=0.5."""
     noise_seed: int = 0
-    """The seed of the noise, which is a draw of its own."""
+    """Seed of the label noise, independent of --seed."""
     loss: str = "ce"
     """The loss, as in gce:q=0.7."""
     clip: str = "none"
-    """What is done to the logits before the loss, as in norm:temp=1.5 or norm:tau=1."""
+    """The clip of the logits before the loss, as in norm:temp=1.5 or norm:tau=1."""
     balance: bool = False
     """Weight each class by the inverse of its share of the training labels, at most tenfold."""
     penalty: str = "none"
@@ -78,9 +83,9 @@ class RunConfig:
     schedule: Literal["multistep", "cosine", "constant"] | None = None
     """How the learning rate falls: by 10 at each milestone, along a half cosine, or not."""
     milestones: tuple[float, ...] | None = None
-    """When it falls, as shares of the epochs: 0.4,0.7."""
+    """Milestones of the schedule multistep, as shares of the epochs: 0.4,0.7."""
     drop_last: bool | None = None
-    """Leave out a last batch that is not full."""
+    """Drop an incomplete last batch."""
     augment: str | None = None
     """Augmentation of the training inputs, as in flip_crop:padding=4."""
     grad_clip: float = 0.0
@@ -88,15 +93,15 @@ class RunConfig:
     seed: int = 0
     """Seed of the weights, the order and the augmentation."""
     limit: int = 0
-    """Train on only so many examples, a fixed random choice; 0: all."""
+    """Train on only this many examples, a fixed random choice; 0: all."""
     test_limit: int = 0
-    """Test on only so many examples, a fixed random choice; 0: all."""
+    """Test on only this many examples, a fixed random choice; 0: all."""
     val: float = 0.0
     """Share of the noisy training examples held out for validation."""
     val_rule: Literal["random", "released"] = "random"
-    """Held out at random and seen without augmentation, or as in the released code: the last ones, augmented."""
+    """Hold out random examples, seen without augmentation, or as the released code: the last ones, augmented."""
     precision: Literal["32", "64", "bf16-mixed", "16-mixed", "bf16-true"] = "32"
-    """Numbers to compute with."""
+    """Floating-point precision."""
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     """Kind of device."""
     devices: int = 1
@@ -110,19 +115,19 @@ class RunConfig:
     channels_last: bool = True
     """Keep images in the channels-last layout, which is faster."""
     measure_every: int = 0
-    """Epochs between two measurements of what is memorised; 0: each epoch up to 20,000 examples, else each tenth."""
+    """Measure memorised labels every so many epochs; 0: every epoch up to 20,000 examples, else every tenth."""
     per_example: bool = False
-    """Also write loss, margin, its mean over epochs, prediction and first epoch learnt of every training example."""
+    """Also write loss, margin, mean margin, prediction and first epoch learnt of every training example."""
     plugin: tuple[str, ...] = ()
-    """Python files with own losses, models or datasets, imported first."""
+    """Python files with your own losses, models or datasets, imported first."""
     workers: int = 0
     """Processes that decode images from disk."""
     checkpoint_seconds: float = 15.0
-    """Least time between two checkpoints; they are made at the ends of epochs. 0: after every epoch."""
+    """Least seconds between two checkpoints, which are saved at the end of an epoch; 0: after every epoch."""
     tensorboard: bool = False
-    """Also write the rows for TensorBoard."""
+    """Also log to TensorBoard."""
     runs: str = "runs"
-    """The folder that holds the folders of runs."""
+    """The folder for all runs."""
 
     def __post_init__(self) -> None:
         if isinstance(self.milestones, str):
@@ -152,12 +157,12 @@ class RunConfig:
         from logitclip.methods import METHODS
 
         load_plugins(self.plugin)
-        ours = not self.plugin or imports_plugins()  # else names may be of a plugin that is not imported
+        ours = not self.plugin or imports_plugins()  # if not, unknown names may belong to a plugin
         wanted = word_to_tune(self)
         if wanted is not None:
             field, knob, _ = wanted
             raise ValueError(
-                f"{knob} of the {field} {getattr(self, field)!r} is to be tuned, and a run needs a number: give one, "
+                f"{knob} of the {field} {getattr(self, field)!r} is to be tuned, but a run needs a number: give one, "
                 f"or use `logitclip tune` or a sweep."
             )
         filled = dict(vars(self))
@@ -171,7 +176,7 @@ class RunConfig:
         accepted = getattr(method, "losses", None)
         if accepted is not None and filled["loss"].partition(":")[0] not in accepted:
             raise ValueError(
-                f"The method {self.method!r} has its own objective and takes the loss {' or '.join(accepted)} alone, "
+                f"The method {self.method!r} has its own objective and accepts only the loss {' or '.join(accepted)}, "
                 f"got {self.loss!r}."
             )
         if self.devices * self.nodes > 1 and not getattr(method, "distributed", True):
@@ -198,8 +203,8 @@ class RunConfig:
 
 
 def resolved_id(config: RunConfig) -> str:
-    """The id of a config that is resolved already."""
-    # Only what differs from the defaults, so that a new option does not rename the runs made before it.
+    """The id of a resolved config."""
+    # Only values that differ from the defaults, so that a new option does not change the ids of earlier runs.
     changed = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}
     counted = {name: value for name, value in changed.items() if name not in UNCOUNTED}
     if not config.val:
@@ -239,7 +244,7 @@ def registries() -> dict[str, Registry]:
 
 
 def word_to_tune(config: RunConfig) -> tuple[str, str, str] | None:
-    """The number of a config that is the word `grid` or `auto`, to be tuned: (field, knob, word), or None.
+    """Find the knob with the word `grid` or `auto` in a config: (field, knob, word), or None.
 
     >>> word_to_tune(RunConfig(clip="norm:temp=auto"))
     ('clip', 'temp', 'auto')
@@ -262,7 +267,7 @@ def _hints() -> dict[str, Any]:
 
 
 def checked(name: str, hint: Any, value: Any) -> Any:
-    """`value`, if it has the type that the field `name` is annotated with; an int is accepted for a float."""
+    """Return `value` if it has the annotated type of the field `name`; an int is accepted for a float."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     kinds = typing.get_args(hint) if union else (hint,)
     for kind in kinds:
@@ -292,8 +297,8 @@ def _with_preset(method: str, data: str, noise: str) -> str:
     chosen: Any = getattr(METHODS[name], "preset", lambda *_: {})
     preset = chosen(data, noise)
     spec = METHODS.canonical(METHODS.format(name, {**preset, **given}))
-    # A default that is given against the preset is not in the canonical spec, but has to be written, or the next
-    # reader of the spec would use the preset.
+    # The canonical spec leaves out knobs at their default. A default that overrides a preset must stay in it, or the
+    # preset would be used when the spec is read again.
     shown = METHODS.parse(spec)[1]
     against = {k: given[k] for k in preset if k in given and k not in shown and given[k] != preset[k]}
     return METHODS.format(name, {**shown, **against}) if against else spec
@@ -306,7 +311,7 @@ _importing: ContextVar[bool] = ContextVar("importing", default=True)
 def plugins_ignored() -> Iterator[None]:
     """Import no plugin in this block, for commands that only read.
 
-    A config that names a plugin still has an id, if its specs that the plugin defines are written in canonical form.
+    A config that names a plugin still has an id, if its specs of plugin names are in canonical form.
     """
     token = _importing.set(False)
     try:
@@ -335,7 +340,7 @@ def check_plugins(named: Iterable[str], given: Iterable[str], where: str) -> Non
 
 
 def load_plugins(paths: tuple[str, ...]) -> None:
-    """Import own code by path, once: what it registers can then be named like everything else."""
+    """Import plugin files, each once; they register their own losses, models and so on."""
     import importlib.util
     import sys
 
@@ -370,7 +375,7 @@ def _shares(text: str) -> tuple[float, ...]:
 def _digests(registry: Registry, spec: str, root: str | None) -> dict[str, str]:
     """The digests of the files that a spec names, by the values that name them.
 
-    They are looked for as the data and noise functions do: as written, in the root, and in the folder of a `path`.
+    A file is searched as the data and noise functions do: as written, in the root, and in the folder of a `path`.
     """
     knobs = registry.parse(spec)[1]
     folders = [Path(), _root(root)]

@@ -28,7 +28,7 @@ from logitclip.rng import derived_seed, stream
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-for talkative in ("distributed", "rank_zero"):  # here, because spawned processes import this too
+for talkative in ("distributed", "rank_zero"):  # here, because spawned processes import this module too
     logging.getLogger(f"lightning_fabric.utilities.{talkative}").setLevel(logging.WARNING)
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -46,7 +46,7 @@ class Diverged(ValueError):
 
 @dataclass(frozen=True)
 class Progress:
-    """Where training is after an epoch: the row to record, and how to save everything if one wants to."""
+    """The state of training after an epoch: its row, and the weights and state for a checkpoint."""
 
     row: Row
     method: Method
@@ -64,6 +64,13 @@ class Progress:
 def learning_rate(settings: Settings, epoch: int) -> float:
     """The learning rate of an epoch: divided by 10 at each milestone (a share of the epochs), or along a half cosine.
 
+    Args:
+        settings: uses `lr`, `schedule`, `milestones` and `epochs`.
+        epoch: from 0.
+
+    Returns:
+        The learning rate.
+
     >>> [round(learning_rate(Settings(epochs=200), e), 6) for e in (0, 79, 80, 139, 140)]
     [0.1, 0.1, 0.01, 0.01, 0.001]
     """
@@ -71,7 +78,7 @@ def learning_rate(settings: Settings, epoch: int) -> float:
         return settings.lr * (1 + math.cos(math.pi * epoch / settings.epochs)) / 2
     if settings.schedule == "constant":
         return settings.lr
-    # Never before the first epoch is over, however few there are.
+    # Never in the first epoch, however few there are.
     return settings.lr * 0.1 ** sum(epoch >= max(1, round(m * settings.epochs)) for m in settings.milestones)
 
 
@@ -97,8 +104,8 @@ def fit(
     shares of the wrong labels, ``clipped`` share and ``norm_quantiles`` of the logits.
 
     Args:
-        dataset: its training labels may be noisy; `train.clean_labels`, where known, tell what is memorised. Its test
-            split may be empty: `test_accuracy` is None then.
+        dataset: its training labels may be noisy. `train.clean_labels`, if known, are used to measure memorisation. If
+            its test split is empty, `test_accuracy` is None.
         model: a network that returns logits [N, K], or a function from a seed to one.
         criterion: called with logits [N, K] and labels [N].
         method: the training method; see `logitclip.methods`.
@@ -201,7 +208,24 @@ def fit(
 
 
 def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, precision: str = "32") -> Fabric:
-    """A Lightning Fabric, not launched yet. Several devices of one machine are spawned; several nodes need torchrun."""
+    """A Lightning Fabric, not launched yet. Several devices of one machine are spawned; several nodes need torchrun.
+
+    Args:
+        accelerator: auto, cpu, cuda or mps.
+        devices: processes on this machine.
+        nodes: machines.
+        precision: 32, 64, bf16-mixed, 16-mixed or bf16-true.
+
+    Returns:
+        The Fabric.
+
+    Raises:
+        ValueError: if this machine does not have these devices, or cannot use the precision.
+        ImportError: if Lightning Fabric is not installed.
+
+    >>> make_fabric(accelerator="cpu").world_size
+    1
+    """
     try:
         with _hidden("torchmetrics"):
             from lightning_fabric import Fabric
@@ -223,7 +247,7 @@ def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, 
             precision={"32": "32-true", "64": "64-true"}.get(precision, precision),  # type: ignore[arg-type]
             strategy=strategy,
         )
-    except Exception as error:  # of any type; it says which devices there are
+    except Exception as error:  # Fabric raises many types; its message lists the devices
         raise ValueError(f"Cannot use {devices} devices of the accelerator {accelerator}: {error}") from error
     if precision == "64":
         fabric.strategy.precision.convert_output = _unchanged  # it would round the logits to 32 bits before the loss
@@ -245,8 +269,8 @@ def launch(function: Callable[..., None], *args: Any, devices: int, **options: A
         torch.multiprocessing.ProcessRaisedException: a process raised an exception.
         torch.multiprocessing.ProcessExitedException: a process was killed or interrupted.
     """
-    # As torchrun does, this process keeps the store in which the others meet: its port is never free for anybody else,
-    # and it outlives each of them.
+    # As in torchrun, this process hosts the rendezvous store: no other program can take its port, and it outlives
+    # the workers.
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     others = set(multiprocessing.active_children())
     try:
@@ -267,7 +291,7 @@ def _in_process(
 ) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
-        return  # from now on its death is a signal, but it has died before that
+        return  # the signal of its death came too early to be seen
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
@@ -282,7 +306,7 @@ def _in_process(
         fabric = make_fabric(devices=devices, **options)
         fabric.launch()
         function(fabric, *args)
-        fabric.barrier()  # none leaves while another still waits for what it sends
+        fabric.barrier()  # no rank leaves while another still waits for its data
 
 
 @contextlib.contextmanager

@@ -26,10 +26,10 @@ class CannotWrite(OSError):
 def write(path: Path, content: bytes) -> None:
     """Write a file atomically: after a crash it has the old content or the new, never half of it.
 
-    A symbolic link is followed, and what is not a regular file (a device, a FIFO) is written to, not replaced.
+    Symbolic links are followed. Devices and FIFOs are written to, not replaced.
     """
     if not path.name:
-        raise ValueError(f"{path} is a folder: give the name of a file in it.")
+        raise ValueError(f"{path} is a folder: name a file in it.")
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -52,7 +52,7 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise CannotWrite(f"Cannot write {path}: {reason}. What was saved before is whole.") from error
+        raise CannotWrite(f"Cannot write {path}: {reason}. Earlier files are intact.") from error
 
 
 def scratch_name(path: Path) -> Path:
@@ -84,19 +84,19 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file, or None if it is missing or not valid, which the log says."""
+    """Read a JSON file; None if it is missing, or if it is not valid, which is logged."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, RecursionError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not valid JSON"
-        log.warning("%s is ignored: %s.", path, reason)
+        log.warning("Ignored %s: %s.", path, reason)
         return None
 
 
 def append(path: Path, line: bytes) -> None:
-    """Add a line at the end of a file, all of it or nothing; only a crash may cut it."""
+    """Append a line to a file, all of it or nothing; only a crash can cut it short."""
     with explained(path), path.open("ab", buffering=0) as stream:
         end = stream.seek(0, os.SEEK_END)
         try:

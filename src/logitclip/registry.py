@@ -92,7 +92,7 @@ class Registry:
         return spec.partition(":")[0].strip() in self
 
     def knobs(self, name: str) -> dict[str, Knob]:
-        """What may be written after the colon, in the order of the signature."""
+        """The knobs of a name: the keyword-only parameters of its function, in order."""
         function = self[name]
         hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
         return {
@@ -102,7 +102,7 @@ class Registry:
         }
 
     def split(self, spec: str) -> tuple[str, dict[str, str]]:
-        """The name of a spec and its knobs as they are written; whether they exist and are in range is not looked at.
+        """Split a spec into its name and its knobs as written, without checking them.
 
         One bare value stands for the first knob: ``"timm:resnet18"`` is ``"timm:name=resnet18"``.
         """
@@ -113,7 +113,7 @@ class Registry:
         # A value may hold a comma (a path, say): only a comma before `key=` ends it.
         for item in re.split(r",(?=\s*[A-Za-z_]\w*\s*=)", text) if text else []:
             key, sign, value = item.partition("=")
-            if not sign:  # only the first can be bare: what comes after a comma has a key
+            if not sign:  # only the first can be bare: after a comma there is a key
                 key, value = next(iter(self.knobs(name)), ""), item
                 if not key:
                     raise ValueError(f"In the {self.kind} {spec!r}, {item!r} is not of the form key=value.")
@@ -134,7 +134,7 @@ class Registry:
             values[key] = _convert(text, knobs[key], f"{self.kind} {name!r}")
         for key, value in more.items():
             self._check_knob(name, key, knobs)
-            simple = value is None or isinstance(value, (str, int, float))  # then the same rules hold as in a spec
+            simple = value is None or isinstance(value, (str, int, float))  # same rules as in a spec
             values[key] = _convert(str(value), knobs[key], f"{self.kind} {name!r}") if simple else value
         missing = [k.name for k in knobs.values() if k.required and k.name not in values]
         if missing:
@@ -151,7 +151,7 @@ class Registry:
         return functools.partial(self[name], **knobs)
 
     def canonical(self, spec: str, *, full: bool = False) -> str:
-        """One spelling per meaning: knobs in signature order, without those at their default (with them, if `full`)."""
+        """The canonical spelling: knobs in signature order, without those at their default (with them, if `full`)."""
         name, given = self.parse(spec)
         knobs = self.knobs(name)
         values = {k: given.get(k, knob.default) for k, knob in knobs.items() if full or k in given}

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT = 5.0  # seconds between two heartbeats of a claim
 SILENCE = 60.0  # seconds without a heartbeat after which a claim from another machine is void
-LOCK_TIMEOUT = 10.0  # seconds to wait for the lock; after that, exclusive creation of the claim has to do
+LOCK_TIMEOUT = 10.0  # seconds to wait for the lock; after that, rely on exclusive creation of the claim
 KEPT = 2  # checkpoints to keep: the last one, and the one before in case the last is damaged
 
 
@@ -59,12 +59,12 @@ def _lines(rows: list[dict[str, Any]]) -> bytes:
 
 
 def append_row(path: Path, row: dict[str, Any]) -> None:
-    """Add one row at the end, all of it or nothing; only a crash may cut it."""
+    """Append one row, all of it or nothing; only a crash can cut it short."""
     files.append(path, _lines([row]))
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of `metrics.jsonl`; a last one cut by a crash is left out."""
+    """The rows of `metrics.jsonl`, without a last row that a crash cut short."""
     rows = []
     with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8") as stream:
         for line in stream:
@@ -136,11 +136,11 @@ def _take(file: Path, me: dict[str, Any], now: float) -> None:
         owner = _owner(file)
         if not _void(file, owner, now):
             raise Claimed(
-                f"{file.parent} is being worked on by {_who(owner)}. Wait for it, or remove {file} if it is gone."
+                f"{file.parent} is being trained by {_who(owner)}. Wait for it, or remove {file} if it is gone."
             )
         file.unlink(missing_ok=True)
     try:
-        with file.open("x") as stream:  # exclusive, should the lock not reach another machine
+        with file.open("x") as stream:  # exclusive, in case the lock does not reach another machine
             stream.write(json.dumps(me))
     except FileExistsError:
         raise Claimed(f"{file.parent} has just been claimed by another process.") from None
@@ -150,7 +150,7 @@ def _take(file: Path, me: dict[str, Any], now: float) -> None:
 
 
 def _owner(file: Path) -> dict[str, Any]:
-    """The content of a claim; empty if it is missing, cut or not a claim."""
+    """The content of a claim; empty if it is missing, incomplete or not a claim."""
     owner = files.read_json(file)
     return owner if isinstance(owner, dict) and isinstance(owner.get("pid", 0), int) else {}
 
@@ -160,8 +160,8 @@ def _void(file: Path, owner: dict[str, Any], now: float) -> bool:
         started = _started(owner.get("pid", 0))
         return started is None or started != owner.get("started")
     try:
-        # A claim without content is from a process that was killed while it wrote it. Both times are by the same clock,
-        # so a claim stamped in the future was not made by a heartbeat.
+        # An empty claim is from a process that was killed while writing it. Both times are by the same clock, so a
+        # claim stamped in the future was not made by a heartbeat.
         return abs(now - file.stat().st_mtime) > (SILENCE if owner else HEARTBEAT)
     except FileNotFoundError:
         return True
@@ -232,7 +232,7 @@ def save_checkpoint(
             scratch.mkdir(parents=True)
             for name, content in contents.items():
                 files.write_synced(scratch / name, content)
-            if target.exists():  # a damaged one that has just been done again
+            if target.exists():  # a damaged one, whose epoch has just been repeated
                 shutil.rmtree(target)
             scratch.rename(target)
         finally:
@@ -254,9 +254,9 @@ Checkpoint = tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]
 
 
 def load_checkpoint(folder: Path, run: str) -> Checkpoint | None:
-    """Weights, state and rows of the last checkpoint that is whole and of this run; None if there is none.
+    """Weights, state and rows of the last intact checkpoint of this run; None if there is none.
 
-    One that is damaged or of another run is named in the log, and the one before it is used.
+    Damaged checkpoints and those of another run are logged and skipped.
     """
     import torch
     from safetensors.torch import load
@@ -265,7 +265,7 @@ def load_checkpoint(folder: Path, run: str) -> Checkpoint | None:
         try:
             manifest = json.loads((checkpoint / "manifest.json").read_bytes())
             if manifest["run"] != run:
-                log.warning("The checkpoint %s is of another run; it is passed over.", checkpoint)
+                log.warning("Skipped the checkpoint %s: it belongs to another run.", checkpoint)
                 continue
             contents = [(checkpoint / name).read_bytes() for name in FILES]
             for name, content in zip(FILES, contents, strict=True):
@@ -277,14 +277,14 @@ def load_checkpoint(folder: Path, run: str) -> Checkpoint | None:
                 torch.load(io.BytesIO(state), weights_only=True, map_location="cpu"),  # no pickle is ever executed
                 [json.loads(row) for row in rows.splitlines()],
             )
-        except Exception as error:  # whatever is wrong with it, there may be an older one
+        except Exception as error:  # whatever the damage, an older one may be intact
             reason = str(error).partition("\n")[0] or type(error).__name__
-            log.warning("The checkpoint %s is damaged (%s); it is passed over.", checkpoint, reason)
+            log.warning("Skipped the checkpoint %s: it is damaged (%s).", checkpoint, reason)
     return None
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a process that was killed had not finished writing."""
+    """Remove temporary files of killed processes."""
     for left_over in (*folder.glob(f"{files.SCRATCH}*"), *(folder / "checkpoints").glob(f"{files.SCRATCH}*")):
         if left_over.is_dir():
             shutil.rmtree(left_over, ignore_errors=True)
@@ -299,7 +299,7 @@ def _checkpoints(folder: Path) -> list[Path]:
 
 # -- results and failures ----------------------------------------------------------------------------------------------
 
-LAST = 10  # epochs that the reported accuracy is the mean of
+LAST = 10  # epochs over which the reported accuracy is averaged
 METRICS, NOISE, WEIGHTS = "metrics.jsonl", "noise.json", "weights.safetensors"
 VALIDATION, EXAMPLES = "validation.npz", "examples.npz"
 
@@ -372,12 +372,12 @@ class Failure:
     id: str
     error: str  # one sentence
     traceback: str
-    attempts: int  # in all, by all sweeps
-    final: bool  # it would fail again (it diverged), so it is not repeated
+    attempts: int  # over all sweeps
+    final: bool  # it would fail again (it diverged): do not retry
 
 
 class Damaged(ValueError):
-    """A result whose files are missing or changed, or that is of another run."""
+    """A result whose files are missing or changed, or that belongs to another run."""
 
 
 def finish(folder: Path, result: Result, weights: dict[str, Any]) -> None:
@@ -416,7 +416,7 @@ def _add_to_index(result: Result, folder: Path) -> None:
 
 
 def csv_line(values: Iterable[Any]) -> str:
-    """One line of CSV; lists as 0.4,0.7, and text that a spreadsheet would take for a formula in quotes."""
+    """One line of CSV; lists as 0.4,0.7, and a quote before text that a spreadsheet would read as a formula."""
     texts = [",".join(map(str, value)) if isinstance(value, list | tuple) else value for value in values]
     texts = [f"'{text}" if isinstance(text, str) and text.startswith(tuple("=+-@")) else text for text in texts]
     line = io.StringIO()
@@ -425,12 +425,12 @@ def csv_line(values: Iterable[Any]) -> str:
 
 
 def outcome(config: RunConfig) -> Result | Failure | None:
-    """The outcome of a run, read from its folder; a result wins over an old failure, and None is neither."""
+    """Read the outcome of a run from its folder: a result, else a failure, else None."""
     return read_outcome(Path(config.runs) / config.id)
 
 
 def read_outcome(folder: Path) -> Result | Failure | None:
-    """The outcome in the folder of a run. A damaged result is a failure, which the log names as well."""
+    """Read the outcome in the folder of a run. A damaged result is logged and counts as a failure."""
     try:
         result = _checked_result(folder)
     except Damaged as error:
@@ -440,7 +440,7 @@ def read_outcome(folder: Path) -> Result | Failure | None:
 
 
 def read_result(folder: Path) -> Result | None:
-    """The result of a finished run; None if there is none, or if it is damaged, which the log says."""
+    """Read the result of a finished run; None if there is none, or if it is damaged, which is logged."""
     found = read_outcome(folder)
     return found if isinstance(found, Result) else None
 
@@ -458,7 +458,7 @@ def _checked_result(folder: Path) -> Result | None:
     except (TypeError, ValueError) as error:
         raise Damaged(_damage(folder, f"result.json cannot be read ({error})")) from error
     if result.id != folder.name:
-        raise Damaged(_damage(folder, f"result.json is of the run {result.id}"))
+        raise Damaged(_damage(folder, f"result.json belongs to the run {result.id}"))
     for name, digest in digests.items():
         file = folder / Path(name).name
         if not file.is_file():
@@ -485,7 +485,7 @@ def record_failure(folder: Path, error: str, trace: str = "", *, attempts: int =
     failure = Failure(folder.name, error, trace, earlier + attempts, final)
     try:
         files.write_json(folder / "failure.json", asdict(failure))
-    except files.CannotWrite as problem:  # then only the caller knows it
+    except files.CannotWrite as problem:  # then only the caller learns of it
         log.warning("%s", problem)
     return failure
 
@@ -506,7 +506,7 @@ def _of_type(kind: type[T], content: Any) -> T:
 
 
 def _damage(folder: Path, reason: str) -> str:
-    return f"The result in {folder} is not used: {reason}. Repeat the run: it is trained again."
+    return f"The result in {folder} is not used: {reason}. Repeat the command to train it again."
 
 
 def _digest(file: Path) -> str:

@@ -1,4 +1,4 @@
-"""`train(config)`: build everything that a config names, train, and keep the run in its folder."""
+"""`train(config)`: build everything that a config names, train, and save the run in its folder."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from logitclip.methods import METHODS
 from logitclip.rng import stream
 from logitclip.run_folder import LAST, Result, read_result
 
-MOST_WEIGHT = 10.0  # of a class with `balance`: a few wrong labels must not count as hundreds
+MOST_WEIGHT = 10.0  # largest class weight with `balance`: a few wrong labels must not count as hundreds
 
 if TYPE_CHECKING:
     from multiprocessing.queues import SimpleQueue
@@ -69,11 +69,20 @@ def train(
     Under torchrun, the process group is left initialised, and nothing holds it any more: a script may train again, or
     call `torch.distributed.destroy_process_group()` before it ends.
 
+    Returns:
+        The result, which is also in the folder of the run.
+
     Raises:
         ValueError: the config cannot be trained: an unknown name, a value out of range, missing data.
         logitclip.engine.Diverged: the loss or the logits are not finite.
         logitclip.run_folder.Claimed: another process trains this run.
         logitclip.files.CannotWrite: the disk is full, or the folder cannot be written to.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = train(RunConfig(noise="symmetric:rate=0.5", clip="norm:temp=1.5", epochs=1, runs=folder))
+    >>> result.noise_rate
+    50.0
     """
     config = _as_launched(config).resolved()
     id = resolved_id(config)
@@ -81,11 +90,11 @@ def train(
     finished = read_result(folder)
     if finished is not None:
         return finished
-    criterion, how = clipped(config.loss, config.clip), settings(config)  # refuse mistakes before anything is written
+    criterion, how = clipped(config.loss, config.clip), settings(config)  # report mistakes before anything is written
     options = {"accelerator": config.accelerator, "devices": config.devices, "precision": config.precision}
     fabric = engine.make_fabric(**options, nodes=config.nodes)
     if fabric.world_size > 1 and not torch.distributed.is_torchelastic_launched():
-        if download or mirror is not None:  # once, before there are several processes
+        if download or mirror is not None:  # once, before the processes start
             data.load(config.data, config.root, download=True, mirror=mirror)
         with run_folder.claim(folder) as key:
             return read_result(folder) or _spawn(options, config, id, key, on_epoch)
@@ -101,7 +110,7 @@ def train(
 
 
 def _as_launched(config: RunConfig) -> RunConfig:
-    """The config with the processes that torchrun has started, if it has."""
+    """The config with the devices and nodes of torchrun, if torchrun started this process."""
     asked = config.devices * config.nodes
     if not torch.distributed.is_torchelastic_launched():
         if config.nodes > 1:
@@ -111,14 +120,12 @@ def _as_launched(config: RunConfig) -> RunConfig:
         return config
     world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if asked not in (1, world):
-        raise ValueError(
-            f"torchrun has started {world} processes, not the {asked} of devices and nodes: leave them out."
-        )
+        raise ValueError(f"torchrun started {world} processes, but devices and nodes ask for {asked}: leave them out.")
     return dataclasses.replace(config, devices=local, nodes=world // local)
 
 
 class OutOfMemory(MemoryError, ValueError):
-    """A run that needs more memory than there is."""
+    """A run needs more memory than there is."""
 
 
 @contextlib.contextmanager
@@ -140,7 +147,7 @@ def _memory_explained(config: RunConfig) -> Iterator[None]:
 
 
 def _spawn(options: dict[str, Any], config: RunConfig, id: str, key: str, on_epoch: OnEpoch | None) -> Result:
-    """Run in processes of its own, one for each device. An error of one of them is raised here."""
+    """Train in one spawned process per device. An error in any of them is raised here."""
     failures = multiprocessing.get_context("spawn").SimpleQueue()
     try:
         engine.launch(_spawned, vars(config), id, key, on_epoch, failures, **options)
@@ -149,7 +156,7 @@ def _spawn(options: dict[str, Any], config: RunConfig, id: str, key: str, on_epo
     except ProcessRaisedException:
         if failures.empty():
             raise
-        raise failures.get() from None  # the first one: the others fail because they miss it
+        raise failures.get() from None  # the first error: the others follow from it
     folder = Path(config.runs) / id
     result = read_result(folder)
     if result is None:
@@ -167,7 +174,7 @@ def _spawned(
 ) -> None:
     def stop(*_: Any) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # the next one must not disturb the saving
+            signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the save
         raise KeyboardInterrupt
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -183,7 +190,7 @@ def _spawned(
         raise
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # it ends by itself now
+            signal.signal(number, signal.SIG_IGN)  # the process is about to end
 
 
 # -- the run in each process -------------------------------------------------------------------------------------------
@@ -229,7 +236,7 @@ def _work(
             last = record.rows[-LAST:]
             result = Result(
                 id=id,
-                config=json.loads(json.dumps(asdict(config))),  # with lists for tuples, as `read_result` gives it back
+                config=json.loads(json.dumps(asdict(config))),  # lists instead of tuples, as `read_result` returns it
                 last10_accuracy=_mean([row["test_accuracy"] for row in last]),
                 best_accuracy=max(row["test_accuracy"] for row in record.rows),
                 val_accuracy=_mean([row["val_accuracy"] for row in last]) if config.val else None,
@@ -288,7 +295,7 @@ class _Record:
         if not self.writes:
             return
         run_folder.tidy(self.folder)
-        (self.folder / "result.json").unlink(missing_ok=True)  # damaged, or there would be nothing to do
+        (self.folder / "result.json").unlink(missing_ok=True)  # it is damaged: an intact one ends `train` earlier
         files.write_json(self.folder / "config.json", asdict(config))
         files.write(self.folder / run_folder.NOISE, _line_per_key(noise))
         run_folder.write_rows(self.folder / run_folder.METRICS, self.rows)
@@ -299,13 +306,13 @@ class _Record:
 
     @property
     def seconds(self) -> float:
-        """Spent on the run, without the time it lay idle."""
+        """Training time, without the time between interruption and resumption."""
         return time.monotonic() - self.started
 
     def after_epoch(self, progress: engine.Progress) -> None:
         self.rows.append(progress.row)
         self.examples = progress.examples
-        state = {**progress.state(), "seconds": self.seconds}  # in all processes: it may be gathered from them
+        state = {**progress.state(), "seconds": self.seconds}  # on every rank: the state may be gathered
         if not self.writes:
             return
         run_folder.check_claim(self.folder, self.key)
@@ -313,7 +320,7 @@ class _Record:
         self.unsaved = weights, state, rows
         if time.monotonic() - self.saved >= self.config.checkpoint_seconds:
             self.save()
-        else:  # training goes on with these tensors, and may be interrupted before the end of the epoch
+        else:  # copy: training continues in these tensors, and may be interrupted in the next epoch
             self.unsaved = _copied(weights), _copied(state), rows
         run_folder.append_row(self.folder / run_folder.METRICS, progress.row)
         if self.board is not None:
@@ -324,13 +331,13 @@ class _Record:
             self.on_epoch(self.config, progress.row)
 
     def save(self) -> None:
-        """Save the end of the last whole epoch, if that has not been done."""
+        """Save the last finished epoch, if it is not saved yet."""
         if self.unsaved is not None:
             run_folder.save_checkpoint(self.folder, *self.unsaved, self.id)
         self.saved, self.unsaved = time.monotonic(), None
 
     def rescue(self) -> None:
-        """Save whatever happened; a signal that comes meanwhile is not the reason to stop, but one more."""
+        """Save the last finished epoch; retry once if a signal interrupts the save."""
         try:
             self.save()
         except KeyboardInterrupt:
@@ -355,7 +362,7 @@ def prepare(config: RunConfig, load: Load | None = None) -> tuple[data.Dataset, 
     """The dataset of a resolved config with the noise applied, and the record of the noise."""
     load = load or partial(data.load, root=config.root)
     dataset = _limited(load(config.data), config.limit, config.test_limit)
-    if config.noise == "none":  # the data may have wrong labels of their own
+    if config.noise == "none":  # the dataset may come with wrong labels
         labels, clean = dataset.train.labels, dataset.train.clean_labels
         labels = labels.argmax(1) if labels.is_floating_point() else labels
         clean = labels if clean is None else clean
@@ -374,12 +381,12 @@ def noise_record(dataset: data.Dataset, record: noise.NoisyLabels) -> dict[str, 
 
 
 def settings(config: RunConfig) -> engine.Settings:
-    """The settings of the engine that a resolved config stands for."""
+    """The engine settings of a resolved config."""
     names = [f.name for f in dataclasses.fields(engine.Settings)]
     shared = {name: getattr(config, name) for name in names if hasattr(config, name)}
     shared["penalty"] = None if config.penalty == "none" else PENALTIES.build(config.penalty)
     if shared["penalty"] is not None:
-        shared["penalty"](torch.zeros(1, 2))  # a knob out of its range is an error now, not in training
+        shared["penalty"](torch.zeros(1, 2))  # report a knob out of range now, not in training
     return engine.Settings(**shared)
 
 
@@ -400,7 +407,7 @@ def build_model(spec: str, dataset: data.Dataset, view: engine.View, seed: int) 
 
 
 def versions() -> dict[str, str]:
-    """The versions a number may depend on."""
+    """The versions of the packages that results may depend on."""
     found = {"python": platform.python_version()}
     for package in ("logitclip", "torch", "numpy", "lightning-fabric"):
         try:
@@ -411,14 +418,14 @@ def versions() -> dict[str, str]:
 
 
 def device_name(device: torch.device) -> str:
-    """What the run computed on."""
+    """The name of a device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} ({platform.machine()})"
 
 
 def _limited(dataset: data.Dataset, train: int, test: int) -> data.Dataset:
-    """A fixed random choice of so many training and test examples, the same for every seed; 0: all."""
+    """Select a fixed random subset of the training and test examples, the same for every seed; 0: all."""
     if train:
         index = _choice(len(dataset.train), train, "train")
         label_sets = {name: labels[index] for name, labels in dataset.label_sets.items()}
@@ -433,7 +440,7 @@ def _choice(examples: int, limit: int, split: str) -> Tensor:
 
 
 def _write_examples(path: Path, train: data.Split, index: Tensor | None = None, **arrays: Tensor) -> None:
-    """Write what is known of each example: of all of them, or of those at `index`."""
+    """Write arrays and labels of all training examples, or of those at `index`."""
     chosen: Any = slice(None) if index is None else index
     arrays["label"] = train.labels[chosen]
     if train.clean_labels is not None:
@@ -452,7 +459,7 @@ def _tensorboard(folder: Path, epoch: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ImportError("--tensorboard needs TensorBoard: pip install 'logitclip[tensorboard]'.") from error
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=epoch)  # what a killed run had shown is shown anew
+    return SummaryWriter(str(folder / "tensorboard"), purge_step=epoch)  # drop steps after the checkpoint
 
 
 def _line_per_key(content: dict[str, Any]) -> bytes:
@@ -470,7 +477,7 @@ def _commit() -> str | None:
     try:
         for command in (["ls-files", "--error-unmatch", file.name], ["rev-parse", "HEAD"]):
             answer = subprocess.run(["git", *command], cwd=file.parent, capture_output=True, text=True, timeout=5)
-            if answer.returncode:  # not in a repository, or installed inside somebody else's
+            if answer.returncode:  # not in a repository, or installed inside another one
                 return None
     except (OSError, subprocess.TimeoutExpired):
         return None

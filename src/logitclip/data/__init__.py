@@ -46,6 +46,9 @@ def load(
         download: Download missing files from their official address.
         mirror: A folder or an address prefix to download from instead.
 
+    Returns:
+        The dataset, with its training and test split.
+
     Raises:
         ValueError: If the name or a knob is unknown, or the data is missing or damaged.
 

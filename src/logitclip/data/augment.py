@@ -62,6 +62,16 @@ def crop(x: Tensor, generator: Generator | None = None, *, size: int = 224) -> T
 def normalise(x: Tensor, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Tensor:
     """Scale bytes to [0, 1], then apply `(x - mean) / std` per channel, if given.
 
+    Args:
+        x: [N, C, H, W] or [N, D]; uint8 or floating point.
+        mean, std: One number per channel, C or D of them; empty for none.
+
+    Returns:
+        A floating-point tensor of the same shape.
+
+    Raises:
+        ValueError: If the number of means or deviations does not fit `x`.
+
     >>> normalise(torch.tensor([[0, 255]], dtype=torch.uint8))
     tensor([[0., 1.]])
     """
@@ -83,6 +93,13 @@ def _affine(
 
 def transform(spec: str, mean: Sequence[float] = (), std: Sequence[float] = ()) -> Transform:
     """Return the function from a batch to the input of a model: ``fn(x, generator)``, ``fn(x, None)`` in evaluation.
+
+    Args:
+        spec: Name and knobs of the augmentation.
+        mean, std: One number per channel, for `normalise`.
+
+    Returns:
+        The function. Its `x` is a batch of the dataset, [N, C, H, W] uint8 or [N, D].
 
     >>> view = transform("flip_crop:padding=4", mean=(0.5,), std=(0.25,))
     >>> view(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), None).unique()

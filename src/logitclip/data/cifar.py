@@ -183,9 +183,9 @@ def cifar10(
 
     Args:
         root: has ``cifar-10-batches-bin``, ``cifar-10-batches-py`` or one of their archives.
-        subset: accept a part of the data, or changed data: no counts and no checksums are held against it. Beside the
-            files, ``train_index.npy`` may say which of the 50,000 images they are, which human labels need.
-        human: insist on CIFAR-10N: ``CIFAR-10_human.pt`` must be in `root`, or is downloaded.
+        subset: accept a part of the data, or changed data, without checking counts and checksums. Human labels then
+            need ``train_index.npy`` beside the files, the positions of the images among the official 50,000.
+        human: require CIFAR-10N: ``CIFAR-10_human.pt`` must be in `root`, or is downloaded.
         swap: train on the 10,000 test images, those CIFAR-10H has votes for, and test on the 50,000.
         normalisation: whose mean and standard deviation: those of the code of LogitClip, DivideMix or SOP.
     """
@@ -211,10 +211,10 @@ def cifar100(
 
     Args:
         root: has ``cifar-100-binary``, ``cifar-100-python`` or one of their archives.
-        labels: the 100 fine classes, or the 20 coarse ones they make up.
-        subset: accept a part of the data, or changed data: no counts and no checksums are held against it. Beside the
-            files, ``train_index.npy`` may say which of the 50,000 images they are, which human labels need.
-        human: insist on CIFAR-100N: ``CIFAR-100_human.pt`` must be in `root`, or is downloaded.
+        labels: the 100 fine classes, or the 20 coarse ones.
+        subset: accept a part of the data, or changed data, without checking counts and checksums. Human labels then
+            need ``train_index.npy`` beside the files, the positions of the images among the official 50,000.
+        human: require CIFAR-100N: ``CIFAR-100_human.pt`` must be in `root`, or is downloaded.
         normalisation: whose mean and standard deviation: those of the code of LogitClip, DivideMix or SOP.
     """
     if labels not in ("fine", "coarse"):
@@ -243,7 +243,7 @@ def _dataset(
     if subset and positions is None and len(train) < release.count:
         if human:
             raise ValueError(
-                f"Human labels of a part of the data need {folder / 'train_index.npy'}: which images it is."
+                f"Human labels of a part of the data need {folder / 'train_index.npy'}, the positions of its images."
             )
         file = None
     return Dataset(
@@ -337,7 +337,7 @@ def _read_file(path: Path, release: Release) -> tuple[np.ndarray, dict[str, Tens
     if path.suffix == ".bin":  # records: a byte for each label, then the pixels
         raw, width = np.fromfile(path, np.uint8), len(kinds) + PIXELS
         if not raw.size or raw.size % width:
-            raise ValueError(f"{path} is cut off: its {raw.size:,} bytes are no whole number of {width}-byte records.")
+            raise ValueError(f"{path} is cut off: its {raw.size:,} bytes are not a multiple of {width}-byte records.")
         records = raw.reshape(-1, width)
         images, columns = records[:, len(kinds) :], {kind: records[:, i] for i, kind in enumerate(kinds)}
     else:

@@ -35,6 +35,9 @@ def with_protocol(
             nesterov, weight_decay, schedule, milestones (shares of the epochs), augment, drop_last; or a function from
             knobs of the dataset to these.
         asymmetric: source class -> target class of asymmetric noise; None: each class to the next.
+
+    Returns:
+        A decorator.
     """
 
     def decorate(function: F) -> F:
@@ -45,7 +48,13 @@ def with_protocol(
 
 
 def protocol_of(spec: str) -> Mapping[str, Any]:
-    """The training defaults of the dataset that `spec` names; no data is read.
+    """The training defaults of a dataset. Reads no data.
+
+    Args:
+        spec: Name and knobs of the dataset.
+
+    Returns:
+        Values by the names of `RunConfig`'s fields.
 
     >>> protocol_of("digits")["epochs"], protocol_of("webvision:size=64")["augment"]
     (150, 'crop:size=56')
@@ -59,7 +68,13 @@ def protocol_of(spec: str) -> Mapping[str, Any]:
 
 
 def asymmetric_of(spec: str) -> Mapping[int, int] | None:
-    """The arrows of asymmetric noise on the dataset that `spec` names; None: each class to the next.
+    """The class pairs that asymmetric noise confuses on a dataset. Reads no data.
+
+    Args:
+        spec: Name and knobs of the dataset.
+
+    Returns:
+        Source class -> target class; None if each class becomes the next one.
 
     >>> asymmetric_of("cifar10")
     {9: 1, 2: 0, 4: 7, 3: 5, 5: 3}

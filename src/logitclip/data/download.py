@@ -29,8 +29,8 @@ _BLOCK = 1 << 18
 _TIMEOUT = 30.0  # seconds without a byte
 _PAUSE = 1.0  # seconds before a failed attempt is repeated
 _PATIENCE = 3600.0  # seconds to wait for the download of another process
-_ATTEMPTS = 3  # failed ones in a row
-_CAP = 1 << 30  # bytes of a file whose size its publisher does not state
+_ATTEMPTS = 3  # failed attempts in a row before giving up
+_CAP = 1 << 30  # largest file in bytes if the publisher states no size
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Remote:
 
 
 def md5(path: Path) -> str:
-    """Return the MD5 of a file: what publishers state. It detects damage, not attacks."""
+    """Return the MD5 of a file, the checksum that publishers state. It detects damage, not attacks."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
@@ -85,7 +85,7 @@ def fetch(remote: Remote, folder: str | Path, mirror: str | Path | None = None) 
                 verify(target, remote)
                 return target
             except ValueError as error:
-                log.warning("%s It is downloaded anew.", error)
+                log.warning("%s Downloading it again.", error)
         with part.open("ab") as out:
             _receive(source, out, remote)
         try:
@@ -93,8 +93,8 @@ def fetch(remote: Remote, folder: str | Path, mirror: str | Path | None = None) 
         except ValueError:
             part.unlink()  # never resume from damaged bytes
             raise ValueError(
-                f"What {source} sent is not the published {remote.name} (size or checksum differ); nothing was kept. "
-                "Try again, or name another mirror."
+                f"The file from {source} is not the published {remote.name} (size or checksum differ). Nothing was "
+                "kept. Try again, or name another mirror."
             ) from None
         os.replace(part, target)
     return target
@@ -115,7 +115,7 @@ def unpack(archive: Path, folder: Path) -> Path:
             with gzip.open(archive) as stream:
                 with tarfile.open(fileobj=stream, mode="r:") as tar:
                     tar.extractall(scratch, filter="data")
-                while stream.read(_BLOCK):  # its checksum is at the very end
+                while stream.read(_BLOCK):  # the checksum is at the very end
                     pass
             if not (scratch / folder.name).is_dir():
                 raise ValueError(f"it holds no folder {folder.name}")
@@ -144,7 +144,7 @@ def _receive(source: str, out: IO[bytes], remote: Remote) -> None:
     """Append the missing bytes to `out`; resume after a lost connection."""
     size, fruitless, problem = remote.size, 0, "the connection was closed"
     if size is None or out.tell() > size:
-        _empty(out)  # of unknown size: it may be the beginning of another file
+        _empty(out)  # without a known size, it may be part of another file
     columns = (TextColumn(remote.name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -173,7 +173,7 @@ def _receive(source: str, out: IO[bytes], remote: Remote) -> None:
                 total = "an unknown number of" if size is None else f"{size:,}"
                 raise ConnectionError(
                     f"The download of {source} stopped after {out.tell():,} of {total} bytes ({problem}). "
-                    f"Run it again to go on from there, or put {remote.name} into {Path(out.name).parent} yourself."
+                    f"Run it again to resume, or put {remote.name} into {Path(out.name).parent} yourself."
                 )
             if fruitless:
                 time.sleep(_PAUSE)

@@ -65,8 +65,8 @@ def fashion_mnist(
 
     Args:
         root: has the four IDX files, gzipped or not, itself or in ``fashion-mnist``, ``fashion_mnist`` or
-            ``FashionMNIST/raw``; otherwise those of Debian's package dataset-fashion-mnist are taken, if installed.
-        subset: accept a part of the data, or changed data: no checksums are held against it.
+            ``FashionMNIST/raw``; otherwise those of Debian's package dataset-fashion-mnist are used, if installed.
+        subset: accept a part of the data, or changed data, without checking checksums.
     """
     folder = _find(Path(root))
     if folder is None:
@@ -122,7 +122,7 @@ def _read_idx(folder: Path, name: str, subset: bool) -> np.ndarray:
     start = 4 + 4 * axes
     shape = tuple(np.frombuffer(raw[4:start], ">i4").tolist())
     if raw[:4] != bytes((0, 0, 8, axes)) or len(raw) != start + math.prod(shape):
-        raise ValueError(f"{path} is no whole IDX file of bytes with {axes} axes. Delete it and download it again.")
+        raise ValueError(f"{path} is not a complete IDX file with {axes} axes. Delete it and download it again.")
     if not subset and hashlib.md5(raw, usedforsecurity=False).hexdigest() != CONTENT[name]:
         raise ValueError(
             f"{path} is not Fashion-MNIST's: damaged, or another dataset's of the same name, such as MNIST's. Replace "

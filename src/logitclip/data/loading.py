@@ -32,6 +32,9 @@ def hold_out(
             code: the last examples, evaluated with the training augmentation.
         generator: Needed by the rule "random".
 
+    Returns:
+        The sorted positions of both parts, and whether to augment the validation part.
+
     Raises:
         ValueError: If the share is out of range or leaves one part empty.
 
@@ -116,6 +119,9 @@ def batch_indices(
         rank: This process, in 0..world-1.
         world: Number of processes.
 
+    Returns:
+        The positions of each batch of this rank.
+
     Raises:
         ValueError: If a rank would get no batch.
 
@@ -177,6 +183,9 @@ def batches(
         rank, world: See `batch_indices`.
         workers: Processes that decode images.
         device: Where the batches go.
+
+    Yields:
+        Positions [B] int64, inputs [B, ...] and labels [B] of each batch.
 
     >>> split = Split(torch.zeros(5, 2), torch.arange(5))
     >>> [y.tolist() for _, _, y in batches(split, 2)]

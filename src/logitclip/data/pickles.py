@@ -1,7 +1,7 @@
 """Labels from files: the human label sets CIFAR-10N and CIFAR-100N.
 
-The official files are pickles, and a pickle may run anything. So none is trusted here: the few names that such a file
-needs (an array, its type, its bytes) are answered with harmless classes of our own, and every other name is refused.
+The official files are pickles, and a pickle can execute any code. So none is trusted here: the few names that such a
+file needs (an array, its type, its bytes) are replaced by harmless classes of our own, and all others are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _DType:
 
     def __init__(self, code: str, *_: Any) -> None:
         if code not in {f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)}:
-            raise pickle.UnpicklingError(f"arrays of type {code!r} are not admitted")
+            raise pickle.UnpicklingError(f"arrays of type {code!r} are not allowed")
         self.code = code
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -111,10 +111,10 @@ def _damaged(path: Path, other: str, error: Exception) -> ValueError:
     if name := re.search(r"GLOBAL (\S+)", reason):
         reason = _UNKNOWN.format(name[1])
     elif "weights_only" in reason:  # torch goes on to advise that the file be trusted
-        reason = "it has more in it than whole numbers"
+        reason = "it contains more than integers"
     first_line = reason.partition("\n")[0]
     if " " not in first_line:  # the bare key of a KeyError, say, or nothing
-        first_line = "it is no such file"
+        first_line = "it is not such a file"
     return ValueError(f"{path} is damaged or {other} and was not read ({first_line}). Delete it and download it again.")
 
 
@@ -124,7 +124,7 @@ def read_labels(path: str | Path) -> dict[str, np.ndarray]:
     if path.suffix == ".pt":
         return {name: np.asarray(value) for name, value in read_torch(path).items()}
     if path.suffix not in (".npz", ".npy"):
-        raise ValueError(f"{path} is no label file: it must be .pt, .npz or .npy.")
+        raise ValueError(f"{path} is not a label file: it must be .pt, .npz or .npy.")
     try:
         content = np.load(path, allow_pickle=False)
         return {path.stem: content} if isinstance(content, np.ndarray) else dict(content)
@@ -160,7 +160,7 @@ def human_labels(
 
     Args:
         clean: the dataset's labels, [N]; those that the file has under `clean_key` must be the same.
-        keys: the sets to take, each with the MD5 of its labels as bytes, or None where there is nothing to compare.
+        keys: the sets to read, each with the MD5 of its labels as bytes, or None where there is nothing to compare.
         positions: which labels of the file are those of the N examples, if these are a part of the data.
     """
     arrays, found = read_labels(path), {}

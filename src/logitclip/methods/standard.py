@@ -125,7 +125,7 @@ class Standard:
         named = isinstance(loss, Loss) and loss.name in self.losses
         if not named or loss.weight is not None or loss.reduction != "mean":
             raise ValueError(
-                f"{type(self).__name__} has its own objective and takes the loss {' or '.join(self.losses)} alone, "
+                f"{type(self).__name__} has its own objective and accepts only the loss {' or '.join(self.losses)}, "
                 f"clipped or not and without class weights; got {loss}."
             )
 

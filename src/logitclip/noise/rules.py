@@ -48,7 +48,11 @@ def _rule(function: Callable[..., Tensor]) -> Callable[..., Any]:
 
 @_rule
 def none(labels: Tensor, num_classes: int) -> Tensor:
-    """Keep the labels."""
+    """Keep the labels.
+
+    >>> none([0, 1, 2], 3)
+    array([0, 1, 2])
+    """
     return labels
 
 
@@ -69,6 +73,9 @@ def symmetric(
             that share of each class; "independent": each label with probability `rate`.
         include_self: Draw the new label from all K classes, as DivideMix and SOP do: one in K stays right, so the share
             of wrong labels is rate * (K - 1) / K.
+
+    Returns:
+        Noisy labels [N].
 
     >>> clean = torch.arange(1000) % 10
     >>> noisy = symmetric(clean, 10, rate=0.5, generator=torch.Generator().manual_seed(0))
@@ -107,6 +114,9 @@ def asymmetric(
         mapping: Source class -> target class, for the variant "map"; CIFAR-10 has five such arrows. None: every class
             to the next one, the last to the first.
 
+    Returns:
+        Noisy labels [N].
+
     >>> asymmetric([0, 1, 2, 3], 4, rate=1.0, mapping={3: 1}, generator=torch.Generator())
     array([0, 1, 2, 1])
     """
@@ -119,6 +129,12 @@ def asymmetric(
 @_rule
 def pair(labels: Tensor, num_classes: int, *, rate: float, draw: Draw = "exact", generator: torch.Generator) -> Tensor:
     """Flip a share `rate` of the labels to the next class, the last to the first, for every dataset.
+
+    Args:
+        draw: As for `symmetric`.
+
+    Returns:
+        Noisy labels [N].
 
     >>> pair([0, 1, 2], 3, rate=1.0, generator=torch.Generator())
     array([1, 2, 0])
@@ -134,6 +150,9 @@ def transition(labels: Tensor, num_classes: int, *, matrix: Any, generator: torc
 
     Args:
         matrix: [K, K], with rows that sum to one; in a spec, the path of a .npy, .npz or .csv file.
+
+    Returns:
+        Noisy labels [N].
 
     >>> transition([0, 1, 1], 2, matrix=[[0, 1], [0, 1]], generator=torch.Generator())
     array([1, 1, 1])
@@ -223,6 +242,12 @@ def real(labels: Tensor, num_classes: int, *, set: str, label_sets: Mapping[str,
     Args:
         set: The name in the dataset's files, or one of worst, aggregate, random1, random2, random3 (CIFAR-10N) and fine
             (CIFAR-100N).
+
+    Returns:
+        Human labels [N].
+
+    >>> real([0, 1, 2], 3, set="mine", label_sets={"mine": [0, 2, 2]})
+    array([0, 2, 2])
     """
     found = dict(label_sets or {})
     if not found:
@@ -337,7 +362,14 @@ def arrow_matrix(
     variant: Literal["map", "blocks"] = "map",
     mapping: Mapping[int, int] | None = None,
 ) -> Tensor:
-    """The transition matrix [K, K], float64, of `asymmetric` noise; arguments as there.
+    """The transition matrix of `asymmetric` noise.
+
+    Args:
+        num_classes: K.
+        rate, variant, mapping: as for `asymmetric`.
+
+    Returns:
+        The matrix, float64 [K, K].
 
     >>> arrow_matrix(3, rate=0.4, mapping={0: 2}).tolist()
     [[0.6, 0.0, 0.4], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
@@ -406,7 +438,21 @@ def instance_probabilities(
 
 
 def read_matrix(matrix: Any, num_classes: int | None = None) -> Tensor:
-    """A transition matrix, float64 [K, K], from an array or a .npy, .npz or .csv file; its rows must sum to one."""
+    """Read and check a transition matrix.
+
+    Args:
+        matrix: [K, K], an array, or the path of a .npy, .npz or .csv file.
+        num_classes: K, if it is known.
+
+    Returns:
+        The matrix, float64 [K, K].
+
+    Raises:
+        ValueError: if it is not square, or a row is not a distribution.
+
+    >>> read_matrix([[0.75, 0.25], [0.0, 1.0]]).tolist()
+    [[0.75, 0.25], [0.0, 1.0]]
+    """
     rows = _array(matrix, "matrix")
     k = len(rows) if num_classes is None and rows.ndim else num_classes
     if rows.shape != (k, k):

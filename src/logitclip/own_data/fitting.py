@@ -67,7 +67,7 @@ def fit(
         The fitted model, also saved in `out`.
 
     Raises:
-        ValueError: If the data cannot be used, in one sentence, or training fails.
+        ValueError: If the data cannot be used, or training fails.
     """
     out = Path(out)
     source = look(_as_file(data, out), label, text=[text] if isinstance(text, str) else text, image=image, drop=drop)

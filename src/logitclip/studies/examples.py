@@ -19,12 +19,12 @@ from logitclip.studies.sweeping import Row
 from logitclip.studies.tables import pairs_of
 from logitclip.training import build_model, prepare
 
-MOST = 2000  # wrong labels that are looked at
+MOST = 2000  # wrong labels to look at, at most
 
 
 @dataclass(frozen=True)
 class Example:
-    """A training example under a wrong label."""
+    """A training example with a wrong label."""
 
     index: int
     given: str

@@ -1,7 +1,7 @@
 """Where runs are executed: in this process, in a pool of processes on this machine, or on a Ray cluster.
 
-All three take jobs from one queue and differ only in where `_attempt` is called. What is certain lies in the folders of
-the runs: any number of these may work on the same ones, and any of them may be killed and started again.
+All three take jobs from one queue and differ only in where they call `_attempt`. The state of a sweep is in the folders
+of its runs, so several sweeps can share a folder, and any of them can be killed and restarted.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from logitclip.training import train
 
 log = logging.getLogger(__name__)
 
-POLL = 1.0  # seconds between two looks at a run that another process works on
+POLL = 1.0  # seconds between two checks of a run that another process trains
 TRIES = 2  # a run whose process dies is tried once more
-RETRIES = 3  # of a run on a node of Ray that was lost, or whose process died there
+RETRIES = 3  # retries of a run whose Ray node or process was lost
 CONNECT = 5.0  # seconds to wait for the address of a Ray cluster
 SAVING = 30.0  # seconds that interrupted runs on Ray have to save their last epoch
 
@@ -56,10 +56,10 @@ def execute(
     on_event: OnEvent | None = None,
     then: Then | None = None,
 ) -> None:
-    """Run every config that has no result yet; a run that fails is recorded, and the others go on.
+    """Run every config that has no result yet. A failed run is recorded, and the others continue.
 
-    Runs with the same id are one run. What another process works on is waited for, or taken over if that one dies. A
-    run that failed before is tried again, unless it diverged.
+    Configs with the same id are run once. If another process trains a run, wait for it, or take over if that process
+    dies. Runs that failed before are retried, unless they diverged.
 
     Args:
         executor: inline (this process), local (processes on this machine) or ray (a Ray cluster; all its machines must
@@ -67,23 +67,23 @@ def execute(
         jobs: runs at the same time. Locally as many as there are cores for, by default, or one where there is a GPU;
             on Ray as many as the cluster has room for.
         address: of a running Ray cluster, or auto; without it, Ray is started on this machine.
-        on_event: called with (kind, config, detail) when a run is "queued", "skipped" (its outcome, as it has one), at
-            its "start" (the last row, if it is resumed) and after each "epoch" (its row), when it is "done" (the
-            result) or has "failed" (the failure), or if it is found to run "elsewhere". The executor inline also tells
-            of each "batch" (how many examples of the epoch are done).
-        then: called with every config and its outcome; what it returns is run next.
+        on_event: called with (kind, config, detail). The kinds, with their details: "queued", "skipped" (the outcome
+            it already has), "start" (the last row of a resumed run, or None), "epoch" (its row), "done" (the result),
+            "failed" (the failure), "elsewhere" (another process trains it) and, with the executor inline, "batch" (the
+            number of examples done in this epoch).
+        then: called with every config and its outcome; returns configs to run next.
     """
     if executor not in EXECUTORS:
         raise ValueError(f"Unknown executor {executor!r}. {suggest(executor, EXECUTORS)}")
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
     if jobs is not None and jobs > 1 and executor == "inline":
-        raise ValueError(f"The executor inline makes one run at a time: jobs must be 1, got {jobs}.")
+        raise ValueError(f"The executor inline runs one job at a time: jobs must be 1, got {jobs}.")
     if address is not None and executor != "ray":
         raise ValueError(f"An address is for the executor ray, not for {executor}.")
     queue = _Queue(configs, on_event, then)
     for folder in {job.folder.parent for job in queue.todo}:
-        _check_writable(folder)  # or every run would fail for it
+        _check_writable(folder)  # checked here, or every run would fail with the same error
     if queue.left:
         EXECUTORS[executor](queue, jobs, address)
 
@@ -94,7 +94,7 @@ def _check_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise files.CannotWrite(f"Runs cannot be kept in {folder}: {error.strerror or error}.") from error
+        raise files.CannotWrite(f"Cannot write runs to {folder}: {error.strerror or error}.") from error
 
 
 # -- what is left to do ------------------------------------------------------------------------------------------------
@@ -106,12 +106,12 @@ class _Job:
     folder: Path
     before: Failure | None  # of an earlier sweep
     started: bool = False
-    deaths: int = 0  # of processes that worked on it
-    again: float = 0.0  # when to look again at what runs elsewhere
+    deaths: int = 0  # processes that died while training it
+    again: float = 0.0  # when to check again the runs of other processes
 
 
 class _Queue:
-    """The runs that are left, each once, and the events that tell of them."""
+    """The runs still to do, each once; it also reports their events."""
 
     def __init__(self, configs: Iterable[RunConfig], on_event: OnEvent | None, then: Then | None) -> None:
         self.on_event: OnEvent = (lambda *_: None) if on_event is None else on_event
@@ -127,11 +127,11 @@ class _Queue:
 
     @property
     def pause(self) -> float | None:
-        """Seconds until there is something to look at again; None: not before something happens."""
+        """Seconds until the next check of a run elsewhere; None if there is none."""
         return max(0.0, self.elsewhere[0].again - time.monotonic()) if self.elsewhere else None
 
     def add(self, configs: Iterable[RunConfig]) -> None:
-        """Put new runs in front of the others, so that what has been begun is finished first."""
+        """Put new runs in front of the queue, so that tuned cells that were started are finished first."""
         waiting, new = deque(configs), []
         while waiting:
             config = waiting.popleft()
@@ -149,7 +149,7 @@ class _Queue:
         self.todo.extendleft(reversed(new))
 
     def next(self) -> _Job | None:
-        """The next run that has no outcome yet; another process may have made one meanwhile."""
+        """The next run without an outcome; another process may have finished some of them."""
         while self.todo or self.pause == 0:
             job = (self.todo or self.elsewhere).popleft()
             found = read_outcome(job.folder)
@@ -159,15 +159,15 @@ class _Queue:
         return None
 
     def progress(self, job: _Job, row: dict[str, Any] | None) -> None:
-        """The first sign of life is the start: only then has the run been claimed."""
+        """Report the first message of a run as its start: only then has the run been claimed."""
         if not job.started:
             job.started = True
             self.on_event("start", job.config, row)
-        elif row is not None:  # it is None when a run is tried again from its beginning
+        elif row is not None:  # None when a run is retried from its beginning
             self.on_event("epoch", job.config, row)
 
     def finish(self, job: _Job, found: Result | Failure | None) -> None:
-        """Take note of an outcome; None: another process works on it."""
+        """Record an outcome; None means that another process trains the run."""
         if found is None:
             if not job.again:
                 self.on_event("elsewhere", job.config, None)
@@ -178,16 +178,16 @@ class _Queue:
             self.add(self.then(job.config, found))
 
     def died(self, job: _Job, error: str, tries: int) -> None:
-        """Try a run again whose process died, but not for ever."""
+        """Retry a run whose process died, up to `TRIES` times."""
         job.deaths += 1
-        if job.deaths < tries or isinstance(read_outcome(job.folder), Result):  # it may have died just after the end
+        if job.deaths < tries or isinstance(read_outcome(job.folder), Result):  # it may have died after its end
             self.todo.appendleft(job)
         else:
             self.finish(job, record_failure(job.folder, error, attempts=job.deaths))
 
 
 def _attempt(config: RunConfig, folder: Path, on_epoch: Any, on_batch: Any = None) -> Result | Failure | None:
-    """Run it; whatever goes wrong is recorded. None: another process works on it."""
+    """Train a run and record any failure; None means that another process trains it."""
     try:
         result = train(config, on_epoch=on_epoch, on_batch=on_batch)
     except run_folder.Claimed:
@@ -210,7 +210,7 @@ def _inline(queue: _Queue, _jobs: int | None, _address: str | None) -> None:
             time.sleep(queue.pause or 0.0)
             continue
         on_epoch: Any = partial(_shown, queue, job)
-        if job.config.devices > 1:  # it would be called in other processes: all that is told is the start
+        if job.config.devices > 1:  # callbacks do not reach spawned processes: report only the start
             on_epoch = None
             queue.progress(job, None)
         queue.finish(job, _attempt(job.config, job.folder, on_epoch, partial(queue.on_event, "batch", job.config)))
@@ -225,7 +225,7 @@ def _shown(queue: _Queue, job: _Job, _config: RunConfig, row: dict[str, Any] | N
 
 @dataclass(eq=False)
 class _Worker:
-    """A process that makes one run after the other, as they come through its pipe."""
+    """A worker process that trains the runs sent through its pipe, one after the other."""
 
     process: Any
     pipe: Connection
@@ -244,7 +244,7 @@ def _local(queue: _Queue, jobs: int | None, _address: str | None) -> None:
                     workers.append(_started())
                 worker = idle.pop() if idle else workers[-1]
                 worker.job = job
-                with contextlib.suppress(OSError):  # it has just died, which is found out below
+                with contextlib.suppress(OSError):  # it has just died: handled below
                     worker.pipe.send((job.config, job.folder))
             busy = {worker: worker.job for worker in workers if worker.job}
             if not busy and not queue.left:
@@ -254,12 +254,12 @@ def _local(queue: _Queue, jobs: int | None, _address: str | None) -> None:
             for worker, job in busy.items():
                 if (worker.pipe in ready or worker.process.sentinel in ready) and not _heard(queue, worker, job):
                     workers.remove(worker)
-                    worker.process.join()  # a process that nobody has waited for still counts as alive
+                    worker.process.join()  # reap it: a zombie still counts as alive
                     worker.pipe.close()
                     queue.died(job, _death(worker.process.exitcode), TRIES)
     finally:
         for worker in workers:
-            # A run is saved as by Ctrl-C; who has none is spared the end of the interpreter, which takes seconds.
+            # SIGTERM saves the run as Ctrl-C does. Idle workers are killed: interpreter shutdown takes seconds.
             worker.process.terminate() if worker.job else worker.process.kill()
             worker.pipe.close()
         for worker in workers:
@@ -267,7 +267,7 @@ def _local(queue: _Queue, jobs: int | None, _address: str | None) -> None:
 
 
 def _heard(queue: _Queue, worker: _Worker, job: _Job) -> bool:
-    """Take what a worker has sent; False: it has died and sent nothing more."""
+    """Handle the messages of a worker; False if it has died and all its messages are handled."""
     try:
         if not worker.pipe.poll():
             return worker.process.is_alive()
@@ -283,7 +283,7 @@ def _heard(queue: _Queue, worker: _Worker, job: _Job) -> bool:
 
 
 def _room(configs: list[RunConfig]) -> int:
-    """How many of these runs the machine has room for: they share its cores, but not its GPU."""
+    """How many of these runs fit on the machine at once: they share its cores, but not its GPU."""
     if torch.accelerator.is_available() and any(config.accelerator != "cpu" for config in configs):
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -302,8 +302,8 @@ def _started() -> _Worker:
 
 @contextlib.contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """What is started meanwhile never sees Ctrl-C, which goes to all processes of a terminal; its parent ends it."""
-    resource_tracker.ensure_running()  # which would unblock them
+    """Start processes with Ctrl-C blocked: the terminal sends it to all processes, but the parent ends its workers."""
+    resource_tracker.ensure_running()  # its start would unblock them
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -315,10 +315,10 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 def _work(pipe: Connection) -> None:
-    """The life of a worker. SIGTERM, also sent when its parent is dead, saves its run; without a run it just ends."""
+    """The main loop of a worker. On SIGTERM, also sent when its parent dies, it saves its run and ends."""
 
     def stop(*_: Any) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not disturb the saving
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the save
         raise KeyboardInterrupt
 
     def follow() -> None:
@@ -341,7 +341,7 @@ def _work(pipe: Connection) -> None:
 def _tell(pipe: Connection, _config: RunConfig, row: dict[str, Any] | None) -> None:
     try:
         pipe.send(("progress", row))
-    except OSError:  # nobody listens any more: save and end, as by Ctrl-C
+    except OSError:  # the parent is gone: save and end, as by Ctrl-C
         raise KeyboardInterrupt from None
 
 
@@ -368,12 +368,12 @@ def _ray(queue: _Queue, jobs: int | None, address: str | None) -> None:
         on_terminate = signal.getsignal(signal.SIGTERM)
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, on_terminate or signal.SIG_DFL)  # Ray has put its own in place
+            signal.signal(signal.SIGTERM, on_terminate or signal.SIG_DFL)  # Ray has replaced it by its own
     gpus = bool(ray.cluster_resources().get("GPU"))
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     letters: Any = ray.remote(_Letters).options(num_cpus=0, scheduling_strategy=here).remote()
     running: dict[Any, _Job] = {}
-    looked_at: set[str] = set()  # what runs need, to be said once
+    looked_at: set[str] = set()  # resources that were already reported as missing
     try:
         while queue.left or running:
             while (jobs is None or len(running) < jobs) and (job := queue.next()):
@@ -400,13 +400,15 @@ def _ray(queue: _Queue, jobs: int | None, address: str | None) -> None:
                     found = ray.get(task)
                 except RayError as error:
                     sentence = str(error).strip().rpartition("\n")[2]
-                    queue.died(job, f"Ray gave the run up: {type(error).__name__}: {sentence}", tries=1)
+                    queue.died(job, f"Ray gave up on the run: {type(error).__name__}: {sentence}", tries=1)
                 else:
                     if found is not None and read_outcome(job.folder) is None:
-                        log.warning("%s does not show what a node has written there: is it shared?", job.folder)
+                        log.warning(
+                            "%s has no result that a Ray node wrote there. Is it on a shared file system?", job.folder
+                        )
                     queue.finish(job, found)
     finally:
-        if running:  # interrupted: they save as by Ctrl-C
+        if running:  # interrupted: the tasks save as by Ctrl-C
             for task in running:
                 ray.cancel(task)
             ray.wait(list(running), num_returns=len(running), timeout=SAVING)
@@ -415,7 +417,7 @@ def _ray(queue: _Queue, jobs: int | None, address: str | None) -> None:
 
 
 def _check_answers(address: str | None) -> None:
-    """Refuse an address at which nothing listens: Ray itself would try for minutes without a word."""
+    """Refuse an address at which nothing listens: Ray itself would retry silently for minutes."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():  # auto, local, or none
         return
@@ -426,13 +428,13 @@ def _check_answers(address: str | None) -> None:
 
 
 def _has_room(nodes: list[dict[str, Any]], needs: dict[str, int]) -> bool:
-    """Whether a node, when it is idle, has all that a run needs."""
+    """Whether an idle node has the resources that a run needs."""
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     return any(all(has.get(kind, 0) >= count for kind, count in needs.items()) for has in alive)
 
 
 class _Letters:
-    """What the runs on a cluster tell of their progress, until it is taken."""
+    """A mailbox for progress messages from the runs on a cluster."""
 
     def __init__(self) -> None:
         self.letters: list[tuple[Path, dict[str, Any] | None]] = []
@@ -446,7 +448,7 @@ class _Letters:
 
 
 def _on_node(here: Path, config: RunConfig, folder: Path, letters: Any) -> Result | Failure | None:
-    """A run as a task of Ray. Paths mean what they mean where the sweep was started."""
+    """A run as a Ray task. Relative paths refer to the folder in which the sweep was started."""
     with contextlib.chdir(here):
         return _attempt(config, folder, partial(_write, letters, folder))
 

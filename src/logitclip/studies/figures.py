@@ -29,7 +29,7 @@ COLOURS = (
     *("#a463f2", "#97bbf5", "#9c6b4e", "#9498a0", "#2a9d8f", "#c2410c"),
 )
 DASHES = ([1, 0], [5, 3], [2, 2], [9, 3, 2, 3])
-POINTS = 100  # epochs of a curve that are drawn at most
+POINTS = 100  # most epochs drawn in a curve
 QUANTITIES = {
     "test_accuracy": "test accuracy in %",
     "memorised": "memorised wrong labels in %",
@@ -38,7 +38,7 @@ QUANTITIES = {
 
 
 def draw(recipe: Recipe, rows: Sequence[Row]) -> Any:
-    """The figure that the recipe describes or, if it describes none, its memorisation curves; an Altair chart."""
+    """Return the recipe's figure or, if it has none, its memorisation curves, as an Altair chart."""
     kinds = {"bounds": _bounds, "lines": _lines, "bars": _bars}
     chart = kinds[recipe.figure["kind"]](recipe, rows) if recipe.figure else _memorisation(recipe, rows)
     return _styled(chart.properties(title=title(recipe)))
@@ -51,7 +51,7 @@ def check_suffix(path: Path) -> None:
 
 
 def save(chart: Any, path: Path) -> None:
-    """Write a chart in the format that the end of the name says: .svg, .pdf, .png or .html (interactive, offline)."""
+    """Write a chart in the format of its file suffix: .svg, .pdf, .png or .html (interactive, offline)."""
     check_suffix(path)
     converter, spec = vl_convert(), _printable(chart.to_dict())
     version = vega_lite_version()
@@ -270,7 +270,7 @@ def _number(value: Any) -> float:
 
 
 def _knob(recipe: Recipe, axis: str) -> str:
-    """What the numbers along an axis are called: temp for norm:temp=1.5."""
+    """The name of the numbers along an axis: temp for norm:temp=1.5."""
     names = {match for cell in recipe.cells for match in re.findall(r"(\w+)=", str(cell.coordinates[axis]))}
     return names.pop() if len(names) == 1 else axis
 
@@ -294,7 +294,7 @@ class Curves:
     values: list[dict[str, Any]]  # panel, group, link, quantity, epoch, mean, low, high, n
     panels: list[str]  # one for each column of the table
     groups: list[str]  # have a colour each
-    links: list[str]  # have a dash each: with and without clip; empty if there is nothing to tell apart
+    links: list[str]  # have a dash each: with and without clip; empty if there is only one
 
     @property
     def quantities(self) -> list[str]:
@@ -305,7 +305,7 @@ class Curves:
         return max((value["epoch"] for value in self.values), default=0)
 
     def of(self, panel: str, quantity: str) -> list[dict[str, Any]]:
-        """The values of one chart, without what they have in common."""
+        """The values of one chart, without the fields they share."""
         return [
             {key: entry for key, entry in value.items() if key not in ("panel", "quantity")}
             for value in self.values
@@ -351,7 +351,7 @@ def _over_seeds(runs: list[list[dict[str, Any]]]) -> Iterable[dict[str, Any]]:
         measured = [
             (i, [row[field] for row in rows if row and row[field] is not None]) for i, rows in enumerate(epochs)
         ]
-        measured = [(epoch, numbers) for epoch, numbers in measured if numbers]  # not every epoch has everything
+        measured = [(epoch, numbers) for epoch, numbers in measured if numbers]  # not measured in every epoch
         step = math.ceil(len(measured) / POINTS) or 1
         for epoch, numbers in dict([*measured[::step], *measured[-1:]]).items():
             if quantity == "norms":
@@ -367,9 +367,9 @@ def curve_chart(all_curves: Curves, shown: Any, *, norms: bool = False, legend: 
     """A quantity over the epochs: lines with bands, and the nearest point with its numbers under the pointer.
 
     Args:
-        shown: the condition, an Altair predicate, under which a curve is not faded.
-        norms: it is the quantiles of a norm, on a logarithmic axis.
-        legend: draw one; a page may have its own instead.
+        shown: an Altair predicate; other curves are faded.
+        norms: the quantity is quantiles of a norm, on a logarithmic axis.
+        legend: draw a legend; a page has its own.
     """
     alt = altair()
     key = alt.Undefined if legend else None
@@ -409,7 +409,7 @@ def curve_chart(all_curves: Curves, shown: Any, *, norms: bool = False, legend: 
 def _tooltip(fields: Mapping[str, str]) -> str:
     """The expression of a tooltip, by title and field.
 
-    Vega-Lite does not write it right for texts where it looks for the nearest point: the datum is inside a datum there.
+    Vega-Lite itself writes a wrong one for text at the nearest point, where the datum is nested in another datum.
     """
     rounded = "isNumber({0}) ? format({0}, '.4~g') : {0}"
     values = {title: f"(datum.datum || datum)['{field}']" for title, field in fields.items()}
@@ -446,7 +446,7 @@ _SHOWN = "(!length(groups) || indexof(groups, datum.group) >= 0) && (!length(lin
 
 
 def curve_charts(all_curves: Curves) -> list[tuple[str, list[dict[str, Any]]]]:
-    """For each panel, the charts of all quantities as Vega-Lite: as wide as what they stand in, without a legend."""
+    """For each panel, the charts of all quantities as Vega-Lite, as wide as their container and without a legend."""
     alt = altair()
     lists = [alt.param(name=name, value=[]) for name in ("groups", "links")]
     panels = []
@@ -464,7 +464,7 @@ def curve_charts(all_curves: Curves) -> list[tuple[str, list[dict[str, Any]]]]:
 def noise_charts(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
     """The transition matrix of each noise as a chart, and a sentence for each noise that cannot be shown.
 
-    The matrix is that of the first of the runs, as its folder keeps it.
+    The matrix is read from the folder of the first run.
     """
     first: dict[tuple[str, str], Result] = {}
     for result in results_of(rows):
@@ -493,7 +493,7 @@ def _heat_map(matrix: list[list[float]], names: Sequence[str], title: str) -> di
         if share
     ]
     small = len(matrix) <= 12
-    short = small and max(map(len, names)) <= 3  # longer names would run into each other
+    short = small and max(map(len, names)) <= 3  # longer names would overlap
     axis = {"labels": len(matrix) <= 20, "ticks": False, "domain": False, "grid": False, "labelLimit": 90}
     along, up = alt.Axis(**axis, labelAngle=0 if short else -90), alt.Axis(**axis)
     base = alt.Chart().encode(

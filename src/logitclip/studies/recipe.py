@@ -1,28 +1,28 @@
-"""Recipes: the paper's tables and figures as data files, and the loader that makes runs of them.
+"""Recipes: the paper's tables and figures as data files, and the loader that turns them into runs.
 
-A recipe is a TOML file. Every key is optional except where it says otherwise::
+A recipe is a TOML file. Every key is optional, unless noted::
 
     title = "Robust losses on CIFAR-10"
     about = "A sentence or two."
     paper = "Table 1"
-    tune_seed = 0                # seed on which a cell is tuned, for all seeds; "each": every seed tunes for itself
+    tune_seed = 0                # tune each cell on this seed, for all seeds; "each": tune every seed separately
 
     [base]                       # fields of RunConfig
     loss = "ce"
 
-    [grid]                       # the cells are the product of these axes, each a field of RunConfig or a name of yours
+    [grid]                       # the cells are the product of these axes: fields of RunConfig or your own names
     clip = ["none", "norm:temp=grid"]
     noise = ["symmetric:rate=0.5", "real"]
     seed = [0, 1, 2]
 
-    [variant.real]               # a value of an axis that has such a section stands for the fields in it
+    [variant.real]               # a value of an axis with such a section stands for these fields
     noise = "real:set=worst"
 
     [[override]]                 # the only conditional: changes what runs, never the coordinates
     when = { noise = "real", clip = ["norm:temp=grid"] }     # a list: any of these
-    set = { clip = "norm:temp=2.5" }                         # or `skip = true`: there is no such cell
+    set = { clip = "norm:temp=2.5" }                         # or `skip = true`: leave the cell out
 
-    [table]                      # all axes but seed; cells are numbers of a Result, or "temp", the one that was tuned
+    [table]                      # all axes but seed; cells are numbers of a Result, or "temp", the tuned value
     rows = ["clip"]
     cols = ["noise"]
     cells = ["last10_accuracy"]
@@ -32,8 +32,8 @@ A recipe is a TOML file. Every key is optional except where it says otherwise::
     x = "clip"                   #   bounds: no runs, Prop 2.1's bounds for the `classes` = [K, ...], `tau` = [from, to]
     y = "last10_accuracy"
     colour = "noise"
-    reference = "none"           #   lines only: the value of x that is drawn as a horizontal line
-    reciprocal = "tau"           #   lines only: draw over 1 / the number in x, and call it this
+    reference = "none"           #   lines only: draw this value of x as a horizontal line
+    reciprocal = "tau"           #   lines only: plot over 1 / the number in x, under this name
 
     [scale.cpu]                  # `--scale cpu`: other fields, other values of axes, further overrides
     data = "digits"
@@ -45,11 +45,11 @@ A recipe is a TOML file. Every key is optional except where it says otherwise::
 
 ``norm:temp=published`` is the temp of Table 6 for the data and the noise of a cell.
 
-What is set later in this list wins: base, scale, axes and their variants, overrides, overrides of the scale. The scale
-`full` is the recipe as it stands and always exists. Each seed draws its own noise, as `noise_seed` follows `seed`
-unless the recipe sets it.
+Later settings win, in this order: base, scale, axes and their variants, overrides, overrides of the scale. The scale
+`full` always exists: it is the recipe without any scale. Each seed draws its own noise, because `noise_seed` follows
+`seed` unless the recipe sets it.
 
-An own method beside the paper's is a variant with a plugin::
+To compare your own method with the paper's, add a variant with a plugin::
 
     [variant.mine]
     loss = "my_loss:knob=2"
@@ -75,21 +75,21 @@ from logitclip.registry import suggest
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 STATISTICS = ("last10_accuracy", "best_accuracy", "memorised", "recovered", "noise_rate", "seconds", "temp")
-FIGURES = {  # kind -> its keys; those that name axes are x, colour and panel
+FIGURES = {  # kind -> its keys; x, colour and panel name axes
     "bounds": ("classes", "tau"),
     "lines": ("x", "y", "colour", "panel", "reference", "reciprocal"),
     "bars": ("x", "y", "colour", "panel"),
 }
-_FIELDS = {field.name: object for field in fields(RunConfig) if field.name != "runs"}  # that one is the sweep's
+_FIELDS = {field.name: object for field in fields(RunConfig) if field.name != "runs"}  # the sweep sets it
 _PUBLISHED = "norm:temp=published"
 _Values = dict[str, Any]
-_Grid = dict[str, dict[Any, Any]]  # axis -> canonical value -> as it is written
+_Grid = dict[str, dict[Any, Any]]  # axis -> canonical value -> value as written
 _Draft = tuple[_Values, _Values]  # coordinates and fields of a cell
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a recipe: where it stands, and what runs. A number of the config may be a word: it is to be tuned."""
+    """One run of a recipe: its coordinates and its config, in which one number may still have to be tuned."""
 
     coordinates: Mapping[str, Any]  # axis -> value: a canonical spec, the name of a variant, or a plain value
     config: RunConfig
@@ -105,20 +105,20 @@ class Recipe:
     about: str
     paper: str | None
     scale: str
-    tune_seed: int | None  # None: every seed tunes for itself
+    tune_seed: int | None  # None: tune every seed separately
     rows: tuple[str, ...]
     cols: tuple[str, ...]
     statistics: tuple[str, ...]
     figure: Mapping[str, Any] | None
     cells: tuple[Cell, ...]
-    arguments: str = ""  # what it was loaded by, as the commands take it
+    arguments: str = ""  # the command-line arguments it was loaded with
 
     def command(self, task: str = "sweep") -> str:
-        """The command, ready to be pasted, that makes its runs or does something else with them."""
+        """The shell command that runs the recipe, or another command for it."""
         return f"logitclip {task} {self.arguments or self.name}"
 
     def data(self) -> list[tuple[str, str | None]]:
-        """The datasets of its runs and their folders, with the human labels where the noise is made of them."""
+        """The datasets of its runs and their folders, with human labels if the noise uses them."""
         from logitclip.data import DATASETS
         from logitclip.studies.tuning import with_value
 
@@ -130,7 +130,7 @@ class Recipe:
         return [(spec, root) for (_, root), spec in needed.items()]
 
     def to_tune(self, cell: Cell) -> RunConfig:
-        """The config whose tuning decides this cell: that of the seed to tune on, or the cell's own."""
+        """The config that is tuned for this cell: that of the seed to tune on, or the cell's own."""
         if self.tune_seed is None:
             return cell.config
         noise_seed = self.tune_seed if cell.own_noise else cell.config.noise_seed
@@ -189,7 +189,7 @@ def load_recipe(
 
     Args:
         runs: the folder for the folders of runs.
-        root: the folder of the data, if it is not the recipe's or the usual one.
+        root: the folder of the data, instead of the recipe's or the default one.
         plugin: the plugins that the recipe may name; others are refused, because plugins are code.
 
     >>> len(load_recipe("quickstart").cells)
@@ -229,7 +229,7 @@ def _scales(content: Mapping[str, Any]) -> list[str]:
 
 
 def _take(section: Any, where: str, /, **allowed: Any) -> _Values:
-    """The section, if it is one and has only allowed keys, each with a value of its type (or one of its types)."""
+    """Return the section if it has only allowed keys, each with a value of an allowed type."""
     if not isinstance(section, dict):
         raise ValueError(f"{where} must be a section with keys, got {section!r}.")
     words = {str: "text", int: "a whole number", list: "a list", dict: "a section", bool: "true or false"}
@@ -237,7 +237,7 @@ def _take(section: Any, where: str, /, **allowed: Any) -> _Values:
         if key not in allowed:
             raise ValueError(f"Unknown key {key!r} in {where}. {suggest(key, allowed)}")
         kinds = allowed[key] if isinstance(allowed[key], tuple) else (allowed[key],)
-        if object not in kinds and type(value) not in kinds:  # not isinstance: true is no whole number here
+        if object not in kinds and type(value) not in kinds:  # not isinstance: a bool is not an int here
             wanted = " or ".join(words[kind] for kind in kinds)
             raise ValueError(f"{key} in {where} must be {wanted}, got {value!r}.")
     return section
@@ -248,7 +248,7 @@ def _build(name: str, content: _Values, scale: str, more: _Values, plugin: Seque
     if tune_seed is not None and (isinstance(tune_seed, str) or tune_seed < 0):
         raise ValueError(f'tune_seed must be a whole number of at least 0 or "each", got {tune_seed!r}.')
     if scale not in _scales(content):
-        raise ValueError(f"There is no scale {scale!r}; there are {', '.join(_scales(content))}.")
+        raise ValueError(f"There is no scale {scale!r}. Known: {', '.join(_scales(content))}.")
     place = f"scale.{scale}"
     own = _take(content.get("scale", {}).get(scale, {}), f"[{place}]", **_FIELDS, grid=dict, override=list)
     fixed = dict(_take(content.get("base", {}), "[base]", **_FIELDS))
@@ -301,7 +301,7 @@ def _grid(section: _Values, where: str, variants: Mapping[str, _Values]) -> _Gri
                 raise ValueError(f"A value of {axis} in [{where}] must be text or a number, got {value!r}.")
             if axis not in _FIELDS and value not in variants:
                 raise ValueError(
-                    f"{axis!r} in [{where}] is no field of a run, so its values must have sections, and there is no "
+                    f"{axis!r} in [{where}] is not a field of a run, so its values need sections, and there is no "
                     f"[variant.{value}]. {suggest(axis, _FIELDS)}"
                 )
         grid[axis] = {value if value in variants else _canonical(axis, value): value for value in values}
@@ -315,7 +315,7 @@ def _cells(grid: _Grid, fixed: _Values, variants: Mapping[str, _Values]) -> Iter
         coordinates = dict(zip(grid, values, strict=True))
         chosen: _Values = {}
         for axis, value in coordinates.items():
-            # As it is written: a knob at its default says more than no knob where a method has presets.
+            # As written: where a method has presets, a knob at its default is not the same as no knob.
             for key, setting in variants.get(value, {axis: grid[axis][value]}).items():
                 if key in chosen:
                     raise ValueError(f"{axis} = {value!r} sets {key}, which another axis of the grid sets as well.")
@@ -324,7 +324,7 @@ def _cells(grid: _Grid, fixed: _Values, variants: Mapping[str, _Values]) -> Iter
 
 
 def _overridden(cells: list[_Draft], override: Any, where: str, grid: _Grid, possible: _Grid) -> list[_Draft]:
-    """The cells with the override done. `possible` are the values it may match without being a mistake."""
+    """The cells after one override. `possible` are the values that `when` may name."""
     _take(override, where, when=dict, set=dict, skip=bool)
     if "when" not in override or ("set" in override) == override.get("skip", False):
         raise ValueError(f"{where} needs `when = {{...}}` and either `set = {{...}}` or `skip = true`, got {override}.")
@@ -360,10 +360,10 @@ def _config(values: _Values) -> RunConfig:
     for name, registry in registries().items():
         spec = getattr(config, name)
         if spec is not None and not config.plugin:
-            registry[registry.split(spec)[0]]  # refuses an unknown name, which without a plugin is a mistake
-        _canonical(name, spec)  # a mistake in a spec is found here,
+            registry[registry.split(spec)[0]]  # refuses an unknown name
+        _canonical(name, spec)  # refuses a wrong spec
     if word_to_tune(config):
-        search_for(config)  # and what nobody knows how to tune
+        search_for(config)  # and an option without a search
     return replace(config, noise_seed=values.get("noise_seed", config.seed))
 
 
@@ -401,8 +401,8 @@ def _canonical(field: str, value: Any) -> Any:
 def _canonical_spec(field: str, spec: str) -> str:
     words = r"=\s*(grid|auto|published)\s*(?=,|$)"
     numbered = spec if field in ("data", "noise", "augment") else re.sub(words, "=1", spec)
-    canonical = registries()[field].canonical(numbered)  # refuses what is not a knob
-    return canonical if numbered == spec else spec  # what is to be tuned stays as it is written
+    canonical = registries()[field].canonical(numbered)  # refuses unknown knobs
+    return canonical if numbered == spec else spec  # a value to tune stays as written
 
 
 # -- what is made of them ----------------------------------------------------------------------------------------------

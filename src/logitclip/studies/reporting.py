@@ -34,7 +34,7 @@ from logitclip.studies.tables import (
 
 
 def terminal(table: Table) -> Any:
-    """The table for a terminal, as something that rich prints."""
+    """The table for a terminal, as a rich renderable."""
     from rich import box
     from rich.console import Group
     from rich.markup import escape
@@ -44,7 +44,7 @@ def terminal(table: Table) -> Any:
     shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, axis in enumerate(table.row_axes):
         longest = max(len(table.labels(row)[i]) for row in table.rows)
-        shown.add_column(axis, overflow="fold", min_width=min(longest, 16))  # where it is narrow, numbers fold first
+        shown.add_column(axis, overflow="fold", min_width=min(longest, 16))  # on a narrow terminal, numbers wrap first
     for head in table.heads():
         shown.add_column(escape(head.replace(", ", "\n")), justify="right", overflow="fold")
     before = None
@@ -114,7 +114,7 @@ def latex(table: Table) -> str:
     name = re.sub(r"[^A-Za-z0-9-]", "-", f"{recipe.name}-{recipe.scale}")
     lines = ["% \\usepackage{booktabs,graphicx}", "\\begin{table}", "\\centering"]
     lines += [f"\\caption{{{_tex(caption)}}}", f"\\label{{tab:{name}}}"]
-    lines += ["\\resizebox{\\ifdim\\width>\\columnwidth\\columnwidth\\else\\width\\fi}{!}{%"]  # never larger than it is
+    lines += ["\\resizebox{\\ifdim\\width>\\columnwidth\\columnwidth\\else\\width\\fi}{!}{%"]  # shrink, never enlarge
     lines += [f"\\begin{{tabular}}{{{'l' * len(table.row_axes)}{'r' * len(table.columns)}}}", "\\toprule"]
     if several > 1 and table.col_axes:
         groups = [f"\\multicolumn{{{several}}}{{c}}{{{_tex(head)}}}" for head in table.col_heads()]
@@ -140,7 +140,7 @@ def latex(table: Table) -> str:
 
 _TEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
-    "[": "{[}",  # after the end of a line it would begin an option
+    "[": "{[}",  # after a line break, a bracket would start an option
     "\\": "\\textbackslash{}",
     "~": "\\textasciitilde{}",
     "^": "\\textasciicircum{}",
@@ -190,7 +190,7 @@ def csv(table: Table) -> str:
 
 
 def _csv(value: Any) -> Any:
-    """A cell that no spreadsheet takes for a formula; numbers as they are.
+    """A CSV cell that no spreadsheet reads as a formula; numbers stay as they are.
 
     >>> _csv("=HYPERLINK(1)"), _csv("ce"), _csv(-1.5)
     ("'=HYPERLINK(1)", 'ce', -1.5)
@@ -235,7 +235,7 @@ CITATION = """@inproceedings{wei2023logitclip,
 
 def html(table: Table, rows: Sequence[Row]) -> str:
     """A page with the table, examples, curves, noise and settings, in one file that opens offline."""
-    figures.vl_convert()  # if it is missing, say so before anything is computed
+    figures.vl_convert()  # fail now if a package is missing, before anything is computed
     curves = figures.curves(table.recipe, rows)
     matrices, unknown = figures.noise_charts(rows)
     return figures.render(
@@ -269,7 +269,7 @@ def _facts(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _settings(rows: Sequence[Row]) -> dict[str, list[str]]:
-    """The resolved settings that differ from `RunConfig`'s defaults; if there are several values, where each holds."""
+    """The resolved settings that differ from `RunConfig`'s defaults; for several values, the cells of each."""
     results = [(row.cell.coordinates, row.outcome) for row in rows if isinstance(row.outcome, Result)]
     defaults = {option.name: option.default for option in fields(RunConfig)}
     settings = {}
@@ -283,9 +283,9 @@ def _settings(rows: Sequence[Row]) -> dict[str, list[str]]:
 
 
 def _where(name: str, value: str, cells: Mapping[str, list[Mapping[str, Any]]]) -> str:
-    """The place in the grid that a setting holds for, by one axis or two, if they tell it from the other values."""
+    """The cells that have a setting, described by one or two axes if these are enough."""
     if len(cells) == 1 or max(cells, key=lambda other: len(cells[other])) == value:
-        return ""  # the rule needs no words, its exceptions do
+        return ""  # only exceptions to the majority are described
     others = [coordinates for other, found in cells.items() if other != value for coordinates in found]
     axes = [axis for axis in cells[value][0] if axis not in (name, *AVERAGED)]
     for some in (*itertools.combinations(axes, 1), *itertools.combinations(axes, 2)):

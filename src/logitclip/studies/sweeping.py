@@ -1,4 +1,4 @@
-"""Sweeps: run what is missing of a recipe, tuning first where it has to be, and collect what came out."""
+"""Sweeps: tune and train the missing runs of a recipe, and collect the results."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from logitclip.studies.tuning import Outcome
 
 @dataclass(frozen=True)
 class Row:
-    """A cell of a recipe and what came out."""
+    """A cell of a recipe and its outcome."""
 
     cell: Cell
-    config: RunConfig | None  # with the tuned value in place; None: it has not been chosen yet, or cannot be
+    config: RunConfig | None  # with the tuned value filled in; None if no value is chosen yet, or all trials failed
     outcome: Result | Failure | None
 
 
 def collect(recipe: Recipe) -> list[Row]:
-    """Every cell with its outcome, read from the folders; nothing is run."""
+    """Every cell with its outcome, read from the run folders. Nothing is trained."""
     return _rows(recipe, range(len(recipe.cells)), functools.cache(outcome))
 
 
@@ -40,26 +40,26 @@ def sweep(
     shard: tuple[int, int] = (1, 1),
     on_event: OnEvent | None = None,
 ) -> list[Row]:
-    """Run what is missing of a recipe, tuning first where it has to be, and return its rows.
+    """Tune and train the missing runs of a recipe, and return its rows.
 
-    It can be stopped at any time and started again, and several may work on one folder: what is there is not repeated,
-    except runs that failed for a reason that may pass.
+    A sweep can be stopped at any time and restarted, and several sweeps can share a folder. Finished runs are not
+    repeated; failed runs are retried, unless they diverged.
 
     Args:
         executor, jobs, address: where to run, as in `executors.execute`.
-        shard: (i, n): only the i-th of n parts. A value is tuned in one part, together with all cells that need it.
-        on_event: as in `executors.execute`, and besides ("tuning", config, cells) for each config to tune with the
-            number of cells that wait for it, and ("chosen", config, decision) with the config that has the number in
-            place, or the failure if none could be chosen.
+        shard: (i, n): only the i-th of n parts. The cells that share a tuned value are in the same part.
+        on_event: as in `executors.execute`, with two more kinds: ("tuning", config, cells) for each config to tune,
+            with the number of cells that wait for it, and ("chosen", config, decision) with the tuned config, or
+            the failure if no value could be chosen.
     """
     tell = (lambda *_: None) if on_event is None else on_event
     memory = _Memory()
     tuned, plain = _parts(recipe, memory, shard)
-    waiting: dict[Path, set[RunConfig]] = defaultdict(set)  # a run -> the configs to tune that it is a trial of
+    waiting: dict[Path, set[RunConfig]] = defaultdict(set)  # run id -> the configs to tune that it is a trial of
     undecided = set(tuned)
 
     def advance(config: RunConfig) -> list[RunConfig]:
-        """What to run next for a config to tune: its trials, and when the value is chosen, its cells."""
+        """What to run next for a config to tune: its trials and, once the value is chosen, its cells."""
         trials = tuning.trials(config, memory.outcome)
         for trial in trials:
             waiting[memory.folder(trial)].add(config)
@@ -84,9 +84,9 @@ def sweep(
 
 
 def tune(config: RunConfig, search: tuning.Search | None = None, **where: Any) -> dict[Any, float | None]:
-    """Make the trials that the choice of a value needs, and return the score of each; None is a trial that failed.
+    """Run the trials of a search, and return the score of each value; None if its trial failed.
 
-    As in a sweep, trials that failed before are tried again, each once.
+    As in a sweep, trials that failed before are retried once.
 
     Args:
         where: executor, jobs, address and on_event, as in `executors.execute`.
@@ -99,7 +99,7 @@ def tune(config: RunConfig, search: tuning.Search | None = None, **where: Any) -
 
 
 class _Memory:
-    """What a sweep knows: ids take a while to compute, and a failure counts only if this sweep has seen it."""
+    """Caches ids, which take time to compute, and the outcomes of this sweep: earlier failures do not count."""
 
     def __init__(self) -> None:
         self.seen: dict[Path, Result | Failure] = {}
@@ -111,7 +111,7 @@ class _Memory:
         return self.folders[config]
 
     def keep(self, config: RunConfig, found: Result | Failure) -> tuple[()]:
-        """Take note of an outcome; nothing is to be run next."""
+        """Record an outcome; nothing follows it."""
         self.seen[self.folder(config)] = found
         return ()
 
@@ -120,7 +120,7 @@ class _Memory:
         if folder not in self.seen:
             found = read_outcome(folder)
             if found is None or (isinstance(found, Failure) and not found.final):
-                return None  # an earlier failure may have passed: it is tried again
+                return None  # the cause of an earlier failure may be gone: retry it
             self.seen[folder] = found
         return self.seen[folder]
 
@@ -128,7 +128,7 @@ class _Memory:
 def _parts(
     recipe: Recipe, memory: _Memory, shard: tuple[int, int]
 ) -> tuple[dict[RunConfig, list[int]], dict[Path, list[int]]]:
-    """The positions of a shard's cells: by the config that is tuned for them, and by run where nothing is tuned."""
+    """The positions of a shard's cells. Cells are grouped by the config that is tuned for them, or by run id."""
     i, n = shard
     if not 1 <= i <= n:
         raise ValueError(f"A shard is one of 1/n to n/n, got {i}/{n}.")
@@ -165,6 +165,6 @@ def _choose(config: RunConfig, outcome: Outcome) -> RunConfig | Failure:
 
 
 def _filled(cell: Cell, chosen: RunConfig) -> RunConfig:
-    """The cell's own config with the value that was chosen, maybe on another seed; it trains on everything."""
+    """The cell's own config with the chosen value, which may be tuned on another seed; it trains on all examples."""
     field, *_ = word_to_tune(cell.config) or ("clip",)
     return replace(cell.config, **{field: getattr(chosen, field), "val": 0.0})

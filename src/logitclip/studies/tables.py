@@ -29,7 +29,7 @@ DASH = "–"
 
 @dataclass(frozen=True)
 class Kind:
-    """How a statistic reads, and which way is better: 1 up, -1 down, 0 neither."""
+    """How to print a statistic, and which direction is better: 1 up, -1 down, 0 neither."""
 
     title: str
     better: int = 0
@@ -53,7 +53,7 @@ def kind_of(statistic: str) -> Kind:
 
 @dataclass(frozen=True)
 class Entry:
-    """One statistic of one cell: ours and, if there is one, the paper's."""
+    """One statistic of one cell: our number and the paper's, if it has one."""
 
     coordinates: Mapping[str, Any]
     statistic: str
@@ -63,7 +63,7 @@ class Entry:
     published_std: float | None = None
     best: bool = False  # of the cells that differ in clip or penalty alone
     comparable: bool = True  # the paper's number is for the same data
-    chosen: str = ""  # the clip or penalty that ran, where the label of the row does not say it
+    chosen: str = ""  # the clip or penalty of the runs, if the row label does not show it
 
     @property
     def n(self) -> int:
@@ -131,7 +131,7 @@ class Table:
     cols: tuple[Place, ...]
     statistics: tuple[str, ...]
     entries: Mapping[tuple[Place, Place, str], Entry]
-    bare: Collection[str]  # axes whose values need no knobs to be told apart
+    bare: Collection[str]  # axes whose values are distinct without their knobs
     headline: str = ""  # the effect of the clip in a sentence
     notes: tuple[str, ...] = ()  # sentences below the table
     warnings: tuple[str, ...] = ()
@@ -143,7 +143,7 @@ class Table:
 
     @property
     def compared(self) -> bool:
-        """Whether there is any number of the paper to show."""
+        """Whether the table has any number of the paper."""
         return any(entry.published is not None for entry in self.entries.values())
 
     @property
@@ -152,11 +152,11 @@ class Table:
         return max((entry.n for entry in self.entries.values()), default=0)
 
     def ours(self, entry: Entry) -> str:
-        """Our number, with the number of runs if it is smaller than in other cells."""
+        """Our number, with the number of runs if other cells have more."""
         return f"{entry.ours} (n={entry.n})" if 0 < entry.n < self.most else entry.ours
 
     def details(self, entry: Entry) -> list[str]:
-        """What stands below our number: the paper's, and the clip that was chosen, once per cell."""
+        """The text below our number: the paper's number and, once per cell, the chosen clip."""
         chosen = entry.chosen if entry.statistic == self.statistics[0] and entry.n else ""
         return [text for text in (entry.beside, chosen) if text]
 
@@ -261,7 +261,7 @@ def _value(row: Row, statistic: str) -> float | None:
 
 
 def _chosen(rows: Iterable[Row], varying: Collection[str]) -> str:
-    """The clip and penalty of the runs of a cell, where its coordinates do not say them and they may vary."""
+    """The clips and penalties of the runs of a cell, if its coordinates do not fix them."""
     found: dict[str, None] = {}
     for row in (row for row in rows if row.config is not None):
         for axis in ("clip", "penalty"):
@@ -272,7 +272,7 @@ def _chosen(rows: Iterable[Row], varying: Collection[str]) -> str:
 
 
 def _published(paper: Iterable[Any], coordinates: Mapping[str, Any], statistic: str) -> Any:
-    """The paper's number for these coordinates, if there is exactly one; what is no axis here is not compared."""
+    """The paper's number for these coordinates, if exactly one matches on the axes of this recipe."""
     found = [
         number
         for number in paper
@@ -283,7 +283,7 @@ def _published(paper: Iterable[Any], coordinates: Mapping[str, Any], statistic: 
 
 
 def _mark_best(entries: dict[Any, Entry]) -> None:
-    """Mark the better one of each pair with and without clip, or of more than two; never one alone, and no tie."""
+    """Mark the best entry of each group; no mark for a single entry or a tie."""
     groups: dict[Any, list[Any]] = {}
     for key, entry in entries.items():
         if entry.kind.better and entry.mean is not None:
@@ -301,7 +301,7 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
     if table.compared:
         here, there = datasets_of(recipe.cells), datasets_of(load_recipe(recipe.name, "full").cells)
         if recipe.scale == "full":
-            notes.append("Full scale: the paper's settings; where it is silent, those in the recipe's comment.")
+            notes.append("Full scale: the paper's settings; where the paper is silent, those in the recipe's comment.")
         elif here == there:
             notes.append(f"Scale {recipe.scale}: the paper trained longer; its numbers are for orientation only.")
         else:

@@ -1,8 +1,8 @@
-"""Finding a good value of an option: the paper's grid, and a search that costs a quarter of it.
+"""Hyperparameter search: the paper's grid, and a search that costs a quarter of it.
 
-One number of a config may be the word `grid` or `auto`: ``norm:temp=grid``, ``norm:weight=grid``. `trials` says
-which runs the choice still needs, and `choose` puts the number in place. Both look only at the config and at what came
-out of the runs, so tuning can be stopped, resumed and shared like the runs themselves.
+One number of a config may be the word `grid` or `auto`: ``norm:temp=grid``, ``norm:weight=grid``. `trials` returns
+the runs that the search still needs, and `choose` fills in the best value. Both read only the config and the outcomes
+of runs, so tuning can be stopped, resumed and shared like the runs themselves.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ GRID_VAL = 0.1  # share of the noisy examples to validate on, as in the paper; f
 
 @dataclass(frozen=True)
 class Search:
-    """How a value is looked for."""
+    """How to search for a value."""
 
     option: str  # a field of RunConfig, "lr", or a knob of a spec, "clip.temp"
-    values: tuple[Any, ...] = ()  # all of these are tried; empty: the fast search,
-    grid: tuple[float, ...] = ()  # which begins with three values of this range and goes wherever it gets better
+    values: tuple[Any, ...] = ()  # the grid: try all of these. Empty: the fast search,
+    grid: tuple[float, ...] = ()  # which starts with three values of this range and follows the improvement
 
 
 def tuned(config: RunConfig) -> bool:
-    """Whether a number of the config is to be found by tuning."""
+    """Whether a number of the config is still to be tuned."""
     return word_to_tune(config) is not None
 
 
@@ -64,7 +64,7 @@ def with_value(config: RunConfig, option: str, value: Any) -> RunConfig:
     if not knob:
         return replace(config, **{field: value})
     if field not in registries():
-        raise ValueError(f"The option {field} has no knob {knob!r}: it is a value of its own.")
+        raise ValueError(f"The option {field} has no knob {knob!r}: it is a plain value.")
     load_plugins(config.plugin)
     name, knobs = registries()[field].split(str(getattr(config, field)))
     knobs.pop(knob, None)
@@ -96,20 +96,20 @@ def fast_search(config: RunConfig, option: str) -> Search:
 
 
 def trials(config: RunConfig, outcome: Outcome = outcome, search: Search | None = None) -> list[RunConfig]:
-    """The runs that the choice needs next and that have no outcome yet; none when the choice can be made."""
+    """The next runs that the search needs and that have no outcome yet; empty when `choose` can decide."""
     search = search or search_for(config)
     asked = [trial(config, search, value) for value in search.values or _asked(config, outcome, search)]
     return [config for config in asked if outcome(config) is None]
 
 
 def choose(config: RunConfig, outcome: Outcome = outcome, search: Search | None = None) -> RunConfig:
-    """The config with the best value of the trials in place; it trains on all examples."""
+    """The config with the best value filled in; it trains on all examples."""
     search = search or search_for(config)
     return replace(with_value(config, search.option, best(tried(config, outcome, search))), val=0.0)
 
 
 def trial(config: RunConfig, search: Search, value: float) -> RunConfig:
-    """The run that tries a value: with some of the noisy examples held out."""
+    """The run that tries a value, with some of the noisy examples held out."""
     config = with_value(config, search.option, value)
     if search.values:
         return replace(config, val=config.val or GRID_VAL)
@@ -117,7 +117,7 @@ def trial(config: RunConfig, search: Search, value: float) -> RunConfig:
 
 
 def tried(config: RunConfig, outcome: Outcome, search: Search) -> dict[float, float | None]:
-    """The score of each value tried so far, in their order; None if its run failed."""
+    """The score of each value tried so far, in order; None if its run failed."""
     found = _found(config, outcome, search, search.values or _asked(config, outcome, search))
     return {value: _validation(result) for value, result in found.items()} if search.values else _scores(found)
 
@@ -130,7 +130,7 @@ def parts(config: RunConfig, outcome: Outcome, search: Search) -> dict[float, Sc
 def _found(
     config: RunConfig, outcome: Outcome, search: Search, values: Iterable[float]
 ) -> dict[float, Result | Failure]:
-    """The outcomes of the trials of these values that have ended."""
+    """The outcomes of the finished trials among these values."""
     found = {value: outcome(trial(config, search, value)) for value in values}
     return {value: result for value, result in found.items() if result is not None}
 
@@ -139,7 +139,7 @@ def _found(
 
 
 def _asked(config: RunConfig, outcome: Outcome, search: Search) -> list[float]:
-    """The values to try, as far as the outcomes so far decide them."""
+    """The values to try, as far as they are known from the outcomes so far."""
     between = search.grid[len(search.grid) // 5], search.grid[-1]
     done: dict[float, Trial | None] = {}
     while ahead := [value for value in proposed(between, done) if value not in done]:
@@ -161,7 +161,7 @@ def _scores(found: Mapping[float, Result | Failure]) -> dict[float, float | None
 
 
 def _trials(found: Mapping[float, Result | Failure]) -> dict[float, Trial | None]:
-    """What the search wants to know about each run; None if it failed."""
+    """The numbers of each run that the search needs; None if it failed."""
     trials: dict[float, Trial | None] = dict.fromkeys(found)
     for value, result in found.items():
         if not isinstance(result, Result):
@@ -189,14 +189,14 @@ def study(
     log: bool = True,
     on_event: executors.OnEvent | None = None,
 ) -> Any:
-    """An Optuna study of any numeric option between two bounds, until `count` trials have ended; it can be resumed.
+    """Search a numeric option between two bounds with Optuna until `count` trials have ended; it can be resumed.
 
-    Its name says what is studied, so that processes with the same arguments and storage share the work.
+    Processes with the same arguments and storage share one study.
 
     Args:
         storage: where the study is kept: a file (SQLite; a name that ends in .log is a journal), or any SQL address.
             None keeps it in memory; the runs, which take the time, are kept in any case.
-        log: look evenly in the logarithm of the option.
+        log: sample log-uniformly.
     """
     try:
         import optuna
@@ -226,7 +226,7 @@ def study(
         found.sampler = optuna.samplers.TPESampler(seed=config.seed + len(found.trials))
         for left in found.get_trials(states=(states.RUNNING,)):
             lost = config_of(left.params) if option in left.params else None
-            if lost is None or _abandoned(lost):  # its process was killed: do it first, from its last checkpoint
+            if lost is None or _abandoned(lost):  # its process was killed: resume it first
                 found.tell(left.number, state=states.FAIL, skip_if_finished=True)
                 if lost is not None:
                     found.enqueue_trial(left.params)
@@ -243,14 +243,14 @@ def study(
         executors.execute([run], executor="inline", on_event=on_event)
         score = _validation(outcome(run))
         with _kept_in(storage):
-            # One that failed or diverged has no score; it counts as pruned, so that a study of failures ends as well.
-            # Another process that has just started may have taken it for one that was killed, and does it again.
+            # A failed trial has no score; it counts as pruned, so that a study of failures ends as well.
+            # Another process may have taken this trial for a killed one, and have repeated it.
             found.tell(asked, score, states.PRUNED if score is None else states.COMPLETE, skip_if_finished=True)
 
 
 @contextlib.contextmanager
 def _kept_in(storage: str | None) -> Iterator[None]:
-    """Explain what goes wrong with the file or database of a study; the types of errors depend on the database."""
+    """Explain errors of the file or database of a study; their types depend on the database."""
     try:
         yield
     except ImportError:  # of a database's driver
@@ -258,17 +258,17 @@ def _kept_in(storage: str | None) -> Iterator[None]:
     except Exception as error:
         reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
         raise ValueError(
-            f"The study cannot be kept in {storage!r}: {reason}. Its finished runs are kept and are not repeated."
+            f"The study cannot be stored in {storage!r}: {reason}. Its finished runs are kept and will not be repeated."
         ) from error
 
 
 def six_digits(value: float) -> float:
-    """The value that a study tries in place of one with more digits."""
+    """The value rounded to six digits, as a study tries it."""
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 def _whole(config: RunConfig, option: str, low: float) -> bool:
-    """Whether the option, a field or a knob, takes whole numbers alone."""
+    """Whether the option, a field or a knob, must be an integer."""
     field, _, knob = option.partition(".")
     if not knob:
         return isinstance(getattr(config.resolved(), field, None), int)
@@ -278,7 +278,7 @@ def _whole(config: RunConfig, option: str, low: float) -> bool:
     try:
         between.resolved()
     except ValueError:
-        with_value(config, option, round(low)).resolved()  # it is the option that is refused, not its fraction
+        with_value(config, option, round(low)).resolved()  # the option itself is refused, not its fraction
         return True
     return False
 

@@ -76,8 +76,14 @@ def loss_bounds(tau: float, num_classes: int, delta: float | None = None, p: flo
 def probability_bounds(tau: float, num_classes: int, delta: float | None = None, p: float = math.inf) -> Range:
     """M and N, the smallest and the largest softmax probability of clipped logits.
 
-    They are e^-upper and e^-lower of `loss_bounds`, which has the same arguments. For p = inf:
-    M = 1 / (1 + (K-1) e^(2s)) and N = 1 / (1 + (K-1) e^(-2s)).
+    They are e^-upper and e^-lower of `loss_bounds`. For p = inf: M = 1 / (1 + (K-1) e^(2s)) and
+    N = 1 / (1 + (K-1) e^(-2s)).
+
+    Args:
+        tau, num_classes, delta, p: as for `loss_bounds`.
+
+    Returns:
+        (M, N).
 
     >>> m, n = probability_bounds(1.0, 10)
     >>> round(m, 4), round(n, 4)
@@ -272,7 +278,10 @@ def _cores(ball: Ball, *, prior: str = "labels", **knobs: Any) -> Range:
 def lipschitz_constant(
     loss: str, tau: float, num_classes: int, delta: float | None = None, p: float = math.inf, **knobs: Any
 ) -> float:
-    """The Lipschitz constant on [M, N] of a loss that depends on p_y alone, with the arguments of `base_loss_bounds`.
+    """The Lipschitz constant on [M, N] of a loss that depends on p_y alone.
+
+    Args:
+        loss, tau, num_classes, delta, p, **knobs: as for `base_loss_bounds`.
 
     Returns:
         The largest `|dphi/dp_y|`; inf where it exceeds a float.

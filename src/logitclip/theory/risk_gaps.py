@@ -29,6 +29,12 @@ def trivial_risk_gap(bounds: Range) -> float:
 
     For `loss_bounds` this is the paper's A = log((1 + (K-1) e^(2 tau)) / (1 + (K-1) e^(-2 tau))).
 
+    Args:
+        bounds: (lower, upper), the range of the loss.
+
+    Returns:
+        The bound.
+
     >>> from logitclip.theory import loss_bounds
     >>> round(trivial_risk_gap(loss_bounds(1.0, 10)), 4)
     3.4155
@@ -42,6 +48,17 @@ def symmetric_risk_gap(bounds: Range, num_classes: int, rate: float) -> float:
     """Symmetric noise of rate eta < 1 - 1/K: 0 <= R(f~) - R(f*) <= eta K / ((1-eta) K - 1) * (upper - lower).
 
     This is below the trivial bound only for eta < (K-1) / (2K). The paper allows eta = 1 - 1/K, where it divides by 0.
+
+    Args:
+        bounds: (lower, upper), the range of the loss.
+        num_classes: K.
+        rate: eta.
+
+    Returns:
+        The bound.
+
+    Raises:
+        ValueError: if the rate is not in [0, 1 - 1/K).
 
     >>> from logitclip.theory import loss_bounds
     >>> round(symmetric_risk_gap(loss_bounds(1.0, 10), 10, rate=0.2), 4)
@@ -58,9 +75,19 @@ def asymmetric_risk_gap(
 ) -> float:
     """Class-conditional noise with eta_ij < 1 - eta_i: 0 <= R^eta(f*) - R^eta(f~) <= K (upper - lower) E[1 - eta_i].
 
-    `transition[i][j]` is p(y = j | y* = i), K rows that sum to 1; `prior` the shares of the clean classes, uniform by
-    default. The condition makes K (1 - eta_i) > 1, so the trivial bound is always smaller; it also proves the theorem
-    for every bounded loss. (The printed proof takes CE(f*, j) = upper for each j != y*, true only for K = 2.)
+    The condition makes K (1 - eta_i) > 1, so the trivial bound is always smaller; it also proves the theorem for every
+    bounded loss. (The printed proof assumes CE(f*, j) = upper for each j != y*, which is true only for K = 2.)
+
+    Args:
+        bounds: (lower, upper), the range of the loss.
+        transition: [K, K], p(y = j | y* = i) in row i and column j; rows sum to 1.
+        prior: [K], the shares of the clean classes; uniform by default.
+
+    Returns:
+        The bound.
+
+    Raises:
+        ValueError: if the matrix or the prior is not one of probabilities, or the condition does not hold.
 
     >>> from logitclip.theory import loss_bounds
     >>> round(asymmetric_risk_gap(loss_bounds(1.0, 2), [[0.9, 0.1], [0.3, 0.7]]), 4)
@@ -85,8 +112,19 @@ def asymmetric_risk_gap(
 def instance_risk_gap(bounds: Range, num_classes: int, rate: float) -> float:
     """Instance-dependent noise: 0 <= R^eta(f*) - R^eta(f~) <= K (upper - lower) E[1 - eta_x], `rate` the mean of eta_x.
 
-    Needs eta_xj < 1 - eta_x for every instance, which only the caller can know; it implies rate < 1 - 1/K, which is
-    checked. As for Thm 2.3, the trivial bound is always smaller.
+    The theorem needs eta_xj < 1 - eta_x for every instance, which only the caller can know. It implies
+    rate < 1 - 1/K, which is checked. As for Thm 2.3, the trivial bound is always smaller.
+
+    Args:
+        bounds: (lower, upper), the range of the loss.
+        num_classes: K.
+        rate: the mean of eta_x.
+
+    Returns:
+        The bound.
+
+    Raises:
+        ValueError: if the rate is not in [0, 1 - 1/K).
 
     >>> from logitclip.theory import loss_bounds
     >>> round(instance_risk_gap(loss_bounds(1.0, 10), 10, rate=0.4), 4)
@@ -138,10 +176,19 @@ def all_bounds(
     For p < inf each appears twice: as printed (max norm) and with the sharper range for this p.
 
     Args:
+        tau, num_classes, delta, p: as for `loss_bounds`.
+        loss: the name of a loss.
         knobs: of the loss, such as `{"q": 0.7}`.
         noise: "symmetric", "asymmetric" or "pair" (each class becomes the next one), or "instance", with its `rate`;
             or "transition" with its matrix. None: nothing about noise but the trivial bound, which always holds.
+        rate: the noise rate.
         transition, prior: as for `asymmetric_risk_gap`.
+
+    Returns:
+        One `Bound` per row of the table.
+
+    Raises:
+        ValueError: if an option is missing or out of range.
 
     >>> for bound in all_bounds(1.0, 10, noise="symmetric", rate=0.2):
     ...     if bound.smallest:
