@@ -410,8 +410,8 @@ def cell(found: list[dict[str, Any]], key: str, spread: str) -> str:
     text = f"{statistics.mean(float(row[key]) for row in found):.1f}"
     if found[0].get(spread):
         text += f" ± {found[0][spread]}"
-    seeds = len(found) if "seed" in found[0] else int(found[0]["seeds"])
-    return text if seeds == 1 or str(found[0]["data"]).startswith("mean") else f"{text} ({seeds})"
+    seeds = len(found) if "seed" in found[0] else int(found[0]["seeds"] or 1)  # a rank has none
+    return text if seeds == 1 else f"{text} ({seeds})"
 
 
 def mean(rows: list[dict[str, float]], key: str, factor: float) -> str:
