@@ -1,7 +1,7 @@
 """Fine-tune a small causal language model when a share of its target tokens is wrong, with and without the clip.
 
     pip install 'logitclip[huggingface]'
-    python examples/causal_lm.py [--noise 0.5] [--steps 300] [--losses ce gce:q=0.7]
+    python examples/causal_lm.py [--noise 0.5] [--steps 200] [--losses ce gce:q=0.7]
 
 The model and its language are made on the spot: sentences of a random grammar, in which each pair of tokens has one
 usual successor. The model first learns the grammar of a large clean corpus, then is fine-tuned on a small corpus of
@@ -83,7 +83,7 @@ def fine_tune(model: Any, sentences: Tensor, labels: Tensor, loss: str, clip: st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--noise", type=float, default=0.5)
-    parser.add_argument("--steps", type=int, default=300, help="of fine-tuning")
+    parser.add_argument("--steps", type=int, default=200, help="of fine-tuning")
     parser.add_argument("--sentences", type=int, default=128, help="to fine-tune on")
     parser.add_argument("--losses", nargs="+", default=["ce", "gce:q=0.7"])
     parser.add_argument("--clips", nargs="+", default=["none", "norm:temp=0.2"])
