@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import evidence_tables
+import head_tables
 import torch
 
 DOCS = Path(__file__).parent
@@ -77,6 +78,8 @@ def run_options() -> str:
 def generated(name: str) -> str:
     if name.startswith("evidence "):
         return evidence_tables.table(name.removeprefix("evidence "))
+    if name.startswith("heads "):
+        return head_tables.table(name.removeprefix("heads "))
     return run_options() if name == "run options" else registry_table(KINDS[name])
 
 

@@ -500,7 +500,15 @@ def test_the_examples_run(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     root = Path(__file__).parents[1]
     language_model = [root / "examples" / "causal_lm.py", "--steps", "2", "--out", tmp_path / "out.csv"]
-    classes = [root / "benchmarks" / "hundred_thousand_classes.py", "--classes", "500", "--epochs", "1"]
+    classes = [
+        root / "benchmarks" / "hundred_thousand_classes.py",
+        "--classes",
+        "500",
+        "--examples",
+        "500",
+        "--epochs",
+        "1",
+    ]
     for script in (language_model, classes):
         subprocess.run([sys.executable, *script], capture_output=True, check=True, timeout=500)
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 5
