@@ -7,7 +7,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo test lint types layers tests test-slow docs package clean
+.PHONY: demo test lint types layers tests test-slow coverage docs links package clean
 
 demo: $(VENV)/.for-use  ## the effect on real digits: 36 short runs, a table and a page to look at
 	$(BIN)/logitclip sweep quickstart
@@ -30,6 +30,12 @@ tests: $(VENV)/.for-development  ## tests and doctests, without the slow ones
 
 test-slow: $(VENV)/.for-development  ## the slow tests alone
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow
+
+coverage: $(VENV)/.for-development  ## which lines the tests reach, child processes included; docs/_build/coverage
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow" --cov --cov-report=term --cov-report=html:docs/_build/coverage
+
+links: $(VENV)/.for-development  ## ask every address outside that the site links to; needs the network
+	$(BIN)/sphinx-build -q -b linkcheck docs docs/_build/links
 
 docs: $(VENV)/.for-development  ## the documentation site, in docs/_build/html; a warning is an error
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html

@@ -1,5 +1,11 @@
 """The documentation site: `make docs` builds it offline, and a warning is an error."""
 
+import json
+import re
+
+from myst_parser.parsers.sphinx_ import MystParser
+from sphinx.application import Sphinx
+
 import logitclip
 
 project = "logitclip"
@@ -22,5 +28,33 @@ autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "show-inheritance": False}
 napoleon_google_docstring = True
-nitpicky = False
 default_role = "code"
+
+
+class NotebookParser(MystParser):
+    """Shows a notebook with the outputs that are stored in it; nothing is executed."""
+
+    supported = ("notebook",)
+
+    def parse(self, inputstring, document):
+        super().parse("\n\n".join(map(as_markdown, json.loads(inputstring)["cells"])), document)
+
+
+def as_markdown(cell: dict) -> str:
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return source
+    parts = [f"```python\n{source}\n```"]
+    for output in cell["outputs"]:
+        data = output.get("data", {"text/plain": output.get("text", "")})
+        if "text/html" in data:
+            html = re.sub(r"<style.*?</style>", "", "".join(data["text/html"]), flags=re.DOTALL)
+            parts.append(f"````{{raw}} html\n<div class='table-wrapper'>{html}</div>\n````")
+        else:
+            parts.append("```text\n" + "".join(data["text/plain"]).rstrip() + "\n```")
+    return "\n\n".join(parts)
+
+
+def setup(app: Sphinx) -> None:
+    app.add_source_suffix(".ipynb", "notebook")
+    app.add_source_parser(NotebookParser)

@@ -4,11 +4,15 @@
     python docs/generate.py --check    fail if a page is not current (pictures are not compared)
 
 A page marks the place of a table with two comments, `<!-- generated: losses -->` and `<!-- end -->`; everything between
-them is replaced.
+them is replaced. The pictures of CIFAR-10's noise need its files: LOGITCLIP_DATA names their folder.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -26,15 +30,7 @@ MARKED = re.compile(r"(<!-- generated: ([a-z0-9_ ]+) -->\n).*?(<!-- end -->)", r
 def registry_table(kind: str) -> str:
     """The entries of a registry with their knobs and first sentences."""
     from logitclip.config import registries
-    from logitclip.studies.recipe import load_recipe, recipe_names, recipe_scales
 
-    if kind == "recipes":
-        lines = ["| recipe | paper | scales (runs) | what it shows |", "|---|---|---|---|"]
-        for name in recipe_names():
-            scales = ", ".join(f"{scale} ({len(load_recipe(name, scale).cells)})" for scale in recipe_scales(name))
-            recipe = load_recipe(name)
-            lines.append(f"| `{name}` | {recipe.paper or ''} | {scales} | {recipe.title} |")
-        return "\n".join(lines)
     registry = registries()[kind]
     lines = ["| spec, with its defaults | what it is |", "|---|---|"]
     for name in registry:
@@ -52,27 +48,98 @@ KINDS = {
     "augmentations": "augment",
     "networks": "model",
     "methods": "method",
-    "recipes": "recipes",
 }
 
 
-def run_options() -> str:
-    """Every field of RunConfig with its help: the options of `logitclip train`."""
-    import ast
-    import inspect
+def recipe_table() -> str:
+    """Every recipe with the number of its runs at each scale, and of its trials where a value is tuned."""
+    from logitclip.studies.recipe import load_recipe, recipe_names
 
-    from logitclip import config
-
-    (definition,) = ast.parse(inspect.getsource(config.RunConfig)).body
-    lines = ["| option | default | meaning |", "|---|---|---|"]
-    assert isinstance(definition, ast.ClassDef)
-    for field, doc in zip(definition.body, definition.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
-            name = "--" + ast.unparse(field.target).replace("_", "-")
-            default = "" if field.value is None else ast.unparse(field.value).strip("'")
-            default = "the dataset's" if default == "None" else f"`{default}`"
-            lines.append(f"| `{name}` | {default} | {doc.value.value} |")
+    lines = ["| recipe | paper | what it shows | cpu | mini | full |", "|---|---|---|--:|--:|--:|"]
+    for name in recipe_names():
+        recipe = load_recipe(name)
+        costs = " | ".join(cost(name, scale) for scale in ("cpu", "mini", "full"))
+        lines.append(f"| `{name}` | {recipe.paper or ''} | {recipe.title} | {costs} |")
     return "\n".join(lines)
+
+
+SECONDS = {"cpu": 4.5, "mini": 47}  # for one run on one core; measured
+
+
+@functools.cache
+def cost(name: str, scale: str) -> str:
+    """Runs and trials of a recipe, with the hours of one core they take, or at full scale with their epochs."""
+    from logitclip.data import protocol_of
+    from logitclip.studies import tuning
+    from logitclip.studies.recipe import load_recipe
+
+    recipe = load_recipe(name, scale)
+    searches = {recipe.to_tune(cell) for cell in recipe.cells if tuning.tuned(cell.config)}
+    trials = {trial for config in searches for trial in tuning.trials(config, lambda _: None)}
+    if not recipe.cells:
+        return "none"
+    text = f"{len(recipe.cells)} + {len(trials)}" if trials else f"{len(recipe.cells)}"
+    if scale in SECONDS:
+        minutes = (len(recipe.cells) + len(trials)) * SECONDS[scale] / 60
+        return f"{text}: {minutes / 60:.1f} h" if minutes >= 60 else f"{text}: {minutes:.0f} min"
+    configs = [*(cell.config for cell in recipe.cells), *trials]
+    epochs = sum(config.epochs or protocol_of(config.data)["epochs"] for config in configs)
+    return f"{text}: {epochs:,} epochs"
+
+
+def recipe_choices() -> str:
+    """The comment at the top of each recipe of the paper: its settings, and the choices the paper leaves open."""
+    from logitclip.studies.recipe import FOLDER, load_recipe, recipe_names
+
+    parts = []
+    for name in recipe_names():
+        if paper := load_recipe(name).paper:
+            comment = re.match(r"(?:#.*\n)+", (FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+            assert comment, f"{name}.toml has no comment"
+            text = re.sub(r"^# ?", "", comment[0].strip(), flags=re.MULTILINE)
+            parts.append(f"### {paper}\n\n" + re.sub(r"(?<!\n)\n- ", "\n\n- ", text, count=1))
+    return "\n\n".join(parts)
+
+
+def measured_losses() -> str:
+    """Accuracy of each loss without and with the clip, from the committed results of Table 1 on digits."""
+    import csv
+
+    accuracy: dict[tuple[str, str, str], str] = {}
+    with (DOCS.parent / "results" / "table1_cpu.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            accuracy[row["loss"], row["clip"], row["noise"]] = f"{float(row['mean']):.1f}"
+    losses, clips, noises = (list(dict.fromkeys(key[i] for key in accuracy)) for i in range(3))
+    lines = [f"| loss | {' | '.join(f'`{noise}`' for noise in noises)} |", "|---" * (len(noises) + 1) + "|"]
+    for loss in losses:
+        cells = " | ".join(" → ".join(accuracy[loss, clip, noise] for clip in clips) for noise in noises)
+        lines.append(f"| `{loss}` | {cells} |")
+    return "\n".join(lines)
+
+
+def command_help() -> str:
+    """`logitclip COMMAND --help` of every command, as a terminal of 100 columns shows it."""
+    from logitclip import cli
+
+    def text(command: str) -> str:
+        sys.argv = ["logitclip", command, "--help"]
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            cli.main()
+        lines = [line.rstrip() for line in printed.getvalue().strip().splitlines()]
+        return f"### logitclip {command}\n\n```text\n" + "\n".join(lines) + "\n```"
+
+    before = sys.argv, {name: os.environ.get(name) for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR")}
+    os.environ |= {"COLUMNS": "100", "NO_COLOR": "1"}
+    os.environ.pop("FORCE_COLOR", None)
+    try:
+        return "\n\n".join(text(command) for command in cli.COMMANDS)
+    finally:
+        sys.argv = before[0]
+        for name, value in before[1].items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def generated(name: str) -> str:
@@ -80,20 +147,33 @@ def generated(name: str) -> str:
         return evidence_tables.table(name.removeprefix("evidence "))
     if name.startswith("heads "):
         return head_tables.table(name.removeprefix("heads "))
-    return run_options() if name == "run options" else registry_table(KINDS[name])
+    others = {
+        "recipes": recipe_table,
+        "choices": recipe_choices,
+        "measured losses": measured_losses,
+        "command help": command_help,
+    }
+    return others[name]() if name in others else registry_table(KINDS[name])
 
 
 def write_pages(*, check: bool) -> list[str]:
-    """Bring the marked parts of all pages up to date, or with `check` only name the pages that are not."""
+    """Bring the marked parts of all pages up to date, or with `check` only name the pages that are not.
+
+    Frames and line breaks of the command help depend on the version of tyro: a check compares words.
+    """
     stale = []
-    for page in sorted(DOCS.rglob("*.md")):
+    for page in [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))]:
         text = page.read_text(encoding="utf-8")
         new = MARKED.sub(lambda m: f"{m[1]}\n{generated(m[2])}\n\n{m[3]}", text)
-        if new != text:
+        if words(new) != words(text):
             stale.append(page.name)
-            if not check:
-                page.write_text(new, encoding="utf-8")
+        if new != text and not check:
+            page.write_text(new, encoding="utf-8")
     return stale
+
+
+def words(text: str) -> list[str]:
+    return re.sub("[╭╮╰╯│─]", " ", text).split()
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
@@ -120,15 +200,17 @@ def loss_shapes() -> Any:
     return chart.facet(alt.Facet("loss:N", title=None), columns=4).resolve_scale(y="independent")
 
 
+CLIPS = {"tau=1 (Eq. 3)": {"tau": 1.0}, "temp=1.5": {"temp": 1.5}, "temp=0.5": {"temp": 0.5}}
+
+
 def link() -> Any:
     """The norm after the clip over the norm before it: Eq. 3, and temp on both sides of 1."""
     import altair as alt
 
     from logitclip.clip import threshold_and_scale
 
-    kinds = {"tau=1 (Eq. 3)": {"tau": 1.0}, "temp=1.5": {"temp": 1.5}, "temp=0.5": {"temp": 0.5}}
     points = []
-    for name, given in kinds.items():
+    for name, given in CLIPS.items():
         tau, delta = threshold_and_scale(**given)
         ends = [(0.0, 0.0, "below"), (tau, tau, "below"), (tau, delta, "above"), (4.0, delta, "above")]
         points += [{"clip": name, "norm": x, "clipped": y, "side": side} for x, y, side in ends]
@@ -144,33 +226,85 @@ def link() -> Any:
     )
 
 
+MATRICES = (  # dataset, noise
+    ("digits", "symmetric:rate=0.4"),
+    ("digits", "symmetric:rate=0.4,include_self=true"),
+    ("digits", "pair:rate=0.4"),
+    ("digits", "asymmetric:rate=0.4,variant=blocks"),
+    ("digits", "asymmetric:rate=0.4,variant=pairs"),
+    ("cifar10", "asymmetric:rate=0.4"),
+    ("cifar10", "instance:rate=0.4"),
+    ("cifar10", "instance:rate=0.4,variant=released"),
+    ("cifar10", "real:set=worst"),
+)
+
+
 def noise_matrices() -> Any:
-    """The transition matrix of each synthetic noise, on the digits."""
+    """The transition matrix of each noise rule that changes labels, on the digits and on CIFAR-10."""
     import altair as alt
 
     from logitclip import data, noise
 
-    digits = data.load("digits")
-    specs = ("symmetric:rate=0.4", "asymmetric:rate=0.4", "pair:rate=0.4", "instance:rate=0.4,variant=released")
+    load = functools.cache(data.load)
     cells = [
-        {"noise": spec, "true": j, "label": k, "share": float(share)}
-        for spec in specs
-        for j, row in enumerate(noise.apply(spec, digits, seed=0).transition.tolist())
+        {"noise": f"{dataset}, {spec}", "true": j, "label": k, "share": float(share)}
+        for dataset, spec in MATRICES
+        for j, row in enumerate(noise.apply(spec, load(dataset), seed=0).transition.tolist())
         for k, share in enumerate(row)
     ]
     return (
-        alt.Chart(alt.Data(values=cells), width=170, height=170)  # type: ignore[arg-type]
+        alt.Chart(alt.Data(values=cells), width=190, height=190)  # type: ignore[arg-type]
         .mark_rect()
         .encode(
-            x=alt.X("label:O", title="label"),
+            x=alt.X("label:O", title="label", axis=alt.Axis(labelAngle=0)),
             y=alt.Y("true:O", title="true class"),
             color=alt.Color("share:Q", title="share", scale=alt.Scale(scheme="blues", domain=[0, 1])),
         )
-        .facet(alt.Facet("noise:N", title=None), columns=4)
+        .facet(
+            alt.Facet(
+                "noise:N", title=None, sort=[f"{a}, {b}" for a, b in MATRICES], header=alt.Header(labelFontSize=9)
+            ),
+            columns=3,
+        )
     )
 
 
-PICTURES: dict[str, Callable[[], Any]] = {"losses.svg": loss_shapes, "link.svg": link, "noise.svg": noise_matrices}
+def jump() -> Any:
+    """The cross entropy of a well-classified example over the norm of its logits: it jumps where delta is not tau."""
+    import altair as alt
+
+    import logitclip as lc
+    from logitclip.clip import threshold_and_scale
+
+    direction = torch.nn.functional.normalize(torch.eye(10, dtype=torch.float64)[:1] - 0.1)
+    norms = torch.linspace(0.0, 4.0, 401, dtype=torch.float64)
+    points = []
+    for name, given in CLIPS.items():
+        tau, delta = threshold_and_scale(**given)
+        logits = lc.clip_logits(norms[:, None] * direction, tau, delta)
+        values = lc.losses.ce(logits, torch.zeros(len(norms), dtype=torch.int64))
+        points += [
+            {"clip": name, "norm": x, "value": y, "side": "above" if x >= tau else "below"}
+            for x, y in zip(norms.tolist(), values.tolist(), strict=True)
+        ]
+    return (
+        alt.Chart(alt.Data(values=points), width=320, height=220)  # type: ignore[arg-type]
+        .mark_line(strokeWidth=2.5)
+        .encode(
+            x=alt.X("norm:Q", title="norm of the logits, which point at the label"),
+            y=alt.Y("value:Q", title="cross entropy", scale=alt.Scale(domain=[0, 2.4])),
+            color=alt.Color("clip:N", title=None),
+            detail="side:N",
+        )
+    )
+
+
+PICTURES: dict[str, Callable[[], Any]] = {
+    "losses.svg": loss_shapes,
+    "link.svg": link,
+    "jump.svg": jump,
+    "noise.svg": noise_matrices,
+}
 
 
 def main() -> None:
@@ -179,9 +313,9 @@ def main() -> None:
         if stale:
             sys.exit(f"Not current: {', '.join(stale)}. Run python docs/generate.py.")
         return
+    write_pages(check=False)
     for name, draw in PICTURES.items():
         draw().configure(background="white").save(str(DOCS / "img" / name))
-    write_pages(check=False)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,28 @@
 """The documentation is true: its Python runs, its commands exist, its links lead somewhere."""
 
+import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlparse
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OWN = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG", "SECURITY")]
+PAGES = [*OWN, *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
+NOTEBOOKS = sorted(page for page in (ROOT / "docs").rglob("*.ipynb") if "_build" not in page.parts)
+
+# Where the documentation links to. They are asked by `make links`, which needs the network; here a new host, or a
+# mistyped one, is noticed.
+HOSTS = {"arxiv.org", "docs.ray.io", "keepachangelog.com", "optuna.org", "semver.org"}
+
+
+def prose(page: Path) -> str:
+    """A page without its code."""
+    return re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -18,15 +31,38 @@ def blocks(page: Path, language: str) -> list[str]:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
 def test_python_runs_from_top_to_bottom(page):
-    from logitclip.losses import LOSSES
+    from logitclip.config import registries
 
-    known = dict(LOSSES._entries)
-    LOSSES._entries.pop("squared", None)  # the example of CONTRIBUTING.md, should somebody have added it
+    known = {kind: dict(registry._entries) for kind, registry in registries().items()}
     try:
-        exec(compile("\n".join(blocks(page, "python")), str(page), "exec"), {})
-    finally:
-        LOSSES._entries.clear()
-        LOSSES._entries.update(known)
+        exec(compile("\n".join(blocks(page, "python")), str(page), "exec"), {"__name__": "__main__"})
+    finally:  # docs/extend.md adds some
+        for kind, registry in registries().items():
+            registry._entries.clear()
+            registry._entries.update(known[kind])
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.name)
+def test_notebooks_run_and_their_outputs_are_stored(notebook):
+    import nbformat
+    from nbclient import NotebookClient
+
+    stored = nbformat.read(notebook, as_version=4)
+    code = [cell for cell in stored.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), "not run from top to bottom"
+    assert not any(
+        output.output_type == "error" or output.get("name") == "stderr" for c in code for output in c.outputs
+    )
+    assert "/tmp" not in json.dumps(stored), "a path of the machine that ran it"
+    NotebookClient(stored, timeout=300).execute()
+
+
+def test_generated_parts_are_current():
+    """The tables of losses, noises and recipes, and the help of every command."""
+    done = subprocess.run(
+        [sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def commands() -> list[str]:
@@ -59,15 +95,44 @@ def test_commands_are_understood(command, monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_within_the_repository_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8")):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", prose(page)):
         if "://" not in target:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_generated_parts_are_current():
-    """The tables of registries, options and results: `python docs/generate.py` writes them."""
-    done = subprocess.run([sys.executable, ROOT / "docs" / "generate.py", "--check"], capture_output=True, text=True)
+@pytest.mark.parametrize("page", [*PAGES, *NOTEBOOKS], ids=lambda p: p.name)
+def test_links_outside_are_https_and_of_known_hosts(page):
+    for address in re.findall(r"\]\((\w+://[^)\s]+)\)", page.read_text(encoding="utf-8")):
+        assert urlparse(address).scheme == "https", address
+        assert urlparse(address).hostname in HOSTS, f"{address}: if it is right, add its host to HOSTS"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_anchors_within_the_repository_exist(page):
+    """Sphinx checks them on its pages; those of README.md are read on GitHub."""
+    for target, anchor in re.findall(r"\]\(([^):#]*)#([^)]+)\)", prose(page)):
+        text = (page.parent / target if target else page).read_text(encoding="utf-8")
+        headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+        slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert anchor in slugs, f"{page.name} links to {target}#{anchor}"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a bash script")
+def test_release_notes_are_the_section_of_the_changelog():
+    import logitclip
+
+    def notes(version):
+        return subprocess.run(
+            ["bash", ROOT / ".ci" / "release_notes", version], capture_output=True, text=True, timeout=60
+        )
+
+    done = notes(logitclip.__version__)
     assert done.returncode == 0, done.stderr
+    assert "### Added" in done.stdout
+    assert "## " not in done.stdout.replace("### ", "")
+    other = notes("0.0.9")
+    assert (other.returncode, other.stdout) == (1, "")
+    assert "pyproject.toml has another version than 0.0.9" in other.stderr
 
 
 def test_makefile_targets_of_the_readme_exist():

@@ -346,6 +346,20 @@ def test_runs_of_several_processes_in_the_pool(tmp_path):
         assert log.kinds(there) == ["queued", "start", *epochs, "done"], log[-1]
 
 
+def test_without_signal_masks_and_affinity_runs_are_still_made(tmp_path, monkeypatch):
+    """As on Windows and macOS."""
+    monkeypatch.setattr("multiprocessing.resource_tracker._HAVE_SIGMASK", False)  # it asks when it is imported
+    monkeypatch.delattr(signal, "pthread_sigmask")
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(executors.torch.accelerator, "is_available", lambda: False)
+    assert executors._room([SMALL]) == 6
+    (config,) = configs(tmp_path, 1)
+    log = Log()
+    execute([config], executor="local", jobs=1, on_event=log)
+    assert log.kinds(config)[-1] == "done"
+
+
 def test_how_many_runs_there_is_room_for(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     monkeypatch.setattr(executors.torch.accelerator, "is_available", lambda: False)

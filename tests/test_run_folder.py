@@ -535,3 +535,62 @@ def test_a_rename_is_synced(tmp_path, monkeypatch):
     save(tmp_path, 1)
     assert synced[1] == str(tmp_path)
     assert synced[-1] == str(tmp_path / "checkpoints")
+
+
+# -- without what only POSIX, or only Linux, has -----------------------------------------------------------------------
+
+
+def test_without_proc_a_killed_process_still_holds_no_claim(tmp_path, monkeypatch):
+    monkeypatch.setattr(run_folder, "PROC", tmp_path / "nowhere")
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            CLAIM.replace("try:", "run_folder.PROC = Path('nowhere')\ntry:", 1),
+            str(tmp_path),
+            "60",
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert first_line(process) == "got it"
+        with pytest.raises(run_folder.Claimed, match=f"process {process.pid} "), run_folder.claim(tmp_path):
+            pass
+    finally:
+        process.kill()
+        process.wait()
+    with run_folder.claim(tmp_path):
+        pass
+
+
+def test_on_windows_the_heartbeat_decides_and_no_process_gets_a_signal(tmp_path, monkeypatch):
+    def signalled(*_):
+        raise AssertionError("os.kill(pid, 0) is Ctrl-C there")
+
+    monkeypatch.setattr(run_folder, "PROC", tmp_path / "nowhere")
+    monkeypatch.setattr(run_folder, "WINDOWS", True)
+    monkeypatch.setattr(os, "kill", signalled)
+    with run_folder.claim(tmp_path):
+        owner = json.loads((tmp_path / "claim").read_text())
+    file = leave_claim(tmp_path, **{**owner, "machine": owner["machine"].replace(str(os.getpid()), "1"), "pid": 1})
+    with pytest.raises(run_folder.Claimed), run_folder.claim(tmp_path):
+        pass
+    make_older(file, 10 * run_folder.SILENCE)
+    with run_folder.claim(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be_opened_is_not_synced(tmp_path, monkeypatch):
+    real = os.open
+
+    def as_on_windows(path, *args, **kwargs):
+        if Path(path).is_dir():
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", as_on_windows)
+    files.write(tmp_path / "file", b"content")
+    assert (tmp_path / "file").read_bytes() == b"content"
+    save(tmp_path, 1)
+    assert (tmp_path / "checkpoints" / "000001" / "manifest.json").exists()

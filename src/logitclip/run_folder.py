@@ -40,6 +40,8 @@ HEARTBEAT = 5.0  # seconds between two heartbeats of a claim
 SILENCE = 60.0  # seconds without a heartbeat after which a claim from another machine is void
 LOCK_TIMEOUT = 10.0  # seconds to wait for the lock; after that, rely on exclusive creation of the claim
 KEPT = 2  # checkpoints to keep: the last one, and the one before in case the last is damaged
+PROC = Path("/proc")  # Linux alone has it
+WINDOWS = os.name == "nt"
 
 
 class Claimed(RuntimeError):
@@ -184,19 +186,23 @@ def _machine() -> str:
     """Identifies the PID namespace: host, boot, container."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):  # no /proc: the name alone
-        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+        parts += [(PROC / "sys/kernel/random/boot_id").read_text().strip(), os.readlink(PROC / "self/ns/pid")]
+    if WINDOWS:  # where nothing tells whether a process is alive: no other process knows, and the heartbeat decides
+        parts.append(str(os.getpid()))
     return " ".join(parts)
 
 
 def _started(pid: int) -> str | None:
     """The start time of a process on this machine, which tells a reused PID from the old one; None if it is gone."""
     try:
-        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        state, *rest = (PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()
         return None if state == "Z" else rest[18]  # Z: a zombie
     except (OSError, IndexError, ValueError):
         pass
-    if Path("/proc/self").exists():
+    if (PROC / "self").exists():
         return None
+    if WINDOWS:  # os.kill(pid, 0) would send Ctrl-C
+        return "unknown"
     try:  # no /proc (macOS): only whether there is such a process
         os.kill(pid, 0)
     except OSError:

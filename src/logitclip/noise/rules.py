@@ -28,8 +28,19 @@ Instance = Literal["pdn", "released"]
 Scaling = Literal["raw", "standard"]
 
 
-def _rule(function: Callable[..., Tensor]) -> Callable[..., Any]:
-    """Register a rule: it gets a checked int64 copy of the labels, and its result has the type of the input."""
+def rule(function: Callable[..., Tensor]) -> Callable[..., Any]:
+    """Register a noise rule under the name of the function.
+
+    The function gets a checked int64 copy of the labels, which it may change; the public function takes labels as a
+    tensor, an array or a list and returns the same kind. Keyword-only parameters are knobs, except `generator`,
+    `images`, `mapping` and `label_sets`, which `apply` supplies.
+
+    Args:
+        function: ``(labels [N], num_classes, *, knobs) -> labels [N]``.
+
+    Raises:
+        ValueError: If the name is taken.
+    """
 
     takes_generator = "generator" in inspect.signature(function).parameters
 
@@ -46,7 +57,7 @@ def _rule(function: Callable[..., Tensor]) -> Callable[..., Any]:
 # -- the rules ---------------------------------------------------------------------------------------------------------
 
 
-@_rule
+@rule
 def none(labels: Tensor, num_classes: int) -> Tensor:
     """Keep the labels.
 
@@ -56,7 +67,7 @@ def none(labels: Tensor, num_classes: int) -> Tensor:
     return labels
 
 
-@_rule
+@rule
 def symmetric(
     labels: Tensor,
     num_classes: int,
@@ -91,7 +102,7 @@ def symmetric(
     return labels
 
 
-@_rule
+@rule
 def asymmetric(
     labels: Tensor,
     num_classes: int,
@@ -126,7 +137,7 @@ def asymmetric(
     return labels
 
 
-@_rule
+@rule
 def pair(labels: Tensor, num_classes: int, *, rate: float, draw: Draw = "exact", generator: torch.Generator) -> Tensor:
     """Flip a share `rate` of the labels to the next class, the last to the first, for every dataset.
 
@@ -144,7 +155,7 @@ def pair(labels: Tensor, num_classes: int, *, rate: float, draw: Draw = "exact",
     return labels
 
 
-@_rule
+@rule
 def transition(labels: Tensor, num_classes: int, *, matrix: Any, generator: torch.Generator) -> Tensor:
     """Draw each label from the row of its class: P(noisy = k | clean = j) = matrix[j, k].
 
@@ -165,7 +176,7 @@ def transition(labels: Tensor, num_classes: int, *, matrix: Any, generator: torc
     return noisy
 
 
-@_rule
+@rule
 def instance(
     labels: Tensor,
     num_classes: int,
@@ -202,7 +213,7 @@ def instance(
     return _inverse_cdf(p, torch.rand(len(labels), dtype=torch.float64, generator=generator))
 
 
-@_rule
+@rule
 def open_set(labels: Tensor, num_classes: int, *, rate: float, source: Any, generator: torch.Generator) -> Tensor:
     """Replace a share `rate` of the *images* by images of another dataset, and keep the labels.
 
@@ -235,7 +246,7 @@ SETS = {  # usual name -> name in the files of CIFAR-10N and CIFAR-100N
 }
 
 
-@_rule
+@rule
 def real(labels: Tensor, num_classes: int, *, set: str, label_sets: Mapping[str, Any] | None = None) -> Tensor:
     """Use human labels: a label set that comes with the dataset.
 
@@ -265,7 +276,7 @@ def real(labels: Tensor, num_classes: int, *, set: str, label_sets: Mapping[str,
     return chosen
 
 
-@_rule
+@rule
 def votes(labels: Tensor, num_classes: int, *, counts: Any) -> Tensor:
     """Soft targets from annotator votes, as of CIFAR-10H: target_ik = counts_ik / sum_j counts_ij.
 
@@ -290,7 +301,7 @@ def votes(labels: Tensor, num_classes: int, *, counts: Any) -> Tensor:
     return (table / total).float()
 
 
-@_rule
+@rule
 def file(labels: Tensor, num_classes: int, *, path: str, source: str | None = None) -> Tensor:
     """Read the labels from a file, after checking that it fits these clean labels.
 
