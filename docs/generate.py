@@ -1,6 +1,7 @@
 """Writes the generated parts of the documentation: tables from the registries, and pictures.
 
     python docs/generate.py            write them
+    python docs/generate.py --notebook run the notebook and store its outputs
     python docs/generate.py --check    fail if a page is not current (pictures are not compared)
 
 A page marks the place of a table with two comments, `<!-- generated: losses -->` and `<!-- end -->`; everything between
@@ -9,9 +10,11 @@ them is replaced. The pictures of CIFAR-10's noise need its files: LOGITCLIP_DAT
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import io
+import json
 import os
 import re
 import sys
@@ -176,6 +179,33 @@ def words(text: str) -> list[str]:
     return re.sub("[╭╮╰╯│─]", " ", text).split()
 
 
+# -- the notebook ------------------------------------------------------------------------------------------------------
+
+NOTEBOOK = DOCS / "start" / "own_data.ipynb"
+
+
+def run_notebook() -> None:
+    """Run the cells in one namespace, from top to bottom, and store what they print and show."""
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    namespace: dict[str, Any] = {}
+    for count, cell in enumerate((c for c in notebook["cells"] if c["cell_type"] == "code"), 1):
+        *body, last = ast.parse("".join(cell["source"])).body
+        shown = isinstance(last, ast.Expr) and not ast.unparse(last).startswith("print(")
+        printed, value = io.StringIO(), None
+        with contextlib.redirect_stdout(printed):
+            exec(compile(ast.Module(body if shown else [*body, last], []), NOTEBOOK.name, "exec"), namespace)
+            if shown:
+                value = eval(ast.unparse(last), namespace)
+        outputs: list[dict[str, Any]] = []
+        if printed.getvalue():
+            outputs.append({"output_type": "stream", "name": "stdout", "text": printed.getvalue()})
+        if value is not None:
+            data = {"text/plain": repr(value), "text/html": value._repr_html_()}
+            outputs.append({"output_type": "execute_result", "execution_count": count, "data": data, "metadata": {}})
+        cell |= {"execution_count": count, "outputs": outputs}
+    NOTEBOOK.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
@@ -312,6 +342,9 @@ def main() -> None:
         stale = write_pages(check=True)
         if stale:
             sys.exit(f"Not current: {', '.join(stale)}. Run python docs/generate.py.")
+        return
+    if "--notebook" in sys.argv[1:]:
+        run_notebook()
         return
     write_pages(check=False)
     for name, draw in PICTURES.items():

@@ -44,17 +44,13 @@ def test_python_runs_from_top_to_bottom(page):
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.name)
 def test_notebooks_run_and_their_outputs_are_stored(notebook):
-    import nbformat
-    from nbclient import NotebookClient
-
-    stored = nbformat.read(notebook, as_version=4)
-    code = [cell for cell in stored.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), "not run from top to bottom"
-    assert not any(
-        output.output_type == "error" or output.get("name") == "stderr" for c in code for output in c.outputs
-    )
-    assert "/tmp" not in json.dumps(stored), "a path of the machine that ran it"
-    NotebookClient(stored, timeout=300).execute()
+    code = [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1)), "not run from top to bottom"
+    for output in (output for cell in code for output in cell["outputs"]):
+        assert output["output_type"] != "error"
+        assert "/tmp" not in json.dumps(output), "a path of the machine that ran it"
+    source = "\n".join("".join(cell["source"]) for cell in code)
+    exec(compile(source, notebook.name, "exec"), {"__name__": "__main__"})
 
 
 def test_generated_parts_are_current():
