@@ -49,6 +49,7 @@ def as_markdown(cell: dict) -> str:
         data = output.get("data", {"text/plain": output.get("text", "")})
         if "text/html" in data:
             html = re.sub(r"<style.*?</style>", "", "".join(data["text/html"]), flags=re.DOTALL)
+            html = html.replace('border="1" class="dataframe"', 'class="docutils"')
             parts.append(f"````{{raw}} html\n<div class='table-wrapper'>{html}</div>\n````")
         else:
             parts.append("```text\n" + "".join(data["text/plain"]).rstrip() + "\n```")

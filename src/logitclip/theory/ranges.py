@@ -281,7 +281,7 @@ def lipschitz_constant(
     """The Lipschitz constant on [M, N] of a loss that depends on p_y alone.
 
     Args:
-        loss, tau, num_classes, delta, p, **knobs: as for `base_loss_bounds`.
+        loss, tau, num_classes, delta, p, knobs: as for `base_loss_bounds`.
 
     Returns:
         The largest `|dphi/dp_y|`; inf where it exceeds a float.
