@@ -15,9 +15,11 @@ VERDICTS = ("agrees", "disagrees", "undecided")
 
 
 def table(name: str) -> str:
-    """`counts`, `table1 mini` or another recipe and scale, or `readings mini`."""
+    """`counts`, `cifar10`, `table1 mini` or another recipe and scale, or `readings mini`."""
     if name == "counts":
         return counts()
+    if name == "cifar10":
+        return summary([row for row in read(RESULTS / "table1_mini.csv") if row["loss"] == "ce"])
     recipe, scale = name.split()
     rows = read(RESULTS / f"{recipe}_{scale}.csv")
     return readings(rows) if recipe == "readings" else cells(rows)
@@ -35,12 +37,21 @@ def counts() -> str:
     total: Counter[str] = Counter()
     for path in sorted(RESULTS.glob("table*_*.csv")):
         rows = read(path)
-        found = Counter(row["verdict"] for row in rows if row["verdict"] in VERDICTS)
+        found = Counter(row["verdict"] for row in rows if row.get("verdict") in VERDICTS)
         if found:
             total += found
             name = f"Table {rows[0]['recipe'].removeprefix('table')}, {rows[0]['scale']} scale, {rows[0]['data']}"
             lines.append(f"| {name} | {found.total()} | " + " | ".join(str(found[word]) for word in VERDICTS) + " |")
     lines.append(f"| **all** | {total.total()} | " + " | ".join(f"**{total[word]}**" for word in VERDICTS) + " |")
+    return "\n".join(lines)
+
+
+def summary(rows: list[dict[str, Any]]) -> str:
+    """Accuracy and memorised share of CE without and with the clip, for the README."""
+    lines = ["| noise | accuracy without the clip | with it | memorised without | with it |", "|---|---|---|---|---|"]
+    for row in rows:
+        numbers = f"{row['without']:.1f} % | **{row['with_clip']:.1f} %** | {row['memorised_without']:.0f} %"
+        lines.append(f"| {label('noise', row['noise'])} | {numbers} | {row['memorised_with']:.0f} % |")
     return "\n".join(lines)
 
 
