@@ -37,7 +37,8 @@ class Log(list[tuple[str, RunConfig, Any]]):
         self.append((kind, config, detail))
 
     def kinds(self, config: RunConfig) -> list[str]:
-        return [kind for kind, of, _ in self if of == config]
+        """The kinds of the events of a run, without progress inside an epoch."""
+        return [kind for kind, of, _ in self if of == config and kind != "batch"]
 
     def count(self, kind: str) -> int:  # type: ignore[override]
         return sum(of == kind for of, _, _ in self)
