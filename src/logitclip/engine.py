@@ -360,9 +360,9 @@ def _train(
     order: Iterable[Batch],
     augment: Augment,
     fabric: Fabric,
-    after_batch: Callable[[int], None] | None,
+    after_batch: Callable[[int], None] | None = None,
 ) -> Row:
-    """Train one epoch; the mean loss, the accuracy on the labels as given, and what the clip had to do."""
+    """Train one epoch; return the mean loss, the accuracy on the given labels, and statistics of the clip."""
     losses, sizes, hits, norms, seen = [], [], [], [], 0
     tau = worker.criterion.tau if isinstance(worker.criterion, LogitClip) else None
     p = worker.criterion.p if isinstance(worker.criterion, LogitClip) else 2.0
