@@ -104,7 +104,7 @@ def test_what_diverged_is_not_repeated_and_what_failed_otherwise_is(tmp_path, mo
     assert isinstance(again, Failure)
     assert again.attempts == 2
     good = train(configs(tmp_path, 1)[0])
-    monkeypatch.setattr(executors, "train", lambda config, on_epoch: good)  # whatever it was has passed
+    monkeypatch.setattr(executors, "train", lambda config, **_: good)  # whatever it was has passed
     execute([bad], executor="inline")
     assert not (tmp_path / bad.id / "failure.json").exists()
 
@@ -125,7 +125,7 @@ def test_a_disk_that_takes_no_record_harms_nobody(tmp_path, monkeypatch, caplog)
     def full(path: Path, content: Any) -> None:
         raise files.CannotWrite("Cannot write: the disk is full.")
 
-    monkeypatch.setattr(run_folder, "write_json", full)
+    monkeypatch.setattr(files, "write_json", full)
     log = Log()
     execute([failing(tmp_path), *configs(tmp_path, 1)], executor="inline", on_event=log)
     assert log.count("failed") == 2
@@ -161,7 +161,7 @@ def test_what_follows_from_an_outcome_runs_next(tmp_path):
     [
         ({"executor": "locall"}, "Unknown executor 'locall'. Did you mean 'local'?"),
         ({"jobs": 0}, "jobs must be at least 1, got 0"),
-        ({"executor": "inline", "jobs": 2}, "one run at a time: jobs must be 1, got 2"),
+        ({"executor": "inline", "jobs": 2}, "one job at a time: jobs must be 1, got 2"),
         ({"address": "auto"}, "An address is for the executor ray, not for local"),
     ],
 )

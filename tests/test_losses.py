@@ -316,9 +316,9 @@ def test_a_masked_label_is_an_infinite_loss_as_in_torch() -> None:
 
 
 def test_a_new_loss_is_one_function_and_one_oracle(monkeypatch: pytest.MonkeyPatch, command: Any) -> None:
-    """The example of CONTRIBUTING.md, through every test that goes over the losses."""
+    """The example of docs/extend.md, through every test that goes over the losses."""
     monkeypatch.delitem(LOSSES._entries, "squared", raising=False)
-    page = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "extend.md").read_text(encoding="utf-8")
     exec(re.findall(r"```python\n(.*?@loss.*?)```", page, flags=re.DOTALL)[0], {"__name__": "plugin"})
 
     def squared(log_p: np.ndarray, rest: np.ndarray, scale: float = 1.0) -> oracles.Pair:

@@ -11,7 +11,6 @@ from tyro.conf import Positional, arg
 from logitclip.cli.options import Flag, Text, Whole
 from logitclip.cli.output import show, show_json, tell
 from logitclip.cli.training import stop_on_sigterm
-from logitclip.noise.estimate import CLEAN
 from logitclip.progress import duration, make_table
 
 Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
@@ -210,6 +209,8 @@ class Pace:
 
 def _report(model: Any) -> None:
     """Print what was found, with a word on what the accuracy was measured on."""
+    from logitclip.noise.estimate import CLEAN
+
     facts, noise = model.facts, model.noise
     chance = 1 / len(model.class_names)
     if facts["noisy_accuracy"] <= chance:
