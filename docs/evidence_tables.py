@@ -58,7 +58,7 @@ def summary(rows: list[dict[str, Any]]) -> str:
 def cells(rows: list[dict[str, Any]]) -> str:
     """Every cell without and with the clip, the difference beside the paper's, and what was memorised."""
     varying = [axis for axis in AXES if len({row[axis] for row in rows}) > 1]
-    heads = [*varying, "chosen", "runs", "without", "with", "difference", "in the paper", "", "memorised"]
+    heads = [*varying, "chosen", "runs", "without", "with", "difference", "in the paper", "verdict", "memorised"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         error = "" if row["standard_error"] is None else f" ± {row['standard_error']:.1f}"

@@ -431,7 +431,8 @@ def _memorisation(recipe: Recipe, rows: Sequence[Row]) -> Any:
     values = [
         {**value, "quantity": QUANTITIES[value["quantity"]]} for value in found.values if value["quantity"] != "norms"
     ]
-    chart = curve_chart(found, picked).add_params(picked).properties(width=280, height=180)
+    width = min(280, 700 // len(found.panels))  # several panels fit a page and stay readable
+    chart = curve_chart(found, picked).add_params(picked).properties(width=width, height=180)
     return chart.facet(
         row=alt.Row("quantity:N", sort=quantities, title=None),
         column=alt.Column("panel:N", sort=found.panels, title=None),
