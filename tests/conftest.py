@@ -4,7 +4,11 @@ import os
 import signal
 import sys
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.load_profile("repeatable")
 
 # Started in the background of a shell, tests would ignore Ctrl-C, and so would the processes they start to interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
