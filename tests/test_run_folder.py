@@ -70,8 +70,8 @@ except run_folder.Claimed as error:
 """
 
 
-def claiming(folder: Path, seconds: float) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", CLAIM, str(folder), str(seconds)]
+def claiming(folder: Path, seconds: float, code: str = CLAIM) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, str(folder), str(seconds)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -542,17 +542,7 @@ def test_a_rename_is_synced(tmp_path, monkeypatch):
 
 def test_without_proc_a_killed_process_still_holds_no_claim(tmp_path, monkeypatch):
     monkeypatch.setattr(run_folder, "PROC", tmp_path / "nowhere")
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            CLAIM.replace("try:", "run_folder.PROC = Path('nowhere')\ntry:", 1),
-            str(tmp_path),
-            "60",
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = claiming(tmp_path, 60, CLAIM.replace("try:", "run_folder.PROC = Path('nowhere')\ntry:", 1))
     try:
         assert first_line(process) == "got it"
         with pytest.raises(run_folder.Claimed, match=f"process {process.pid} "), run_folder.claim(tmp_path):

@@ -133,7 +133,7 @@ def lock(path: Path, timeout: float, *, waiting: str = "", late: str = "") -> It
     except Timeout:
         if late:
             raise TimeoutError(late) from None
-    except (OSError, NotImplementedError):  # no locks here
+    except (OSError, NotImplementedError):  # the file system has no locks
         pass
     try:
         yield path

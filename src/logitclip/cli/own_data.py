@@ -222,9 +222,9 @@ def _report(model: Any) -> None:
     low, high = noise["rate_interval"]
     rows = "every row, out of fold" if noise["from"] == "out of fold" else "the held-out rows"
     show(
-        f"Labels: about {noise['rate']:.0%} are wrong (95 % interval {low:.0%} to {high:.0%}), at most "
-        f"{noise['at_most']:.0%}, from predictions for {rows}. Errors that follow from the features, as those of "
-        "labelling rules do, are not counted."
+        f"Labels: about {noise['rate']:.0%} are wrong (95 % interval {low:.0%} to {high:.0%}), by predictions for "
+        f"{rows}. It may be up to {noise['at_most']:.0%} if the predictions are right, and more if the errors follow "
+        "from the features, as those of labelling rules do: the model learns them too."
     )
     if noise["at_most"] <= CLEAN:
         show("They look clean: the clip can only cost accuracy. Try --clip none.")

@@ -33,7 +33,7 @@ class NoiseEstimate:
         low, high = self.rate_interval
         return (
             f"about {self.rate:.0%} of the labels are wrong (95 % interval {low:.0%} to {high:.0%}), "
-            f"at most {self.at_most:.0%}"
+            f"at most {self.at_most:.0%} unless the errors follow from the features"
         )
 
 
