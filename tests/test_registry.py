@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import sys
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -240,10 +243,24 @@ def test_a_name_is_registered_once() -> None:
         registry.register(lambda: None, name="plain")
 
 
-def test_modules_are_imported_when_names_are_looked_up() -> None:
-    registry = Registry("module", modules=("no_such_module_of_ours",))
-    with pytest.raises(ModuleNotFoundError, match="no_such_module_of_ours"):
-        list(registry)
+def test_a_package_is_imported_when_names_are_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "package_of_things"
+    package.mkdir()
+    (package / "__init__.py").write_text(
+        "from logitclip.registry import Registry\nTHINGS = Registry('thing', package=__name__)\n"
+    )
+    (package / "new_file.py").write_text(
+        "from package_of_things import THINGS\n@THINGS.register\ndef new_thing(): pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    things = importlib.import_module("package_of_things").THINGS
+    assert "package_of_things.new_file" not in sys.modules
+    assert list(things) == ["new_thing"]
+
+
+def test_a_missing_package_is_an_error() -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_package_of_ours"):
+        list(Registry("thing", package="no_such_package_of_ours"))
 
 
 def test_suggest() -> None:

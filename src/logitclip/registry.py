@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import math
+import pkgutil
 import re
 import types
 import typing
@@ -62,7 +63,7 @@ class Registry:
 
     kind: str
     injected: tuple[str, ...] = ()
-    modules: tuple[str, ...] = ()  # imported before the first look-up, so that they can register themselves
+    package: str = ""  # all its modules are imported before the first look-up, so that they can register themselves
     _entries: dict[str, Callable[..., Any]] = field(default_factory=dict)
 
     def register(self, function: F, name: str | None = None) -> F:
@@ -175,8 +176,14 @@ class Registry:
         return (f"{name}:{knobs}" if knobs else name), summary
 
     def _load(self) -> None:
-        for module in self.modules:
-            importlib.import_module(module)
+        if self.package:
+            _import_modules(self.package)
+
+
+@functools.cache
+def _import_modules(package: str) -> None:
+    for module in pkgutil.iter_modules(importlib.import_module(package).__path__, prefix=f"{package}."):
+        importlib.import_module(module.name)
 
 
 def _convert(text: str, knob: Knob, owner: str) -> Any:

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from logitclip.registry import Registry
 
-AUGMENTS = Registry("augmentation", modules=("logitclip.data.autoaugment",))
+AUGMENTS = Registry("augmentation", package="logitclip.data")
 
 Transform = Callable[[Tensor, Generator | None], Tensor]
 

@@ -15,14 +15,7 @@ from torch import Tensor
 from logitclip.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
-FAMILIES = (
-    *("digits", "fashion_mnist", "cifar", "webvision", "clothing1m", "animal10n", "food101n", "folder", "table"),
-)
-DATASETS = Registry(
-    "dataset",
-    injected=("root", "download", "mirror"),
-    modules=tuple(f"logitclip.data.{family}" for family in FAMILIES),
-)
+DATASETS = Registry("dataset", injected=("root", "download", "mirror"), package="logitclip.data")
 
 
 def with_protocol(

@@ -5,4 +5,4 @@ A method is a class that follows the protocol `Method` in `base.py`.
 
 from logitclip.registry import Registry
 
-METHODS = Registry("method", modules=tuple(f"{__name__}.{m}" for m in ("standard", "sam", "sop", "dividemix")))
+METHODS = Registry("method", package=__name__)

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from logitclip.registry import Registry
 
-FAMILIES = ("mlp", "cnn", "wrn", "resnet", "preact_resnet", "densenet", "squeezenet", "external")
-MODELS = Registry("model", injected=("in_channels", "in_features"), modules=tuple(f"{__name__}.{f}" for f in FAMILIES))
+MODELS = Registry("model", injected=("in_channels", "in_features"), package=__name__)
 
 
 def build(spec: str, num_classes: int, input_shape: Sequence[int], *, seed: int = 0) -> nn.Module:
