@@ -105,6 +105,7 @@ def records(recipe: Recipe) -> list[dict[str, Any]]:
             {"recipe": recipe.name, "scale": recipe.scale}
             | {name: at.get(name, "") for name in AXES}
             | {"data": at.get("data") or datasets_of(recipe.cells)}
+            | {"compared_with": base}
             | {"chosen": " ".join(sorted({clipped.clip for _, clipped in runs})), "runs": len(runs)}
             | {name: "" if value is None else round(value, 3) for name, value in numbers.items()}
             | {"verdict": verdict(statistics.fmean(gains), error, gap)}

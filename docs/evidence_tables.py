@@ -15,9 +15,11 @@ VERDICTS = ("agrees", "disagrees", "undecided")
 
 
 def table(name: str) -> str:
-    """`counts`, `cifar10`, `table1 mini` or another recipe and scale, or `readings mini`."""
+    """`counts`, `cifar10`, `losses`, `table1 mini` or another recipe and scale, or `readings mini`."""
     if name == "counts":
         return counts()
+    if name == "losses":
+        return losses(read(RESULTS / "table1_cpu.csv"))
     if name == "cifar10":
         return summary([row for row in read(RESULTS / "table1_mini.csv") if row["loss"] == "ce"])
     recipe, scale = name.split()
@@ -58,7 +60,9 @@ def summary(rows: list[dict[str, Any]]) -> str:
 def cells(rows: list[dict[str, Any]]) -> str:
     """Every cell without and with the clip, the difference beside the paper's, and what was memorised."""
     varying = [axis for axis in AXES if len({row[axis] for row in rows}) > 1]
-    heads = [*varying, "chosen", "runs", "without", "with", "difference", "in the paper", "verdict", "memorised"]
+    base = rows[0]["compared_with"]
+    without, with_it = ("without", "with") if base == "none" else (base, "this variant")
+    heads = [*varying, "chosen", "runs", without, with_it, "difference", "in the paper", "verdict", "memorised"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
         error = "" if row["standard_error"] is None else f" ± {row['standard_error']:.1f}"
@@ -69,6 +73,15 @@ def cells(rows: list[dict[str, Any]]) -> str:
         line += [_signed(row["paper_difference"]), row["verdict"]]
         line += ["–" if None in memorised else "{:.0f} → {:.0f} %".format(*memorised)]
         lines.append(f"| {' | '.join(line)} |")
+    return "\n".join(lines)
+
+
+def losses(rows: list[dict[str, Any]]) -> str:
+    """The accuracy of each loss without and with the clip, for every noise."""
+    accuracy = {(row["loss"], row["noise"]): f"{row['without']:.1f} → {row['with_clip']:.1f}" for row in rows}
+    names, noises = (list(dict.fromkeys(key[i] for key in accuracy)) for i in range(2))
+    lines = [f"| loss | {' | '.join(label('noise', noise) for noise in noises)} |", "|---" * (len(noises) + 1) + "|"]
+    lines += [f"| `{name}` | {' | '.join(accuracy.get((name, n), '–') for n in noises)} |" for name in names]
     return "\n".join(lines)
 
 
