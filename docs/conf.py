@@ -28,6 +28,7 @@ autodoc_typehints = "description"
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "show-inheritance": False}
 napoleon_google_docstring = True
+napoleon_use_ivar = True  # or fields of named tuples would be documented twice
 default_role = "code"
 
 

@@ -1,4 +1,4 @@
-"""What all tests share: time limits, registries that stay as they are, and the command line in this process."""
+"""Fixtures of all tests: time limits, devices, and the command line in this process."""
 
 import os
 import signal
@@ -44,23 +44,6 @@ def _devices():
 def device(request):
     """Every device there is: the CPU, and CUDA or MPS."""
     return request.param
-
-
-@pytest.fixture(autouse=True)
-def _registries_as_they_were():
-    from logitclip.clip import CLIPS, PENALTIES
-    from logitclip.data import AUGMENTS, DATASETS
-    from logitclip.losses import LOSSES
-    from logitclip.methods import METHODS
-    from logitclip.models import MODELS
-    from logitclip.noise import NOISES
-
-    registries = (LOSSES, CLIPS, PENALTIES, NOISES, DATASETS, AUGMENTS, MODELS, METHODS)
-    before = [set(registry) for registry in registries]  # looking at them also loads what registers itself
-    yield
-    for registry, names in zip(registries, before, strict=True):
-        for name in set(registry) - names:
-            del registry._entries[name]
 
 
 @pytest.fixture

@@ -31,15 +31,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
 def test_python_runs_from_top_to_bottom(page):
-    from logitclip.config import registries
-
-    known = {kind: dict(registry._entries) for kind, registry in registries().items()}
-    try:
-        exec(compile("\n".join(blocks(page, "python")), str(page), "exec"), {"__name__": "__main__"})
-    finally:  # docs/extend.md adds some
-        for kind, registry in registries().items():
-            registry._entries.clear()
-            registry._entries.update(known[kind])
+    exec(compile("\n".join(blocks(page, "python")), str(page), "exec"), {"__name__": "__main__"})
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.name)

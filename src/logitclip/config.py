@@ -43,6 +43,9 @@ _GENERAL: Mapping[str, Any] = {
 class RunConfig:
     """One training run. None means the dataset's own default; see `logitclip list data`.
 
+    Raises:
+        ValueError: if a value has the wrong type or is out of range.
+
     >>> config = RunConfig(data="digits", noise="symmetric:rate=0.5", clip="norm:temp=1.5")
     >>> config.resolved().epochs
     150

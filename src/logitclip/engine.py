@@ -1,4 +1,4 @@
-"""The training loop. It knows no names and no folders: it trains a model on splits and reports a row per epoch."""
+"""The training loop: trains a model on the splits of a dataset and reports a row of numbers per epoch."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ from logitclip.rng import derived_seed, stream
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+__all__ = ["Diverged", "Progress", "Settings", "fit", "learning_rate", "make_fabric"]
+
 for talkative in ("distributed", "rank_zero"):  # here, because spawned processes import this module too
     logging.getLogger(f"lightning_fabric.utilities.{talkative}").setLevel(logging.WARNING)
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-SAVING = 60.0  # seconds that interrupted processes have to save their last epoch
+SAVING = 60.0  # seconds in which interrupted processes must save their last epoch
 
 
 Row = dict[str, Any]  # the numbers of an epoch, as in `metrics.jsonl`: float, int, list of float, or None
@@ -41,28 +43,63 @@ M = TypeVar("M", bound=Method)
 
 
 class Diverged(ValueError):
-    """The loss, the logits or their norms are not finite."""
+    """Training diverged: the loss, the logits or their norms are not finite.
+
+    >>> import logitclip as lc
+    >>> network = lc.models.build("mlp:width=8", num_classes=10, input_shape=(1, 8, 8))
+    >>> try:
+    ...     fit(lc.data.load("digits"), network, lc.Loss("ce"), settings=Settings(epochs=1, lr=1e30))
+    ... except Diverged as error:
+    ...     print(str(error).partition(":")[0])
+    Training diverged in epoch 0
+    """
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The state of training after an epoch: its row, and the weights and state for a checkpoint."""
+    """The state of training after an epoch; `fit` passes it to `after_epoch`.
+
+    Attributes:
+        row: the numbers of the epoch, by name.
+        method: the training method with its network.
+        fabric: the Lightning Fabric of this process.
+        examples: per-example records [N] if `Settings.per_example` is set, and `val_prediction` [V] if there are
+            held-out examples.
+
+    Save `weights` and `state` after an epoch to resume from it:
+
+    >>> import logitclip as lc
+    >>> digits, saved = lc.data.load("digits"), []
+    >>> def train(epochs, resume=None):
+    ...     network = lc.models.build("mlp:width=8", num_classes=10, input_shape=(1, 8, 8))
+    ...     settings = Settings(epochs=epochs, schedule="constant")
+    ...     fit(digits, network, lc.Loss("ce"), settings=settings, resume=resume, after_epoch=saved.append)
+    >>> train(epochs=1)
+    >>> train(epochs=2, resume=(saved[0].weights(), saved[0].state(), 1))
+    >>> [progress.row["epoch"] for progress in saved]
+    [0, 1]
+    """
 
     row: Row
     method: Method
     fabric: Fabric
-    examples: dict[str, Tensor]  # per-example records if asked for; `val_prediction` if there are held-out examples
+    examples: dict[str, Tensor]
 
     def weights(self) -> dict[str, Tensor]:
+        """The weights by name."""
         return self.method.weights()
 
     def state(self) -> dict[str, Any]:
+        """All other state that resuming needs."""
         precision = self.fabric.strategy.precision.state_dict()
         return {"method": self.method.state_dict(), "precision": precision, "examples": self.examples}
 
 
 def learning_rate(settings: Settings, epoch: int) -> float:
-    """The learning rate of an epoch: divided by 10 at each milestone (a share of the epochs), or along a half cosine.
+    """Return the learning rate of an epoch.
+
+    The schedule "multistep" divides it by 10 at each milestone (a share of the epochs), "cosine" follows a half cosine
+    and "constant" keeps it.
 
     Args:
         settings: uses `lr`, `schedule`, `milestones` and `epochs`.
@@ -78,7 +115,7 @@ def learning_rate(settings: Settings, epoch: int) -> float:
         return settings.lr * (1 + math.cos(math.pi * epoch / settings.epochs)) / 2
     if settings.schedule == "constant":
         return settings.lr
-    # Never in the first epoch, however few there are.
+    # No milestone falls into the first epoch, however few epochs there are.
     return settings.lr * 0.1 ** sum(epoch >= max(1, round(m * settings.epochs)) for m in settings.milestones)
 
 
@@ -98,10 +135,11 @@ def fit(
     after_epoch: Callable[[Progress], None] | None = None,
     after_batch: Callable[[int], None] | None = None,
 ) -> M:
-    """Train a network: the loop without names and folders.
+    """Train a network: the training loop itself, without specs and run folders.
 
-    Each epoch gives a row of numbers: ``loss``, ``train_accuracy``, ``test_accuracy``, ``memorised`` and ``recovered``
-    shares of the wrong labels, ``clipped`` share and ``norm_quantiles`` of the logits.
+    Each epoch reports a row of numbers, among them ``loss``, ``train_accuracy`` and ``test_accuracy``, the
+    ``memorised`` and ``recovered`` shares of the wrong labels, and the ``clipped`` share and ``norm_quantiles`` of the
+    logits.
 
     Args:
         dataset: its training labels may be noisy. `train.clean_labels`, if known, are used to measure memorisation. If
@@ -146,7 +184,7 @@ def fit(
     view = transform("none", dataset.mean, dataset.std) if view is None else view
     index = torch.arange(len(dataset.train)) if index is None else index
     make_model = (lambda _: model) if isinstance(model, nn.Module) else model
-    labels, wrong = _hard(dataset.train.labels), wrong_labels(dataset.train, index)
+    labels, wrong = _hard(dataset.train.labels), _wrong_labels(dataset.train, index)
     train, test = dataset.train.to(fabric.device), dataset.test.to(fabric.device)
     rank, world = fabric.global_rank, fabric.world_size
     measure_every = settings.measure_every or (1 if len(train) <= 20_000 else 10)
@@ -208,7 +246,9 @@ def fit(
 
 
 def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, precision: str = "32") -> Fabric:
-    """A Lightning Fabric, not launched yet. Several devices of one machine are spawned; several nodes need torchrun.
+    """Make a Lightning Fabric, which is not launched yet.
+
+    Several devices of one machine get a spawned process each. Several nodes need torchrun.
 
     Args:
         accelerator: auto, cpu, cuda or mps.
@@ -255,13 +295,14 @@ def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, 
 
 
 def launch(function: Callable[..., None], *args: Any, devices: int, **options: Any) -> None:
-    """Call `function(fabric, *args)` in a new process for each device, and wait until all of them have ended.
+    """Call `function(fabric, *args)` in a new process for each device, and wait for all of them.
 
-    The processes write their results to files: nothing is returned. None of them is left when this function ends,
-    whatever ends it; those that still run get SIGTERM, and SIGKILL if that does not end them.
+    Nothing is returned: the processes write their results to files. No process outlives this call, even if it raises:
+    processes that still run get SIGTERM, then SIGKILL.
 
     Args:
-        function: a function of a module; it and its arguments are pickled.
+        function: a module-level function; it and its arguments are pickled.
+        args: its arguments after the Fabric.
         devices: number of processes.
         options: of `make_fabric`.
 
@@ -291,7 +332,7 @@ def _in_process(
 ) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
-        return  # the signal of its death came too early to be seen
+        return  # it died before this process could ask for the signal
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
@@ -306,26 +347,26 @@ def _in_process(
         fabric = make_fabric(devices=devices, **options)
         fabric.launch()
         function(fabric, *args)
-        fabric.barrier()  # no rank leaves while another still waits for its data
+        fabric.barrier()  # no rank exits while another still waits for its data
 
 
 @contextlib.contextmanager
 def without_destructors() -> Iterator[None]:
-    """End this process with `os._exit`, after its exit handlers, if it has joined a process group by then.
+    """Make this process exit through `os._exit`, after its exit handlers, if it has joined a process group.
 
     The exit status is 0 if the block completes, and 1 otherwise.
 
-    The destructor of a gloo group joins gloo's threads, and may hold the GIL meanwhile. A thread that still has to free
-    the tensors of its last collective waits for the GIL: a deadlock. Which object frees the group depends on the order
-    of destruction (a DDP wrapper may outlive `destroy_process_group`), so the only safe destructor is one that never
-    runs. Use this only where the program owns the end of the process, and results are in files.
+    This avoids a deadlock. The destructor of a gloo group joins gloo's threads and may hold the GIL meanwhile, while a
+    thread that still has to free the tensors of its last collective waits for the GIL. Which object frees the group
+    depends on the order of destruction (a DDP wrapper may outlive `destroy_process_group`), so the only safe destructor
+    is one that never runs. Use this only in a program that owns its process and keeps its results in files.
     """
     status = 1
 
     def end() -> None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError, ValueError, AttributeError):  # a broken pipe, closed, or None
+                with contextlib.suppress(OSError, ValueError, AttributeError):  # broken pipe, closed stream, None
                     stream.flush()
             os._exit(status)
 
@@ -336,7 +377,7 @@ def without_destructors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hidden(module: str) -> Iterator[None]:
-    """Make a module look as if not installed: Fabric would import torchmetrics for its version, which costs seconds."""
+    """Hide a module from imports: Fabric imports torchmetrics only to read its version, which takes seconds."""
     hide = module not in sys.modules
     if hide:
         sys.modules[module] = None  # type: ignore[assignment]
@@ -383,7 +424,7 @@ def _train(
     row = {"loss": loss / n, "train_accuracy": 100 * hit / n if hits else None, "clipped": None, "norm_quantiles": None}
     if norms:
         norm = _gathered(fabric, torch.cat(norms)).cpu()
-        few = norm[:: 1 + len(norm) // 2**24]  # torch.quantile takes no more than that
+        few = norm[:: 1 + len(norm) // 2**24]  # torch.quantile is limited to 2**24 values
         row["norm_quantiles"] = [round(q, 6) for q in torch.quantile(few, torch.tensor(QUANTILES)).tolist()]
         if tau is not None:
             row["clipped"] = 100 * int((norm >= tau).sum()) / len(norm)
@@ -391,7 +432,7 @@ def _train(
 
 
 def _accuracy(worker: Method, split: Split, view: View, settings: Settings, fabric: Fabric) -> float:
-    """The share of `split` predicted as labelled, in percent, or NaN if logits are not finite."""
+    """Return the accuracy on `split` in percent, or NaN if a logit is not finite."""
     hits = bad = torch.zeros((), dtype=torch.int64, device=fabric.device)
     n = 0
     for _, y, logits in _evaluate(worker, split, view, settings, fabric, None):
@@ -403,12 +444,12 @@ def _accuracy(worker: Method, split: Split, view: View, settings: Settings, fabr
 
 
 def _sum_of_weights(worker: Method) -> float:
-    """Finite if every weight is."""
+    """Sum all weights; the sum is finite only if every weight is."""
     return sum(float(weight.double().sum()) for weight in worker.weights().values())
 
 
 def _predicted(worker: Method, split: Split, view: View, settings: Settings, fabric: Fabric, index: Tensor) -> Tensor:
-    """The class predicted for each example at `index`."""
+    """Predict the class of each example at `index`."""
     every = torch.zeros(len(split), dtype=torch.int64, device=fabric.device)
     for at, _, logits in _evaluate(worker, split, view, settings, fabric, index):
         every[at] = logits.argmax(1)
@@ -419,7 +460,7 @@ _UNMEASURED = {"memorised": None, "recovered": None}
 
 
 def _memorisation(worker: Method, train: Split, view: View, settings: Settings, fabric: Fabric, wrong: Tensor) -> Row:
-    """Of the wrong labels, the share predicted as given and the share predicted as true, in percent."""
+    """Of the wrong labels, measure the share predicted as given and the share predicted as true, in percent."""
     if train.clean_labels is None or not len(wrong):
         return _UNMEASURED
     given = true = torch.zeros((), dtype=torch.int64, device=fabric.device)
@@ -432,7 +473,7 @@ def _memorisation(worker: Method, train: Split, view: View, settings: Settings, 
 
 
 def _per_example(worker: Method, train: Split, view: View, settings: Settings, fabric: Fabric) -> dict[str, Tensor]:
-    """Loss (cross entropy), margin, prediction and best other class of every training example, in dataset order."""
+    """Compute cross entropy, margin, prediction and best other class of every training example, in dataset order."""
     record = torch.zeros(4, len(train), device=fabric.device)
     for at, y, logits in _evaluate(worker, train, view, settings, fabric, None):
         log_probs, label = logits.float().log_softmax(1), _hard(y)[:, None]
@@ -447,7 +488,7 @@ def _per_example(worker: Method, train: Split, view: View, settings: Settings, f
 def _evaluate(
     worker: Method, split: Split, view: View, settings: Settings, fabric: Fabric, index: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """(index, labels, logits) of this rank's part of a split, without augmentation, in order."""
+    """Yield (index, labels, logits) for this rank's part of a split, in order and without augmentation."""
     part = (torch.arange(len(split)) if index is None else index)[fabric.global_rank :: fabric.world_size]
     size = max(settings.batch_size, 256)
     for at, x, y in batches(split, size, index=part, device=fabric.device, workers=settings.workers):
@@ -455,20 +496,20 @@ def _evaluate(
 
 
 def _summed(fabric: Fabric, *values: Tensor | float) -> list[float]:
-    """The values, each summed over the ranks."""
+    """Sum each value over the ranks."""
     row = torch.tensor([float(value) for value in values], dtype=torch.float64)
     return _over_ranks(fabric, row).tolist()
 
 
 def _over_ranks(fabric: Fabric, tensor: Tensor) -> Tensor:
-    """The sum of a tensor over the ranks."""
+    """Sum a tensor over the ranks."""
     if fabric.world_size == 1:
         return tensor
     return fabric.all_reduce(tensor.to(fabric.device), reduce_op="sum")  # type: ignore[return-value]
 
 
 def _gathered(fabric: Fabric, values: Tensor) -> Tensor:
-    """The values of all ranks in one vector; ranks may hold different numbers of them."""
+    """Concatenate the values of all ranks; each rank may hold a different number."""
     if fabric.world_size == 1:
         return values
     counts = torch.zeros(fabric.world_size, dtype=torch.int64, device=values.device)
@@ -484,8 +525,8 @@ def _hard(labels: Tensor) -> Tensor:
     return labels.argmax(1) if labels.is_floating_point() else labels
 
 
-def wrong_labels(train: Split, index: Tensor) -> Tensor:
-    """Which of the examples at `index` are known to be labelled wrongly."""
+def _wrong_labels(train: Split, index: Tensor) -> Tensor:
+    """Return the examples of `index` whose label is known to be wrong."""
     if train.clean_labels is None:
         return index[:0]
     return index[_hard(train.labels)[index] != train.clean_labels[index]]
@@ -493,7 +534,7 @@ def wrong_labels(train: Split, index: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def using_threads(count: int) -> Iterator[None]:
-    """Use so many threads; the bits of a sum depend on it."""
+    """Use `count` CPU threads in this block. The last bits of a sum depend on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -504,7 +545,7 @@ def using_threads(count: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _model_randomness(device: torch.device, seed: int) -> Iterator[None]:
-    """Dropout can only use torch's own generators: seed them for this epoch, and put them back afterwards."""
+    """Seed torch's global generators, the only ones that dropout can use, and restore them after the block."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

@@ -48,7 +48,7 @@ def linear_cross_entropy(
     example_weight: Tensor | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor:
-    """Cross entropy of the clipped logits `clip(W h + b)`, which are never held as a whole.
+    """Cross entropy of the clipped logits `clip(W h + b)`, without storing the whole logits.
 
     The arguments of `torch.nn.functional.linear_cross_entropy`, and the clip of Eq. 4 with p = 2.
 
@@ -60,7 +60,8 @@ def linear_cross_entropy(
 
     Args:
         input: hidden states, [..., D].
-        linear_weight: [K, D]; linear_bias: [K] or None.
+        linear_weight: [K, D].
+        linear_bias: [K] or None.
         target: class indices [...], or probabilities [..., K].
         weight: a weight per class, [K].
         reduction: "mean", "sum" or "none". The mean divides by the sum of the weights of the class indices, or by the
@@ -98,7 +99,7 @@ def linear_cross_entropy(
 
 
 class LinearLogitClip(nn.Linear):
-    """A last linear layer with any loss of the library on its clipped logits, which are never held as a whole.
+    """A last linear layer with any loss of the library on its clipped logits, without storing the whole logits.
 
     Args:
         in_features: D.
@@ -110,6 +111,8 @@ class LinearLogitClip(nn.Linear):
         class_weight: a weight per class, [K].
         group: processes that share the classes, see `linear_cross_entropy`. Each owns its part of the weight: K is
             split as evenly as possible, and the first ranks have one class more. CORES cannot be shared.
+        device, dtype: of the weight and the bias.
+        **knobs: of the loss.
 
     The call takes hidden states [..., D], targets [...] (or probabilities [..., K]) and optionally `example_weight`
     [...], and returns the loss. `logits(hidden)` returns [..., K] for predictions. See `linear_cross_entropy` for time
@@ -151,11 +154,11 @@ class LinearLogitClip(nn.Linear):
         return _loss(self.criterion, hidden, self.weight, self.bias, target, self.clip, example_weight, self.group)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The logits before the clip (of this process's classes), [..., K]: the prediction is their argmax."""
+        """Return the logits before the clip, [..., K] (K of this process); their argmax is the prediction."""
         return nn.functional.linear(hidden, self.weight, self.bias)
 
     def start_epoch(self, epoch: int, class_counts: Tensor | None = None) -> None:
-        """Passed on to the loss; see `Loss.start_epoch`."""
+        """Tell the loss the epoch and the class counts; see `Loss.start_epoch`."""
         self.criterion.start_epoch(epoch, class_counts)
 
     def extra_repr(self) -> str:
@@ -175,9 +178,9 @@ def clip_hidden(
 ) -> tuple[Tensor, Tensor]:
     """Rescale hidden states so that their logits are clipped: `W(s h) + s b = clip(W h + b)`.
 
-    So a kernel that knows nothing of the clip (torch's `linear_cross_entropy`, Liger, cut-cross-entropy) trains with
-    it. The norm comes from the Gram matrix, `|W h + b|^2 = h~' (W~' W~) h~` with h~ = [h, 1] and W~ = [W, b], which
-    costs K D^2 multiplications in float64. Gradients with respect to all arguments are exact.
+    A kernel without the clip (torch's `linear_cross_entropy`, Liger, cut-cross-entropy) can then train with it.
+    The norm comes from the Gram matrix, `|W h + b|^2 = h~' (W~' W~) h~` with h~ = [h, 1] and W~ = [W, b], which costs
+    K D^2 multiplications in float64. Gradients with respect to all arguments are exact.
 
     Args:
         hidden: [..., D].
@@ -190,6 +193,9 @@ def clip_hidden(
 
     Returns:
         The rescaled hidden states, [..., D], and the factor s, [..., 1].
+
+    Raises:
+        ValueError: if shapes do not fit, or the clip is not exactly one of tau and temp.
 
     >>> hidden, head = torch.tensor([[3.0, 4.0]]), torch.eye(2)
     >>> clip_hidden(hidden, head, tau=1.0)

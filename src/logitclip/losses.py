@@ -57,6 +57,16 @@ def loss(phi: Callable[..., Any]) -> Callable[..., Tensor]:
     Returns:
         ``fn(logits, target, **knobs)``, which returns one value per example. Its knobs are the keyword-only parameters
         of phi.
+
+    Raises:
+        ValueError: if the name is taken.
+
+    >>> @loss
+    ... def squared(log_p, _, *, scale: float = 1.0):
+    ...     '''Squared error of the label's probability.'''
+    ...     return scale * one_minus_p(log_p) ** 2
+    >>> squared(torch.zeros(1, 4), torch.tensor([2]), scale=16.0)
+    tensor([9.])
     """
     parameters = list(inspect.signature(phi).parameters.values())
 

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+__all__ = ["Knob", "Registry", "UnknownName"]
+
 F = typing.TypeVar("F", bound=Callable[..., Any])
 
 
@@ -37,7 +39,16 @@ def suggest(name: str, known: typing.Iterable[str]) -> str:
 
 
 class UnknownName(ValueError):
-    """A registry does not have this name."""
+    """A registry does not have this name.
+
+    Args:
+        kind: what the registry holds, such as "loss".
+        name: the unknown name.
+        known: the names to suggest.
+
+    >>> print(UnknownName("loss", "gcee", ["ce", "gce"]))
+    Unknown loss 'gcee'. Did you mean 'gce'?
+    """
 
     def __init__(self, kind: str, name: str, known: typing.Iterable[str]) -> None:
         super().__init__(f"Unknown {kind} {name!r}. {suggest(name, known)}")
@@ -46,25 +57,48 @@ class UnknownName(ValueError):
 
 @dataclass(frozen=True)
 class Knob:
-    """One keyword-only parameter of a registered function."""
+    """One keyword-only parameter of a registered function.
+
+    Attributes:
+        name: its name.
+        annotation: its type.
+        default: its default; `inspect.Parameter.empty` if the knob must be given.
+
+    >>> Knob("q", float, 0.7).required
+    False
+    """
 
     name: str
     annotation: Any
-    default: Any  # inspect.Parameter.empty when the knob must be given
+    default: Any
 
     @property
     def required(self) -> bool:
+        """Whether the knob must be given."""
         return self.default is inspect.Parameter.empty
 
 
 @dataclass
 class Registry:
-    """Functions by name. `injected` names the keyword-only parameters that code supplies and users do not write."""
+    """Functions by name.
+
+    Attributes:
+        kind: what the functions are, for messages: "loss", "noise".
+        injected: keyword-only parameters that code supplies, so they are not knobs.
+        package: all its modules are imported before the first look-up, so that they can register their functions.
+
+    >>> shapes = Registry("shape")
+    >>> @shapes.register
+    ... def circle(*, radius: float = 1.0):
+    ...     return 3.14 * radius**2
+    >>> list(shapes), shapes.parse("circle:radius=2"), shapes.build("circle:radius=2")()
+    (['circle'], ('circle', {'radius': 2.0}), 12.56)
+    """
 
     kind: str
     injected: tuple[str, ...] = ()
-    package: str = ""  # all its modules are imported before the first look-up, so that they can register themselves
-    _entries: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    package: str = ""
+    _entries: dict[str, Callable[..., Any]] = field(default_factory=dict, init=False)
 
     def register(self, function: F, name: str | None = None) -> F:
         """Add `function` under `name` (its own by default); usable as a decorator. A taken name is an error."""

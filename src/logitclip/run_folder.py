@@ -312,15 +312,40 @@ VALIDATION, EXAMPLES = "validation.npz", "examples.npz"
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a finished run; accuracies and shares are percentages."""
+    """The result of a finished run; accuracies and shares are percentages. `train` returns it.
+
+    Attributes:
+        id: the id of the run, which names its folder.
+        config: the resolved `RunConfig` as a dict.
+        last10_accuracy: test accuracy, mean of the last 10 epochs.
+        best_accuracy: test accuracy of the best epoch, chosen on the test set.
+        val_accuracy: accuracy on held-out noisy labels, mean of the last 10 epochs; None if none are held out.
+        memorised: share of the wrong labels that the final model predicts as given; None if there are none.
+        recovered: share of the wrong labels for which the final model predicts the true class.
+        noise_rate: realised share of wrong training labels.
+        clip: the clip, with all its knobs.
+        epochs: number of epochs.
+        seconds: training time.
+        versions: versions of Python and the libraries, by name.
+        device: name of the device.
+        commit: the git commit of the code, if known.
+
+    >>> import tempfile
+    >>> import logitclip as lc
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = lc.train(lc.RunConfig(noise="symmetric:rate=0.5", epochs=2, runs=folder))
+    ...     rows = result.rows
+    >>> result.epochs, result.noise_rate, len(rows)
+    (2, 50.0, 2)
+    """
 
     id: str
     config: dict[str, Any]
-    last10_accuracy: float  # on the test set, mean of the last 10 epochs
-    best_accuracy: float  # of the best epoch, chosen on the test set
-    val_accuracy: float | None  # on held-out noisy labels, mean of the last 10 epochs
-    memorised: float | None  # of the wrong labels, the share predicted as given, after the last epoch
-    recovered: float | None  # of the wrong labels, the share predicted as true
+    last10_accuracy: float
+    best_accuracy: float
+    val_accuracy: float | None
+    memorised: float | None
+    recovered: float | None
     noise_rate: float
     clip: str
     epochs: int

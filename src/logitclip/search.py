@@ -1,7 +1,8 @@
-"""The search for a good value of the clip. It knows neither training nor files, only what each trial gave.
+"""The search for a good value of the clip. It depends only on the results of the trials, not on training or files.
 
-Three values first, evenly spaced in the logarithm, then one value at a time: beyond the best one if it lies at an end,
-else beside it. `tune` runs the search around any training function; `logitclip tune` runs the same search.
+The first three values are evenly spaced in the logarithm. Then one value follows at a time: beyond the best value if
+that lies at an end, else beside it. `tune` runs the search around any training function; `logitclip tune` runs the same
+search.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+__all__ = ["Trial", "Tuned", "tune"]
+
 BETWEEN = (1.0, 5.0)  # where the search for temp starts; it may go beyond
 TRIALS = 5
 HELD_OUT = 0.51  # share of the examples to validate on; five trials on the rest cost a quarter of the paper's grid
@@ -20,24 +23,45 @@ HELD_OUT = 0.51  # share of the examples to validate on; five trials on the rest
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of training with one value, on held-out examples with their noisy labels."""
+    """The result of training with one value, on held-out examples with their noisy labels.
 
-    predictions: np.ndarray  # [N] predicted classes
-    labels: np.ndarray  # [N] noisy labels
-    train_accuracy: float | None = None  # share of the training labels that are predicted, in [0, 1]
-    val_accuracy: float | None = None  # share of the held-out labels that are predicted; None: computed from the above
+    Attributes:
+        predictions: predicted classes [N].
+        labels: noisy labels [N].
+        train_accuracy: accuracy on the training labels, in [0, 1], if known.
+        val_accuracy: accuracy on the held-out labels, in [0, 1]; None: computed from `predictions`.
+
+    >>> Trial(np.array([0, 1, 1]), np.array([0, 1, 0])).accuracy
+    0.6666666666666666
+    """
+
+    predictions: np.ndarray
+    labels: np.ndarray
+    train_accuracy: float | None = None
+    val_accuracy: float | None = None
 
     @property
     def accuracy(self) -> float:
+        """Validation accuracy, in [0, 1]."""
         return float((self.predictions == self.labels).mean()) if self.val_accuracy is None else self.val_accuracy
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result of `tune`."""
+    """The result of `tune`.
+
+    Attributes:
+        best: the value with the highest score.
+        scores: the score of each value, in the order of the trials; None if training failed.
+
+    >>> def train(temp):  # instead of training: predictions and labels
+    ...     return np.arange(10) < temp, np.ones(10, bool)
+    >>> tune(train, values=[1.0, 2.0])
+    Tuned(best=2.0, scores={1.0: 0.1, 2.0: 0.2})
+    """
 
     best: float
-    scores: dict[float, float | None]  # of each value, in the order of the trials; None if training failed
+    scores: dict[float, float | None]
 
 
 def tune(
@@ -88,7 +112,7 @@ def tune(
 
 
 def proposed(between: tuple[float, float], done: Mapping[float, Trial | None], count: int = TRIALS) -> list[float]:
-    """The values to try, as far as the trials so far decide them: the first three, then one after the other."""
+    """Return the values to try, as far as the finished trials decide them: the first three, then one at a time."""
     low, high = between
     if not 0 < low < high < math.inf:
         raise ValueError(f"between must be two positive numbers, the smaller first, got {between}.")
@@ -100,29 +124,31 @@ def proposed(between: tuple[float, float], done: Mapping[float, Trial | None], c
 
 @dataclass(frozen=True)
 class Score:
-    """The score of a trial and its parts, each a share."""
+    """The score of a trial and its parts, each in [0, 1]."""
 
     accuracy: float  # on the held-out noisy labels
-    gap: float  # training accuracy minus that, if it is larger
-    outvoted: float  # held-out examples for which the other trials agree on another class
+    gap: float  # training accuracy minus `accuracy`, at least 0
+    outvoted: float  # share of held-out examples for which the other trials agree on another class
 
     @property
     def total(self) -> float:
+        """The score: validation accuracy minus both penalties."""
         return self.accuracy - self.gap - self.outvoted
 
 
 def scored(done: Mapping[float, Trial | None]) -> dict[float, float | None]:
-    """The score of each value, see `score_parts`; None if its training failed."""
+    """Return the score of each value, see `score_parts`; None if its training failed."""
     return {value: None if score is None else score.total for value, score in score_parts(done).items()}
 
 
 def score_parts(done: Mapping[float, Trial | None]) -> dict[float, Score | None]:
-    """The score of each value: validation accuracy, minus two signs of a bad value. None if its training failed.
+    """Return the score of each value: validation accuracy minus two penalties. None if its training failed.
 
-    The first sign is the gap to the accuracy on the training labels: what a model fits without generalising is
-    memorised. The second is the share of held-out examples for which the other trials agree on another class: what one
-    model has memorised, or failed to learn, the others have not. Both help where validation accuracy is almost blind:
-    under asymmetric noise, right and wrong predictions alike agree with many of the noisy labels.
+    The first penalty is the gap to the accuracy on the training labels: a model that fits them without generalising has
+    memorised them. The second is the share of held-out examples for which the other trials agree on another class: a
+    model that differs from the others has memorised a wrong label or failed to learn. Both penalties help where
+    validation accuracy says little: under asymmetric noise, right and wrong predictions alike agree with many of the
+    noisy labels.
     """
     finished = {value: trial for value, trial in done.items() if trial is not None}
     voters = [value for value, trial in finished.items() if _has_learnt(trial)]
@@ -137,7 +163,7 @@ def score_parts(done: Mapping[float, Trial | None]) -> dict[float, Score | None]
 
 
 def best(scores: Mapping[Any, float | None]) -> Any:
-    """The value with the highest score, the first of several."""
+    """Return the value with the highest score; the first of several."""
     known = {value: score for value, score in scores.items() if score is not None}
     if not known:
         raise ValueError("No value can be chosen: all trials failed.")
@@ -145,7 +171,7 @@ def best(scores: Mapping[Any, float | None]) -> Any:
 
 
 def _next(scores: Mapping[float, float | None]) -> float:
-    """The next value: beyond the end if the best one lies there, else in the wider gap beside it (in logarithms)."""
+    """Return the next value: beyond the end if the best one lies there, else in the wider (log) gap beside it."""
     values = sorted(scores)
     at_best = values.index(max(values, key=lambda value: _or_worst(scores[value])))
     if at_best in (0, len(values) - 1):
@@ -164,21 +190,21 @@ def _rounded(value: float) -> float:
 
 
 def _outvoted(predictions: np.ndarray, others: np.ndarray) -> float:
-    """The share of examples for which fewer of the others [M, N] predict the same than agree on another class."""
+    """Return the share of examples for which more of the others [M, N] agree on another class than on this one."""
     same = (others == predictions).sum(0)
     most = (others[:, None] == others).sum(1).max(0)
     return float((same < most).mean())
 
 
 def _has_learnt(trial: Trial) -> bool:
-    """Whether the predictions beat the most frequent label by two standard errors."""
+    """Return whether the predictions beat the most frequent label by two standard errors."""
     share = np.unique(trial.labels, return_counts=True)[1].max() / len(trial.labels)
     hits = (trial.predictions == trial.labels).mean()
     return bool(hits > share + 2 * math.sqrt(share * (1 - share) / len(trial.labels)))
 
 
 def _trial(result: Any) -> Trial | None:
-    """What a training function returned, checked."""
+    """Check what a training function returned."""
     if result is None:
         return None
     if not isinstance(result, tuple) or len(result) not in (2, 3):
@@ -198,6 +224,6 @@ def _trial(result: Any) -> Trial | None:
 
 
 def _classes(values: Any) -> np.ndarray:
-    """Classes [N] from classes [N], or from logits or probabilities [N, K]; tensors on any device are fine."""
+    """Return classes [N] from classes [N], or from logits or probabilities [N, K]; tensors may be on any device."""
     array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
     return array.argmax(1) if array.ndim == 2 else array

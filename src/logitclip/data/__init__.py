@@ -1,9 +1,10 @@
 """Datasets by name. `dataset.py` defines what a dataset is; every family has its own file.
 
-data = load("cifar10", root="data", download=True)
-view = transform("flip_crop:padding=4", data.mean, data.std)
-for index, x, y in batches(data.train, 128, generator=generator):
-    loss = criterion(model(view(x, generator)), y)
+>>> import torch
+>>> data, generator = load("digits"), torch.Generator().manual_seed(0)
+>>> view = transform("none", data.mean, data.std)
+>>> for index, x, y in batches(data.train, 128, generator=generator):
+...     inputs = view(x, generator)  # the model's input; y are the labels
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ DATASETS = Registry("dataset", injected=("root", "download", "mirror"), package=
 def with_protocol(
     protocol: Mapping[str, Any] | Callable[..., Mapping[str, Any]], *, asymmetric: Mapping[int, int] | None = None
 ) -> Callable[[F], F]:
-    """Give a dataset function what is known about its benchmark without reading any data.
+    """Attach the training defaults of a benchmark to a dataset function, so that they are known without its data.
 
     Args:
         protocol: training defaults under the names of `RunConfig`'s fields: model, epochs, batch_size, lr, momentum,
@@ -31,6 +31,11 @@ def with_protocol(
 
     Returns:
         A decorator.
+
+    >>> @with_protocol({"model": "mlp", "epochs": 30, "batch_size": 32, "lr": 0.1})
+    ... def wine(root): ...
+    >>> wine.protocol["epochs"]
+    30
     """
 
     def decorate(function: F) -> F:
@@ -41,7 +46,7 @@ def with_protocol(
 
 
 def protocol_of(spec: str) -> Mapping[str, Any]:
-    """The training defaults of a dataset. Reads no data.
+    """Return the training defaults of a dataset. Reads no data.
 
     Args:
         spec: Name and knobs of the dataset.
@@ -61,7 +66,7 @@ def protocol_of(spec: str) -> Mapping[str, Any]:
 
 
 def asymmetric_of(spec: str) -> Mapping[int, int] | None:
-    """The class pairs that asymmetric noise confuses on a dataset. Reads no data.
+    """Return the class pairs that asymmetric noise confuses on a dataset. Reads no data.
 
     Args:
         spec: Name and knobs of the dataset.
@@ -76,7 +81,7 @@ def asymmetric_of(spec: str) -> Mapping[int, int] | None:
 
 
 def trusted_test(spec: str) -> bool:
-    """Return whether the test labels of a dataset are known to be right: not for your own table or folder.
+    """Return whether the test labels of a dataset are known to be right; those of your own table or folder are not.
 
     >>> trusted_test("cifar10"), trusted_test("table:path=x.csv,label=y")
     (True, False)
@@ -88,7 +93,17 @@ def trusted_test(spec: str) -> bool:
 
 
 class Examples(Protocol):
-    """Inputs indexed by a tensor of positions: a tensor in memory, or files that are decoded on demand."""
+    """Protocol of inputs that a tensor of positions can index: a tensor in memory, or files decoded on demand.
+
+    >>> class Squares:
+    ...     def __len__(self):
+    ...         return 100
+    ...     def __getitem__(self, index):
+    ...         return (index[:, None] ** 2).float()
+    >>> Split(Squares(), torch.zeros(100, dtype=torch.int64)).x[torch.tensor([2, 3])]
+    tensor([[4.],
+            [9.]])
+    """
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: Tensor, /) -> Tensor: ...
@@ -96,12 +111,27 @@ class Examples(Protocol):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Split:
-    """Inputs with labels. `labels` may be noisy; `clean_labels` are the true labels, if known."""
+    """Inputs with labels.
 
-    x: Examples  # [N, C, H, W] uint8 images or [N, D] float32 features
-    labels: Tensor  # [N] int64, or [N, K] float32 when they are soft
-    clean_labels: Tensor | None = None  # [N] int64
-    rows: Tensor | None = None  # [N] int64, the row of the file or listing that each example comes from
+    Attributes:
+        x: uint8 images [N, C, H, W] or float32 features [N, D].
+        labels: the given labels, which may be noisy: int64 [N], or float32 [N, K] if they are soft.
+        clean_labels: the true labels, int64 [N], if known.
+        rows: the row of the file or listing that each example comes from, int64 [N].
+
+    Raises:
+        ValueError: if the inputs and labels differ in number.
+
+    >>> split = Split(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
+    >>> noisy = split.relabel(torch.tensor([0, 1, 1, 1]))
+    >>> noisy, noisy.clean_labels
+    (Split(4 examples of [2]), tensor([0, 1, 0, 1]))
+    """
+
+    x: Examples
+    labels: Tensor
+    clean_labels: Tensor | None = None
+    rows: Tensor | None = None
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.labels):
@@ -134,17 +164,36 @@ class Split:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
-    """A training split, a test split and metadata."""
+    """A training split, a test split and metadata.
+
+    Attributes:
+        name: name of the dataset.
+        train: training split.
+        test: test split; it may be empty.
+        num_classes: K.
+        class_names: K names.
+        asymmetric: source class -> target class of asymmetric noise; None: each class to the next.
+        mean: mean of each channel of inputs scaled to [0, 1]; empty: inputs are not shifted.
+        std: standard deviation of each channel; empty: inputs are not rescaled.
+        label_sets: human labels [N] of the training split, by name.
+
+    Raises:
+        ValueError: if there are not K class names, or if a label is outside 0..K-1.
+
+    >>> split = Split(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
+    >>> Dataset("toy", split, split, num_classes=2, class_names=("cat", "dog"))
+    Dataset('toy', train=Split(4 examples of [2]), test=Split(4 examples of [2]), 2 classes)
+    """
 
     name: str
     train: Split
     test: Split
     num_classes: int
     class_names: tuple[str, ...]
-    asymmetric: Mapping[int, int] | None = None  # source -> target class of asymmetric noise; None: the next class
-    mean: tuple[float, ...] = ()  # per channel, of inputs scaled to [0, 1]
+    asymmetric: Mapping[int, int] | None = None
+    mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    label_sets: Mapping[str, Tensor] = field(default_factory=dict)  # human labels of the training split, by name
+    label_sets: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.class_names) != self.num_classes:

@@ -1,4 +1,4 @@
-"""Batches of a split, validation splits and stratified splits."""
+"""Batches, validation splits and stratified splits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,16 @@ from logitclip.data.dataset import Examples, Split
 
 
 class Holdout(NamedTuple):
-    """Sorted training and validation positions, and whether to augment validation inputs."""
+    """A split of the training examples into a training and a validation part.
+
+    Attributes:
+        train: sorted positions of the training part, int64 [M].
+        val: sorted positions of the validation part, int64 [V].
+        augmented: whether to augment validation inputs.
+
+    >>> Holdout(train=torch.tensor([0, 2]), val=torch.tensor([1]), augmented=False).val
+    tensor([1])
+    """
 
     train: Tensor
     val: Tensor
@@ -84,11 +93,11 @@ def stratified_split(labels: Tensor, share: float, seed: int, *, fold: int = 0) 
     if not 0 <= fold < folds:
         raise ValueError(f"fold must be in 0..{folds - 1} for test={share}, got {fold}.")
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    order = order[labels[order].argsort(stable=True)]  # by class, in random order within each
+    order = order[labels[order].argsort(stable=True)]  # sorted by class, in random order within each
     counts = torch.bincount(labels)
     rank = torch.arange(len(labels)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
     start, stop = ((counts * share * part).round().long() for part in (fold, fold + 1))
-    stop = torch.minimum(stop, start + counts - 1)  # at least one example of every class is trained on
+    stop = torch.minimum(stop, start + counts - 1)  # keep at least one example of every class for training
     tested = (rank >= start.repeat_interleave(counts)) & (rank < stop.repeat_interleave(counts))
     if not tested.any() and share * len(labels) >= 1:  # only tiny classes: take every n-th example of all classes
         tested = (torch.arange(len(labels)) % folds == fold) & (counts > 1).repeat_interleave(counts)
@@ -169,7 +178,7 @@ def batches(
     workers: int = 0,
     device: torch.device | str = "cpu",
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield un-augmented batches ``(index, x, y)`` on `device`; `index` are positions in the split.
+    """Iterate over un-augmented batches ``(index, x, y)`` on `device`; `index` are positions in the split.
 
     Tensors are indexed on their device: move the split there once, with `Split.to`. Image files are decoded in
     `workers` processes, a few batches ahead. Decoding is deterministic, so the number of workers changes no result.
@@ -184,8 +193,11 @@ def batches(
         workers: Processes that decode images.
         device: Where the batches go.
 
-    Yields:
-        Positions [B] int64, inputs [B, ...] and labels [B] of each batch.
+    Returns:
+        An iterator over (positions [B] int64, inputs [B, ...], labels [B]).
+
+    Raises:
+        ValueError: If a rank would get no batch.
 
     >>> split = Split(torch.zeros(5, 2), torch.arange(5))
     >>> [y.tolist() for _, _, y in batches(split, 2)]

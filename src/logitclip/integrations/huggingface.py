@@ -10,7 +10,9 @@ from torch.nn.functional import one_hot, pad
 
 from logitclip.criterion import Loss, clipped
 
-IGNORED = -100  # what Transformers writes for tokens that do not count
+__all__ = ["loss_func"]
+
+IGNORED = -100  # the label of ignored tokens in Transformers
 
 
 def loss_func(
@@ -24,7 +26,7 @@ def loss_func(
 
     Args:
         loss: a loss and its knobs, as in ``"gce:q=0.7"``.
-        clip: what is done to the logits before the loss: ``"norm:temp=1.5"``, ``"norm:tau=1"``, ``"none"``.
+        clip: the clip of the logits before the loss: ``"norm:temp=1.5"``, ``"norm:tau=1"``, ``"none"``.
         label_smoothing: share of the target that is spread evenly over all classes. Use this instead of
             `TrainingArguments.label_smoothing_factor`, which Trainer ignores beside a `compute_loss_func`.
         shift: whether the logits at a position predict the next label, as in causal language models. None decides by
@@ -52,7 +54,7 @@ def loss_func(
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         labels = labels.to(logits.device)
         if logits.ndim > 2 and (_shifts(outputs) if shift is None else shift):
-            labels = pad(labels, (0, 1), value=IGNORED)[..., 1:]  # the logits, which are larger, stay where they are
+            labels = pad(labels, (0, 1), value=IGNORED)[..., 1:]  # shift the labels; copying the logits would cost more
         classes = logits.shape[-1]
         logits, labels = logits.reshape(-1, classes), labels.reshape(-1)
         kept = labels != IGNORED
@@ -69,7 +71,7 @@ def loss_func(
 
 
 def _shifts(outputs: Any) -> bool:
-    """Whether the model's loss shifts its labels, by the name of the output class."""
+    """Return whether the model's loss shifts its labels, by the name of the output class."""
     name = type(outputs).__name__
     if "CausalLM" in name:
         return True

@@ -1,4 +1,4 @@
-"""LogitClip in Lightning: `lc.LogitClip` is the criterion, `ClipMonitor` logs what it does."""
+"""LogitClip in Lightning: use `lc.LogitClip` as the criterion; `ClipMonitor` logs how the clip acts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ try:
 except ImportError as error:
     raise ImportError("ClipMonitor needs Lightning: pip install 'logitclip[lightning]'.") from error
 
+__all__ = ["ClipMonitor"]
+
 
 class ClipMonitor(Callback):
-    """Log what the clip does in every training epoch.
+    """Log how the clip acts in every training epoch.
 
     It looks for the criterion, a `LogitClip` or (to compare) a `Loss`, among the attributes of the LightningModule, and
     logs at the end of each epoch, over all logits that the criterion was called with in training:
@@ -34,7 +36,9 @@ class ClipMonitor(Callback):
     Args:
         true_labels: a function from a training batch to the true labels of its examples, in the shape of the targets.
 
+    >>> from lightning.pytorch import Trainer
     >>> monitor = ClipMonitor(true_labels=lambda batch: batch[2])
+    >>> trainer = Trainer(callbacks=[monitor], logger=False, enable_checkpointing=False)
     """
 
     def __init__(self, true_labels: Callable[[Any], Tensor] | None = None) -> None:
@@ -42,7 +46,7 @@ class ClipMonitor(Callback):
         self._hook: Any = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Find the criterion and listen to its calls."""
+        """Find the criterion and hook into its calls."""
         self._criterion = next((m for m in pl_module.modules() if isinstance(m, (Linked, Loss))), None)
         if self._criterion is None:
             raise ValueError(
@@ -52,7 +56,7 @@ class ClipMonitor(Callback):
         self._hook = self._criterion.register_forward_pre_hook(self._look, with_kwargs=True)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Forget the last epoch."""
+        """Reset the statistics."""
         self._norms: list[Tensor] = []
         self._counts: list[Tensor] = []  # wrong labels, how many predicted as given, how many as true
 
@@ -78,7 +82,7 @@ class ClipMonitor(Callback):
         if not self._norms:
             return
         norms = torch.cat(self._norms)
-        few = norms[:: 1 + len(norms) // 2**24]  # torch.quantile takes no more than that
+        few = norms[:: 1 + len(norms) // 2**24]  # torch.quantile is limited to 2**24 values
         values = torch.quantile(few, few.new_tensor(QUANTILES)).tolist()
         row = {f"norm_{q}": value for q, value in zip(QUANTILES, values, strict=True)}
         if isinstance(self._criterion, LogitClip):
@@ -89,7 +93,7 @@ class ClipMonitor(Callback):
         pl_module.log_dict({f"logitclip/{name}": value for name, value in row.items()}, sync_dist=True)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Stop listening."""
+        """Remove the hook."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None

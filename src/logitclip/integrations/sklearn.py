@@ -25,7 +25,9 @@ try:
 except ImportError as error:
     raise ImportError("LogitClipClassifier needs scikit-learn >= 1.6: pip install 'logitclip[sklearn]'.") from error
 
-_ONE_AT_A_TIME = threading.Lock()  # a network can only draw from torch's global generator, which is put back afterwards
+__all__ = ["LogitClipClassifier"]
+
+_ONE_AT_A_TIME = threading.Lock()  # networks draw from torch's global generator, which is restored afterwards
 
 
 class LogitClipClassifier(ClassifierMixin, BaseEstimator):
@@ -86,10 +88,15 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LogitClipClassifier:
-        """Train on features X [N, D] (array, DataFrame or sparse) and labels y [N] of any type.
+        """Train on features and noisy labels.
 
         Args:
+            X: features [N, D]: an array, a data frame or a sparse matrix.
+            y: labels [N] of any type.
             sample_weight: a weight per example, [N], at least 0; only their ratios matter.
+
+        Returns:
+            This classifier.
 
         Raises:
             ValueError: if the data or a parameter is invalid, or if training diverges.
@@ -117,13 +124,13 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Probabilities [N, K] of the classes, in the order of `classes_`: the softmax of the unclipped logits."""
+        """Return class probabilities [N, K] in the order of `classes_`: the softmax of the unclipped logits."""
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
         return _logits(self.model_, _examples(X)).softmax(1).numpy()
 
     def predict(self, X: Any) -> np.ndarray:
-        """The most probable class of each example, [N]."""
+        """Return the most probable class of each example, [N]."""
         most_probable = self.predict_proba(X).argmax(1)
         return self.classes_[most_probable]
 
@@ -172,7 +179,7 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
 
 
 class _Weighted(Standard):
-    """SGD on weighted examples; the weights have the mean 1 over the training set, not in every batch."""
+    """SGD on weighted examples. The weights have mean 1 over the training set, not over every batch."""
 
     def __init__(self, job: Job, weights: Tensor) -> None:
         super().__init__(job)
@@ -187,7 +194,7 @@ class _Weighted(Standard):
 
 
 class _SparseRows:
-    """Rows of a sparse matrix, made dense batch by batch."""
+    """Rows of a sparse matrix, converted to dense tensors batch by batch."""
 
     def __init__(self, matrix: Any) -> None:
         self.matrix = matrix
@@ -203,7 +210,7 @@ class _SparseRows:
 
 
 def _examples(X: Any) -> Any:
-    """Validated features as the examples of a split."""
+    """Return validated features as the examples of a split."""
     return torch.from_numpy(np.require(X, requirements=["C", "W"])) if isinstance(X, np.ndarray) else _SparseRows(X)
 
 
@@ -212,7 +219,7 @@ def _mlp(spec: str, classes: int, features: int, seed: int) -> nn.Module:
 
 
 def _weighted(X: Any, y: np.ndarray, sample_weight: Any) -> tuple[Any, np.ndarray, Tensor]:
-    """The examples whose weight is not 0, and their weights with the mean 1."""
+    """Return the examples with a nonzero weight, and their weights scaled to mean 1."""
     weights = check_array(sample_weight, ensure_2d=False, dtype="float64", input_name="sample_weight")
     if weights.ndim != 1:
         raise ValueError(f"Sample weights must be 1D, got {weights.ndim} dimensions.")

@@ -14,13 +14,22 @@ try:
 except ImportError as error:
     raise ImportError("LogitClipNet needs skorch: pip install 'logitclip[skorch]'.") from error
 
+__all__ = ["LogitClipNet"]
+
 
 class LogitClipNet(NeuralNetClassifier):
     """skorch's `NeuralNetClassifier` with LogitClip as its criterion, for modules that return logits [N, K].
 
     `predict_proba` returns the softmax of the unclipped logits; `NeuralNetClassifier` does not know the criterion and
-    would return the logits. ``criterion__tau`` or ``criterion__temp`` sets the clip and can be searched, and
-    ``criterion__criterion="gce"`` names another loss. Everything else is as in skorch.
+    would return the logits. ``criterion__tau`` or ``criterion__temp`` sets the clip and works in a grid search.
+
+    Args:
+        module: a module, or a class of modules, that returns logits [N, K].
+        *args: as for `NeuralNetClassifier`.
+        criterion: the criterion.
+        criterion__criterion: the loss behind the clip, as in ``"gce:q=0.7"``.
+        predict_nonlinearity: from logits [N, K] to probabilities [N, K].
+        **kwargs: as for `NeuralNetClassifier`.
 
     >>> from torch import nn
     >>> net = LogitClipNet(nn.Linear, module__in_features=2, module__out_features=3, criterion__tau=1.0, verbose=0)

@@ -15,17 +15,28 @@ from torch import Tensor, nn
 
 from logitclip.registry import Registry
 
+__all__ = ["MODELS", "build"]
+
 MODELS = Registry("model", injected=("in_channels", "in_features"), package=__name__)
 
 
 def build(spec: str, num_classes: int, input_shape: Sequence[int], *, seed: int = 0) -> nn.Module:
-    """The network that `spec` names, for inputs of `input_shape`, on the CPU and in training mode.
+    """Build a network by name.
 
     The initial weights depend on `seed` alone, and the global random state stays unchanged. A forward pass of zeros
-    checks the shape here, not in the first epoch.
+    checks that the network accepts the input and returns logits.
 
     Args:
+        spec: name and knobs: ``"wrn:depth=40,width=2"``.
+        num_classes: K, at least 2.
         input_shape: `(C, H, W)` of images or `(D,)` of features, without the batch.
+        seed: seed of the initial weights.
+
+    Returns:
+        A network from inputs [N, ...] to logits [N, K], on the CPU and in training mode.
+
+    Raises:
+        ValueError: if the name or a knob is unknown, a number is out of range, or the network cannot take such inputs.
 
     >>> build("mlp:width=64", num_classes=10, input_shape=(1, 8, 8))(torch.zeros(5, 1, 8, 8)).shape
     torch.Size([5, 10])

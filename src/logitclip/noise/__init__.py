@@ -5,6 +5,7 @@
 >>> record = apply("symmetric:rate=0.5", [0, 1, 2, 0], seed=0, num_classes=3)
 """
 
+from logitclip.noise.checks import read_matrix
 from logitclip.noise.records import NoisyLabels, apply
 from logitclip.noise.rules import (
     NOISES,
@@ -17,7 +18,6 @@ from logitclip.noise.rules import (
     none,
     open_set,
     pair,
-    read_matrix,
     real,
     rule,
     symmetric,

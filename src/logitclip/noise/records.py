@@ -20,22 +20,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logitclip.noise.rules import NOISES, class_labels, inputs_of, is_integer, noisy_labels
+from logitclip.noise.checks import class_labels, inputs_of, is_integer, noisy_labels
+from logitclip.noise.rules import NOISES
 from logitclip.rng import hashed_seed
 
 
 @dataclass(frozen=True, eq=False)
 class NoisyLabels:
-    """Noisy labels, clean labels, and the rule that made one from the other."""
+    """Noisy labels, clean labels, and the rule that made one from the other. `apply` makes it.
 
-    labels: Tensor  # [N] int64, or [N, K] float32 when they are soft
-    clean_labels: Tensor  # [N] int64
+    Attributes:
+        labels: noisy labels: int64 [N], or float32 [N, K] if they are soft.
+        clean_labels: int64 [N].
+        num_classes: K.
+        rule: canonical spec of the rule.
+        options: every knob of the rule with its value, and the arrows of asymmetric noise if given.
+        seed: seed of the noise.
+        replaced: for open_set, int64 [M, 2]: the position of each replaced image and the index of its source image.
+        images: for open_set, the inputs after replacement; `save` leaves them out.
+
+    >>> from logitclip.noise import apply
+    >>> record = apply("pair:rate=0.5", [0, 1, 2, 0], seed=3, num_classes=3)
+    >>> record.rate, record.wrong.tolist()
+    (0.5, [1.0, 1.0, 0.0, 0.0])
+    >>> record.transition.tolist()
+    [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]
+    """
+
+    labels: Tensor
+    clean_labels: Tensor
     num_classes: int
-    rule: str  # canonical spec
-    options: Mapping[str, Any]  # every knob of the rule with its value, and the arrows of asymmetric noise if given
+    rule: str
+    options: Mapping[str, Any]
     seed: int
-    replaced: Tensor | None = None  # open_set: [M, 2] int64, position and index of the source image
-    images: Tensor | None = None  # open_set: the inputs after replacement; not saved
+    replaced: Tensor | None = None
+    images: Tensor | None = None
 
     @functools.cached_property
     def wrong(self) -> Tensor:
@@ -82,7 +101,7 @@ class NoisyLabels:
         return {name: array for name, array in arrays.items() if array is not None}
 
     def describe(self) -> dict[str, Any]:
-        """The record as a dict for JSON, as `save` writes it; the matrix is left out for more than 100 classes."""
+        """Return the record as a dict for JSON, as `save` writes it; without the matrix for more than 100 classes."""
         return {
             "rule": self.rule,
             "options": dict(self.options),
@@ -97,7 +116,7 @@ class NoisyLabels:
         }
 
     def check(self, clean_labels: Any, num_classes: int) -> None:
-        """Raise if the record was made for other data."""
+        """Raise ValueError if the record was made for other data: clean labels [N] and K classes."""
         clean = class_labels(clean_labels, num_classes)
         if num_classes != self.num_classes:
             raise ValueError(f"The noise record has {self.num_classes} classes, the data {num_classes}.")
@@ -107,7 +126,7 @@ class NoisyLabels:
             raise ValueError("The noise record was made for other true labels, or for the same in another order.")
 
     def save(self, path: str | Path) -> Path:
-        """Write `path`.npz (arrays) and `path`.json (all else), each atomically. Returns the path of the first."""
+        """Write `path`.npz (arrays) and `path`.json (everything else), each atomically; return the path of the .npz."""
         npz, text = _record_files(path)
         npz.parent.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, Any] = {name: array.numpy() for name, array in self._arrays().items()}
@@ -126,7 +145,14 @@ class NoisyLabels:
             path: a record; or a JSON list with a label for each example, or with pairs of the position of an example
                 and the index of the source image that replaces it.
             clean_labels: [N] int64.
+            num_classes: K.
             source: the dataset that these images are from.
+
+        Returns:
+            The record.
+
+        Raises:
+            ValueError: if the file is missing, damaged or made for other data.
         """
         content = _released(path)
         if content is None:
@@ -144,7 +170,7 @@ class NoisyLabels:
 
     @classmethod
     def load(cls, path: str | Path) -> NoisyLabels:
-        """Read a record that `save` wrote; raise if its hash does not match."""
+        """Read a record that `save` wrote; raise ValueError if it is damaged or its hash does not match."""
         npz, text = _record_files(path)
         try:
             about = json.loads(text.read_text())
@@ -179,11 +205,21 @@ def apply(
     """Run a noise rule by its spec and record the result.
 
     Args:
-        data: A dataset with training labels, images, the arrows of asymmetric noise and human label sets; or labels
-            alone, with `num_classes`. The arguments of these names take precedence.
+        spec: Name and knobs of the rule: ``"symmetric:rate=0.5"``.
+        data: A `Dataset`, or integer labels [N] alone, with `num_classes`.
         seed: Seed of the noise, independent of a model or loader with the same seed.
+        num_classes: K; by default that of the dataset.
+        images: [N, C, H, W] or [N, D], for rules that depend on them; by default those of the dataset.
+        mapping: Source class -> target class, for asymmetric noise; by default that of the dataset.
+        label_sets: Human labels [N] by name, for the rule `real`; by default those of the dataset.
         load: Function from a name to a dataset, for the source of `open_set`.
         **knobs: Knobs of the rule that are not in the spec, such as arrays.
+
+    Returns:
+        The record: noisy and clean labels, the rule, its options and the seed.
+
+    Raises:
+        ValueError: If the rule or a knob is unknown or out of range, or the rule needs something that `data` lacks.
 
     >>> record = apply("pair:rate=0.5", [0, 1, 2, 0], seed=3, num_classes=3)
     >>> record.rate, record.rule, record.options

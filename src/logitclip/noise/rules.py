@@ -9,15 +9,24 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import typing
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from logitclip.noise.checks import (
+    check_choice,
+    check_generator,
+    check_rate,
+    class_labels,
+    inputs_of,
+    is_integer,
+    is_number,
+    read_array,
+    read_matrix,
+)
 from logitclip.registry import Registry
 
 NOISES = Registry("noise", injected=("generator", "images", "mapping", "label_sets"))
@@ -38,8 +47,18 @@ def rule(function: Callable[..., Tensor]) -> Callable[..., Any]:
     Args:
         function: ``(labels [N], num_classes, *, knobs) -> labels [N]``.
 
+    Returns:
+        The public function.
+
     Raises:
         ValueError: If the name is taken.
+
+    >>> @rule
+    ... def first_class(labels, num_classes, *, rate: float, generator: torch.Generator):
+    ...     '''Move a share `rate` of the labels to class 0.'''
+    ...     return labels.masked_fill(torch.rand(len(labels), generator=generator) < rate, 0)
+    >>> first_class([0, 1, 2], 3, rate=1.0, generator=torch.Generator())
+    array([0, 0, 0])
     """
 
     takes_generator = "generator" in inspect.signature(function).parameters
@@ -47,7 +66,7 @@ def rule(function: Callable[..., Tensor]) -> Callable[..., Any]:
     @functools.wraps(function)
     def noise(labels: Any, num_classes: int, **options: Any) -> Any:
         if takes_generator:
-            _check_generator(options.get("generator"))
+            check_generator(options.get("generator"))
         noisy = function(class_labels(labels, num_classes), num_classes, **options)
         return noisy.to(labels.device) if isinstance(labels, Tensor) else noisy.numpy()
 
@@ -60,6 +79,16 @@ def rule(function: Callable[..., Tensor]) -> Callable[..., Any]:
 @rule
 def none(labels: Tensor, num_classes: int) -> Tensor:
     """Keep the labels.
+
+    Args:
+        labels: Class labels, integers [N].
+        num_classes: K.
+
+    Returns:
+        The same labels [N].
+
+    Raises:
+        ValueError: If a label is not in 0..K-1.
 
     >>> none([0, 1, 2], 3)
     array([0, 1, 2])
@@ -80,13 +109,20 @@ def symmetric(
     """Flip a share `rate` of the labels to another class, chosen uniformly: eta_jk = rate / (K - 1).
 
     Args:
+        labels: Class labels, integers [N].
+        num_classes: K.
+        rate: Share of the labels to flip.
         draw: Which labels to flip. "exact": exactly that share of all labels (the released code); "per_class": exactly
             that share of each class; "independent": each label with probability `rate`.
         include_self: Draw the new label from all K classes, as DivideMix and SOP do: one in K stays right, so the share
             of wrong labels is rate * (K - 1) / K.
+        generator: Source of randomness, on the CPU.
 
     Returns:
         Noisy labels [N].
+
+    Raises:
+        ValueError: If a label or an option is out of range.
 
     >>> clean = torch.arange(1000) % 10
     >>> noisy = symmetric(clean, 10, rate=0.5, generator=torch.Generator().manual_seed(0))
@@ -118,15 +154,22 @@ def asymmetric(
     Three different rules of this name are in use for CIFAR-100; the record names the variant.
 
     Args:
+        labels: Class labels, integers [N].
+        num_classes: K.
+        rate: Share of the labels to flip.
         variant: "map": along `mapping`; "blocks": to the next class inside blocks of five consecutive classes, the last
             back to the first; "pairs": two random classes of each block of five are swapped, the others stay.
         draw: As for `symmetric`. "exact" (the released code) chooses the share among *all* labels. A class without an
             arrow keeps its labels, so fewer than `rate` of all labels are wrong.
         mapping: Source class -> target class, for the variant "map"; CIFAR-10 has five such arrows. None: every class
             to the next one, the last to the first.
+        generator: Source of randomness, on the CPU.
 
     Returns:
         Noisy labels [N].
+
+    Raises:
+        ValueError: If a label, an option or an arrow is out of range.
 
     >>> asymmetric([0, 1, 2, 3], 4, rate=1.0, mapping={3: 1}, generator=torch.Generator())
     array([0, 1, 2, 1])
@@ -142,10 +185,17 @@ def pair(labels: Tensor, num_classes: int, *, rate: float, draw: Draw = "exact",
     """Flip a share `rate` of the labels to the next class, the last to the first, for every dataset.
 
     Args:
+        labels: Class labels, integers [N].
+        num_classes: K.
+        rate: Share of the labels to flip.
         draw: As for `symmetric`.
+        generator: Source of randomness, on the CPU.
 
     Returns:
         Noisy labels [N].
+
+    Raises:
+        ValueError: If a label or an option is out of range.
 
     >>> pair([0, 1, 2], 3, rate=1.0, generator=torch.Generator())
     array([1, 2, 0])
@@ -160,10 +210,16 @@ def transition(labels: Tensor, num_classes: int, *, matrix: Any, generator: torc
     """Draw each label from the row of its class: P(noisy = k | clean = j) = matrix[j, k].
 
     Args:
+        labels: Class labels, integers [N].
+        num_classes: K.
         matrix: [K, K], with rows that sum to one; in a spec, the path of a .npy, .npz or .csv file.
+        generator: Source of randomness, on the CPU.
 
     Returns:
         Noisy labels [N].
+
+    Raises:
+        ValueError: If a label is out of range, or `matrix` is not a transition matrix of K classes.
 
     >>> transition([0, 1, 1], 2, matrix=[[0, 1], [0, 1]], generator=torch.Generator())
     array([1, 1, 1])
@@ -188,7 +244,7 @@ def instance(
     images: Any = None,
     generator: torch.Generator,
 ) -> Tensor:
-    """Instance-dependent noise: images determine the probability of a flip and the new class (PDN).
+    """Instance-dependent noise: the image determines the probability of a flip and the new class (PDN).
 
     With q_i from a normal distribution (mean `rate`, deviation `std`) truncated to [0, 1], and a random matrix W_y for
     each true class y:
@@ -198,6 +254,9 @@ def instance(
     Truncation moves the mean if `rate` is within about 2 `std` of 0 or 1 (rate 0.05 gives 0.10); `std=0` avoids it.
 
     Args:
+        labels: Class labels, integers [N].
+        num_classes: K.
+        rate: Mean of q_i.
         variant: "pdn": as above. "released", as in LogitClip's code: exactly a share `rate` of all examples, chosen
             independently of x, is mislabelled (q_i is 0 or 1); only the new class depends on x.
         std: Deviation of q_i, for the variant "pdn".
@@ -206,6 +265,19 @@ def instance(
             channel (each column of features) has mean 0 and deviation 1; the default of "released". LogitClip's code
             also augments the normalised images at random, which is not done here.
         images: [N, C, H, W] or [N, D]; any object that a tensor of positions can index. Read in small batches.
+        generator: Source of randomness, on the CPU.
+
+    Returns:
+        Noisy labels [N].
+
+    Raises:
+        ValueError: If a label or an option is out of range, or the images are missing, not finite or of another number.
+
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> images, clean = torch.randn(1000, 5, generator=generator), torch.arange(1000) % 10
+    >>> noisy = instance(clean, 10, rate=0.4, variant="released", images=images, generator=generator)
+    >>> int((noisy != clean).sum())
+    400
     """
     p = instance_probabilities(
         labels, num_classes, rate=rate, variant=variant, std=std, scaling=scaling, images=images, generator=generator
@@ -217,12 +289,22 @@ def instance(
 def open_set(labels: Tensor, num_classes: int, *, rate: float, source: Any, generator: torch.Generator) -> Tensor:
     """Replace a share `rate` of the *images* by images of another dataset, and keep the labels.
 
-    Unlike the other rules it returns no labels but pairs [M, 2]: a position in this dataset and the index of the source
-    image that replaces it; no position or image occurs twice. `apply` replaces the images and keeps the pairs in
-    `NoisyLabels.replaced` and the new images in `NoisyLabels.images`.
+    `apply` replaces the images; it keeps the pairs that this function returns in `NoisyLabels.replaced` and the new
+    images in `NoisyLabels.images`.
 
     Args:
+        labels: Class labels, integers [N].
+        num_classes: K.
+        rate: Share of the images to replace.
         source: The other images, or their dataset; in a spec, its name, which `load` of `apply` resolves.
+        generator: Source of randomness, on the CPU.
+
+    Returns:
+        Not labels but pairs [M, 2]: a position in this dataset and the index of the source image that replaces it. No
+        position or image occurs twice.
+
+    Raises:
+        ValueError: If a label or the rate is out of range, or the source is a name or has too few images.
 
     >>> exchange = open_set([0, 1, 2, 0], 3, rate=0.5, source=torch.zeros(9, 2), generator=torch.Generator())
     >>> exchange.shape
@@ -251,11 +333,17 @@ def real(labels: Tensor, num_classes: int, *, set: str, label_sets: Mapping[str,
     """Use human labels: a label set that comes with the dataset.
 
     Args:
+        labels: Class labels, integers [N].
+        num_classes: K.
         set: The name in the dataset's files, or one of worst, aggregate, random1, random2, random3 (CIFAR-10N) and fine
             (CIFAR-100N).
+        label_sets: Human labels [N] by name.
 
     Returns:
         Human labels [N].
+
+    Raises:
+        ValueError: If there is no label set of this name, or it has another number of labels.
 
     >>> real([0, 1, 2], 3, set="mine", label_sets={"mine": [0, 2, 2]})
     array([0, 2, 2])
@@ -281,16 +369,21 @@ def votes(labels: Tensor, num_classes: int, *, counts: Any) -> Tensor:
     """Soft targets from annotator votes, as of CIFAR-10H: target_ik = counts_ik / sum_j counts_ij.
 
     Args:
+        labels: Class labels, integers [N].
+        num_classes: K.
         counts: [N, K], the number of annotators who chose label k for example i; in a spec, the path of a .npy, .npz or
             .csv file.
 
     Returns:
-        float32 [N, K].
+        Soft labels, float32 [N, K].
+
+    Raises:
+        ValueError: If `counts` has another shape or a negative entry, or if an example has no votes.
 
     >>> votes([0, 1], 2, counts=[[3, 1], [0, 5]]).tolist()
     [[0.75, 0.25], [0.0, 1.0]]
     """
-    table, shape = _array(counts, "counts"), (len(labels), num_classes)
+    table, shape = read_array(counts, "counts"), (len(labels), num_classes)
     if table.shape != shape:
         raise ValueError(f"counts must have a row per example and a column per class, {shape}, got {(*table.shape,)}.")
     if not bool((table.isfinite() & (table >= 0)).all()):
@@ -306,9 +399,26 @@ def file(labels: Tensor, num_classes: int, *, path: str, source: str | None = No
     """Read the labels from a file, after checking that it fits these clean labels.
 
     Args:
+        labels: Clean labels, integers [N].
+        num_classes: K.
         path: A record that `NoisyLabels.save` wrote, or a JSON file published with the LogitClip code, such as
             ``cifar10_dependent_0.4.json``.
-        source: The dataset of the new images, for a published file that replaces images (``cifar10_open_0.4.json``).
+        source: The dataset of the new images, for a published file that replaces images (``cifar10_open_0.4.json``);
+            only `apply` can read such a file.
+
+    Returns:
+        Noisy labels [N].
+
+    Raises:
+        ValueError: If the file is missing, damaged or made for other data, or if it replaces images.
+
+    >>> import json, tempfile
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".json") as saved:
+    ...     json.dump([0, 1, 2, 1] * 10, saved)
+    ...     saved.flush()
+    ...     noisy = file([0, 1, 2, 0] * 10, 3, path=saved.name)
+    >>> noisy[:4]
+    array([0, 1, 2, 1])
     """
     from logitclip.noise.records import NoisyLabels  # records import the rules
 
@@ -323,8 +433,8 @@ def file(labels: Tensor, num_classes: int, *, path: str, source: str | None = No
 
 def _choose(labels: Tensor, num_classes: int, rate: float, draw: str, generator: torch.Generator) -> Tensor:
     """Positions of the labels to flip. With the same seed, a higher rate flips a superset."""
-    _check_rate(rate)
-    _check_choice("draw", draw, Draw)
+    check_rate(rate)
+    check_choice("draw", draw, Draw)
     n = len(labels)
     if draw == "independent":
         return (torch.rand(n, dtype=torch.float64, generator=generator) < rate).nonzero().squeeze(1)
@@ -342,7 +452,7 @@ def _share(rate: float, n: int) -> int:
 
 def _arrows(num_classes: int, variant: str, mapping: Mapping[int, int] | None, generator: torch.Generator) -> Tensor:
     """[K]: the class that each class becomes; itself if it has no arrow."""
-    _check_choice("variant", variant, Arrows)
+    check_choice("variant", variant, Arrows)
     classes = torch.arange(num_classes)
     target = classes.clone()
     if variant != "map":
@@ -373,7 +483,7 @@ def arrow_matrix(
     variant: Literal["map", "blocks"] = "map",
     mapping: Mapping[int, int] | None = None,
 ) -> Tensor:
-    """The transition matrix of `asymmetric` noise.
+    """Return the transition matrix of `asymmetric` noise.
 
     Args:
         num_classes: K.
@@ -382,10 +492,13 @@ def arrow_matrix(
     Returns:
         The matrix, float64 [K, K].
 
+    Raises:
+        ValueError: If an option or an arrow is out of range, or if the variant has no fixed matrix.
+
     >>> arrow_matrix(3, rate=0.4, mapping={0: 2}).tolist()
     [[0.6, 0.0, 0.4], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     """
-    _check_rate(rate)
+    check_rate(rate)
     if variant not in ("map", "blocks"):
         raise ValueError(f"Only the variants map and blocks of asymmetric noise have a fixed matrix, got {variant!r}.")
     target = _arrows(num_classes, variant, mapping, torch.Generator())
@@ -404,20 +517,34 @@ def instance_probabilities(
     images: Any = None,
     generator: torch.Generator,
 ) -> Tensor:
-    """The distribution [N, K], float32, that `instance` samples labels from; same arguments.
+    """Return the distribution from which `instance` samples each label.
 
     The generator draws q of all examples, then W [D, K] ~ N(0, 1) class by class. `instance` does the same first, so
     with the same seed these are its probabilities.
+
+    Args:
+        labels, num_classes, rate, variant, std, scaling, images, generator: As for `instance`.
+
+    Returns:
+        Probabilities, float32 [N, K].
+
+    Raises:
+        ValueError: As for `instance`.
+
+    >>> images = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    >>> p = instance_probabilities([0, 1], 3, rate=0.4, std=0, images=images, generator=torch.Generator())
+    >>> p[[0, 1], [0, 1]], p.sum(1)
+    (tensor([0.6000, 0.6000]), tensor([1., 1.]))
     """
     labels = class_labels(labels, num_classes)
-    _check_rate(rate)
-    _check_choice("variant", variant, Instance)
-    _check_generator(generator)
-    if not _is_number(std) or not 0 <= std < math.inf:
+    check_rate(rate)
+    check_choice("variant", variant, Instance)
+    check_generator(generator)
+    if not is_number(std) or not 0 <= std < math.inf:
         raise ValueError(f"std must be finite and not negative, got {std!r}.")
     if scaling is None:
         scaling = "raw" if variant == "pdn" else "standard"
-    _check_choice("scaling", scaling, Scaling)
+    check_choice("scaling", scaling, Scaling)
     images = np.asarray(images) if isinstance(images, (list, tuple)) else images
     if images is None:
         raise ValueError("instance noise depends on the images: pass images=..., [N, C, H, W] or [N, D].")
@@ -446,34 +573,6 @@ def instance_probabilities(
             p[part] = q[part, None] * logits.softmax(1)
             p[part, c] = 1 - q[part]
     return p
-
-
-def read_matrix(matrix: Any, num_classes: int | None = None) -> Tensor:
-    """Read and check a transition matrix.
-
-    Args:
-        matrix: [K, K], an array, or the path of a .npy, .npz or .csv file.
-        num_classes: K, if it is known.
-
-    Returns:
-        The matrix, float64 [K, K].
-
-    Raises:
-        ValueError: if it is not square, or a row is not a distribution.
-
-    >>> read_matrix([[0.75, 0.25], [0.0, 1.0]]).tolist()
-    [[0.75, 0.25], [0.0, 1.0]]
-    """
-    rows = _array(matrix, "matrix")
-    k = len(rows) if num_classes is None and rows.ndim else num_classes
-    if rows.shape != (k, k):
-        raise ValueError(f"matrix must be square, a row and a column for each class ({k}), got {list(rows.shape)}.")
-    if not bool((rows.isfinite() & (rows >= 0)).all()):
-        raise ValueError("matrix must hold probabilities: finite and not negative.")
-    worst = int((rows.sum(1) - 1).abs().argmax())
-    if abs(float(rows[worst].sum()) - 1) > 1e-5:
-        raise ValueError(f"Each row of matrix must sum to 1; row {worst} sums to {float(rows[worst].sum()):g}.")
-    return rows
 
 
 def _truncated_normal(n: int, mean: float, std: float, generator: torch.Generator) -> Tensor:
@@ -525,79 +624,3 @@ def _by_class(labels: Tensor, num_classes: int) -> Iterator[tuple[int, Tensor]]:
     # numpy uses radix sort for 16 bits: five times as fast
     classes = labels.numpy().astype(np.uint16 if num_classes <= 2**16 else np.int64)
     return enumerate(torch.from_numpy(classes.argsort(kind="stable")).split(sizes))
-
-
-# -- checks ------------------------------------------------------------------------------------------------------------
-
-
-def class_labels(labels: Any, num_classes: int, *, what: str = "labels") -> Tensor:
-    """Copy `labels` to int64 [N] on the CPU; raise unless they are in 0..K-1."""
-    if not is_integer(num_classes) or num_classes < 2:
-        raise ValueError(f"num_classes must be an integer of at least 2, got {num_classes!r}.")
-    array = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
-    if array.ndim != 1 or not len(array):
-        raise ValueError(f"{what} must have one dimension and at least one entry, got the shape {array.shape}.")
-    if array.dtype.kind not in "iu":
-        raise ValueError(f"{what} must be integers, got {array.dtype}.")
-    low, high = array.min(), array.max()
-    if low < 0 or high >= num_classes:
-        raise ValueError(f"{what} must lie in 0..{num_classes - 1}, got {low if low < 0 else high}.")
-    return torch.from_numpy(array.astype(np.int64))
-
-
-def noisy_labels(labels: Tensor, num_classes: int, n: int) -> Tensor:
-    """Check the labels that a rule returned or a file holds: [n] int64 or [n, K] float32."""
-    if len(labels) != n or (labels.ndim > 1 and labels.shape != (n, num_classes)):
-        raise ValueError(f"noisy labels must be [{n}] or, if soft, [{n}, {num_classes}]; got {list(labels.shape)}.")
-    return labels.float() if labels.ndim > 1 else class_labels(labels, num_classes, what="noisy labels")
-
-
-def _check_rate(rate: Any) -> None:
-    if not _is_number(rate) or not 0 <= rate <= 1:
-        raise ValueError(f"rate must be a share between 0 and 1, got {rate!r}.")
-
-
-def _check_choice(name: str, value: Any, choices: Any) -> None:
-    if value not in typing.get_args(choices):
-        raise ValueError(f"{name} must be one of {', '.join(typing.get_args(choices))}; got {value!r}.")
-
-
-def _check_generator(generator: Any) -> None:
-    if not isinstance(generator, torch.Generator) or generator.device.type != "cpu":
-        example = "pass generator=torch.Generator().manual_seed(0)"
-        raise ValueError(f"generator must be a torch.Generator on the CPU, got {generator!r}: {example}.")
-
-
-def is_integer(value: Any) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return is_integer(value) or isinstance(value, (float, np.floating))
-
-
-def inputs_of(source: Any) -> Any:
-    return source.train.x if hasattr(source, "train") else source
-
-
-def _array(value: Any, what: str) -> Tensor:
-    """A float64 tensor from an array or from a file."""
-    if isinstance(value, Tensor):
-        return value.detach().cpu().double()
-    try:
-        return torch.from_numpy(np.array(_read(Path(value)) if isinstance(value, (str, Path)) else value, np.float64))
-    except Exception as error:  # a damaged file can make numpy raise almost anything
-        source = f"the file {value}" if isinstance(value, (str, Path)) else "an array of numbers"
-        raise ValueError(f"{what} cannot be read as {source}: {error}") from error
-
-
-def _read(path: Path) -> np.ndarray:
-    if path.suffix == ".csv":
-        return np.loadtxt(path, delimiter=",", ndmin=2)
-    loaded = np.load(path, allow_pickle=False)
-    if isinstance(loaded, np.ndarray):
-        return loaded
-    with loaded:
-        if len(loaded.files) != 1:
-            raise ValueError(f"it holds {len(loaded.files)} arrays, one is expected.")
-        return loaded[loaded.files[0]]

@@ -46,18 +46,19 @@ def fit(
     """Fit a network to labels that may be wrong.
 
     A search on noisy validation labels chooses the clip, an ordinary run trains the network, and its held-out rows give
-    the noise estimate and the calibration. Stopped, it continues when it is called again.
+    the noise estimate and the calibration. If it is interrupted, call it again to resume.
 
     Args:
         data: A csv, tsv, parquet or npz file, a folder with one folder of images per class, or a pandas data frame.
         label: The label column of a table.
         text: Columns with free text.
-        image: A column with image files; found by itself if its values end in .jpg, .png and so on.
+        image: A column with image files; detected if its values end in .jpg, .png and so on.
         drop: Columns to leave out.
         out: The model folder to write.
         clip: The clip: ``norm:temp=auto`` and ``norm:tau=auto`` search, ``=grid`` tries the paper's values, ``none`` is
             plain training.
-        find_issues: Judge every label out of fold, which takes five more runs; otherwise from the one run.
+        find_issues: Score every label by a model that was not trained on it, which takes five more runs. Otherwise all
+            scores come from the one run.
         on_plan: Called with the `Plan` before anything is trained.
         on_event: Called with the events of the runs, see `studies.executors.execute`.
         jobs: Runs at the same time; None for as many as there are cores.
@@ -68,6 +69,16 @@ def fit(
 
     Raises:
         ValueError: If the data cannot be used, or training fails.
+
+    >>> import tempfile
+    >>> import pandas as pd
+    >>> height = [0.1, 0.3, 0.4, 0.6, 0.7] * 10 + [1.5, 1.9, 2.2, 2.4, 3.1] * 10  # metres
+    >>> plants = pd.DataFrame({"height": height, "kind": ["herb"] * 50 + ["shrub"] * 50})
+    >>> plants.loc[[3, 14, 15], "kind"] = "shrub"  # three wrong labels
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model = fit(plants, "kind", out=folder, clip="norm:temp=1.5", epochs=5)
+    >>> model.predict(pd.DataFrame({"height": [0.2, 1.8]}))["class"].tolist()
+    ['herb', 'shrub']
     """
     out = Path(out)
     source = look(_as_file(data, out), label, text=[text] if isinstance(text, str) else text, image=image, drop=drop)
@@ -108,14 +119,26 @@ def find_issues(
     """Find the labels that are probably wrong.
 
     Args:
+        data, label, text, image, drop, clip, on_plan, on_event, jobs, options: As for `fit`.
         out: The folder to write: a model folder with `issues.csv` and `page.html`.
-        fast: Judge by one training run instead of five folds.
-
-    The other arguments are those of `fit`.
+        fast: Score the labels with one training run instead of five folds.
 
     Returns:
         A pandas data frame, most suspicious label first: `row` (row number or file name), `given`, `suggested`, `score`
         and `wrong`.
+
+    Raises:
+        ValueError: If the data cannot be used, or training fails.
+
+    >>> import tempfile
+    >>> import pandas as pd
+    >>> height = [0.1, 0.3, 0.4, 0.6, 0.7] * 10 + [1.5, 1.9, 2.2, 2.4, 3.1] * 10  # metres
+    >>> plants = pd.DataFrame({"height": height, "kind": ["herb"] * 50 + ["shrub"] * 50})
+    >>> plants.loc[[3, 14, 15], "kind"] = "shrub"  # three wrong labels
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     issues = find_issues(plants, "kind", out=folder, clip="norm:temp=1.5", epochs=5)
+    >>> sorted(issues["row"][issues["wrong"]])  # row numbers count from 1
+    ['15', '16', '4']
     """
     shared: dict[str, Any] = {"text": text, "image": image, "drop": drop, "out": out, "clip": clip, "jobs": jobs}
     return fit(data, label, find_issues=not fast, on_plan=on_plan, on_event=on_event, **shared, **options).issues

@@ -34,10 +34,28 @@ MODEL, WEIGHTS, PREPROCESSING, ISSUES, PAGE = (
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A fitted model in its folder. `fit` makes it, `load` reads it."""
+    """A fitted model in its folder. `fit` makes it, `load` reads it.
+
+    Attributes:
+        folder: the model folder.
+        facts: the content of model.json.
+        network: from preprocessed inputs to logits [N, K].
+        preprocessor: from columns to features [N, D]; None for images.
+
+    >>> import tempfile
+    >>> import logitclip as lc
+    >>> import pandas as pd
+    >>> height = [0.1, 0.3, 0.4, 0.6, 0.7] * 10 + [1.5, 1.9, 2.2, 2.4, 3.1] * 10  # metres
+    >>> plants = pd.DataFrame({"height": height, "kind": ["herb"] * 50 + ["shrub"] * 50})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model = lc.fit(plants, "kind", out=folder, clip="norm:temp=1.5", epochs=5)
+    >>> names, probabilities = model.probabilities(pd.DataFrame({"height": [0.2, 1.8, 2.5]}))
+    >>> model.class_names, names, probabilities.shape
+    (['herb', 'shrub'], ['1', '2', '3'], (3, 2))
+    """
 
     folder: Path
-    facts: dict[str, Any]  # the content of model.json
+    facts: dict[str, Any]
     network: nn.Module
     preprocessor: Preprocessor | None
 
@@ -70,7 +88,7 @@ class Model:
             calibrated probability that this is the true class. An image that cannot be read has no class.
 
         Raises:
-            ValueError: If a column is missing or holds something else than when the model was fitted.
+            ValueError: If a column is missing or has another type than when the model was fitted.
         """
         import pandas as pd
 
@@ -90,11 +108,11 @@ class Model:
         """Compare predictions with the labels in `data`, if it has the label column.
 
         Args:
-            data: What `predict` got.
-            predicted: What it returned.
+            data: The argument of `predict`.
+            predicted: Its return value.
 
         Returns:
-            A sentence with the accuracy, and what it is worth; None without labels.
+            A sentence with the accuracy and how to read it; None without labels.
         """
         label = self.facts["label"]
         if label is None or (isinstance(data, str | os.PathLike) and Path(data).is_dir()):
@@ -196,6 +214,17 @@ def load(folder: str | Path) -> Model:
 
     Raises:
         ValueError: If the folder is not a complete model folder of this version.
+
+    >>> import tempfile
+    >>> import pandas as pd
+    >>> from logitclip.own_data import fit
+    >>> height = [0.1, 0.3, 0.4, 0.6, 0.7] * 10 + [1.5, 1.9, 2.2, 2.4, 3.1] * 10  # metres
+    >>> plants = pd.DataFrame({"height": height, "kind": ["herb"] * 50 + ["shrub"] * 50})
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     fitted = fit(plants, "kind", out=folder, clip="norm:temp=1.5", epochs=5)
+    ...     loaded = load(folder)
+    >>> loaded.predict(plants).equals(fitted.predict(plants))
+    True
     """
     from safetensors.torch import load_file
 

@@ -85,6 +85,9 @@ def probability_bounds(tau: float, num_classes: int, delta: float | None = None,
     Returns:
         (M, N).
 
+    Raises:
+        ValueError: if an option is out of range.
+
     >>> m, n = probability_bounds(1.0, 10)
     >>> round(m, 4), round(n, 4)
     (0.0148, 0.4509)
@@ -94,7 +97,17 @@ def probability_bounds(tau: float, num_classes: int, delta: float | None = None,
 
 
 class Ball(NamedTuple):
-    """The clip as a bound sees it: the range of CE, and how far z_y can lead the mean of the other logits."""
+    """What a bound knows about the clip: the range of CE, and how far z_y can exceed the mean of the other logits.
+
+    Attributes:
+        lower: smallest CE.
+        upper: largest CE.
+        lead: largest difference between z_y and the mean of the other logits.
+        num_classes: K.
+
+    >>> Ball(*loss_bounds(1.0, 10), lead=2.0, num_classes=10).lead
+    2.0
+    """
 
     lower: float
     upper: float
@@ -168,6 +181,17 @@ def bounds_of(loss: str) -> Callable[[Callable[..., Range]], Callable[..., Range
 
     Returns:
         A decorator.
+
+    >>> from logitclip.losses import loss
+    >>> @loss
+    ... def wave(log_p, _, *, scale: float = 1.0):
+    ...     '''A loss between -scale and scale.'''
+    ...     return scale * (10 * log_p).sin()
+    >>> @bounds_of("wave")
+    ... def wave_bounds(ball, *, scale=1.0):
+    ...     return -scale, scale
+    >>> base_loss_bounds("wave:scale=2", tau=1.0, num_classes=10)
+    (-2.0, 2.0)
     """
 
     def register(function: Callable[..., Range]) -> Callable[..., Range]:

@@ -35,6 +35,9 @@ def trivial_risk_gap(bounds: Range) -> float:
     Returns:
         The bound.
 
+    Raises:
+        ValueError: if lower > upper.
+
     >>> from logitclip.theory import loss_bounds
     >>> round(trivial_risk_gap(loss_bounds(1.0, 10)), 4)
     3.4155
@@ -143,18 +146,33 @@ CLEAN_GAP, NOISY_GAP = "clean-risk gap R(f~) - R(f*)", "noisy-risk gap R^eta(f*)
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """One row of `all_bounds`: `quantity` lies in [lower, upper], if the bound applies."""
+    """One row of `all_bounds`: `quantity` lies in [lower, upper], if the bound applies.
+
+    Attributes:
+        quantity: what is bounded.
+        name: name of the bound.
+        paper: the item of the paper; "" for a bound that it does not print.
+        lower: NaN if the bound does not apply.
+        upper: NaN if the bound does not apply.
+        reason: why it does not apply; "" if it does.
+        smallest: whether no other bound of this quantity is smaller.
+
+    >>> bound = all_bounds(1.0, 10)[1]
+    >>> bound.quantity, bound.paper, round(bound.upper, 4)
+    ('ce loss', 'Prop 2.1', 4.2121)
+    """
 
     quantity: str
     name: str
-    paper: str  # the item of the paper, "" for a bound it does not print
+    paper: str
     lower: float = math.nan
     upper: float = math.nan
-    reason: str = ""  # why it does not apply
-    smallest: bool = False  # of the bounds of this quantity that apply
+    reason: str = ""
+    smallest: bool = False
 
     @property
     def applies(self) -> bool:
+        """Whether the assumptions of the bound hold."""
         return not self.reason
 
 
