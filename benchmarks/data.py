@@ -1,17 +1,17 @@
-"""How fast CIFAR images become the input of a network, and how fast noise is made.
+"""Speed of data augmentation on CIFAR-10, and of label noise.
 
     python benchmarks/data.py --root DATA
 
-DATA has CIFAR-10 as `logitclip train --data cifar10` wants it. Mirroring, cropping out of a zero-padded image and
-normalising, from stored bytes to a batch of floats, is done in three ways, in one run with the repeats interleaved:
+DATA has CIFAR-10 in the form that `logitclip train --data cifar10` reads. Three pipelines flip, crop the zero-padded
+image and normalise, from stored bytes to a batch of floats. They run in one process with interleaved repeats:
 
-- pil: image by image with Pillow, the way public training code does it;
-- gather: the whole batch at once, by an index for every pixel;
+- pil: image by image with Pillow, like most public training code;
+- gather: the whole batch at once, with an index for every pixel;
 - ours: `batches` and `transform`.
 
-The results go to benchmarks/results/, one row per case: images per second and how many times as many as Pillow's, in
-the median, the least and the most of the repeats. Seconds are those the processor spent on it, over all threads, so
-that other work on the machine counts as little as possible. Then benchmarks/noise.py runs, with the same options.
+The results go to benchmarks/results/, one row per case: median, minimum and maximum over the repeats of the images per
+second, and of their ratio to Pillow's. Time is CPU time over all threads, so that other programs count as little as
+possible. Then benchmarks/noise.py runs with the same options.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PADDING = 4
 
 
 def pil_pipeline(data: Dataset) -> Callable[[int], Tensor]:
-    """Image by image: flip, pad and crop with Pillow, then to floats in [0, 1], channels first, and normalised."""
+    """Process image by image: flip, pad and crop with Pillow, convert to floats in [0, 1], normalise."""
     images = torch.as_tensor(data.train.x)
     pixels = np.ascontiguousarray(images.permute(0, 2, 3, 1).numpy())
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (data.mean, data.std))
@@ -68,7 +68,7 @@ def pil_pipeline(data: Dataset) -> Callable[[int], Tensor]:
 
 
 def gather_pipeline(data: Dataset) -> Callable[[int], Tensor]:
-    """The obvious way to do a whole batch: the position of every pixel of every image, and one gather."""
+    """Process a whole batch the obvious way: index every pixel of every image, and gather once."""
     images, generator = torch.as_tensor(data.train.x), torch.Generator().manual_seed(0)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (data.mean, data.std))
     steps = torch.arange(32)
@@ -102,7 +102,7 @@ def our_pipeline(data: Dataset) -> Callable[[int], Tensor]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, required=True, help="the folder with CIFAR-10")
+    parser.add_argument("--root", type=Path, required=True, help="folder with CIFAR-10")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
@@ -117,7 +117,7 @@ def main() -> None:
     makers = {"pil": pil_pipeline, "gather": gather_pipeline, "ours": our_pipeline}
     pipelines = {name: make(data) for name, make in makers.items()}
     speeds: dict[tuple[int, str], list[float]] = {(b, name): [] for b in (128, 512) for name in pipelines}
-    for repeat in range(3 * args.repeats + 1):  # they are short; the first one warms up
+    for repeat in range(3 * args.repeats + 1):  # repeats are short; the first one warms up
         for (batch_size, name), found in speeds.items():
             rounds, x = 1 if name == "pil" else 5, torch.empty(0)
             start = time.process_time()

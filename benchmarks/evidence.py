@@ -1,19 +1,19 @@
-"""Does the clip help, cell by cell, and does the paper agree? Writes results/RECIPE_SCALE.csv from finished runs.
+"""Compare each cell of a recipe with and without the clip, and with the paper: writes results/RECIPE_SCALE.csv.
 
-The runs come first and take hours. The mini scale needs CIFAR under --root:
+This reads finished runs, so start those first; they take hours. The mini scale needs CIFAR under --root:
 
     logitclip sweep table1 --scale cpu --runs RUNS
     logitclip sweep table1 --scale mini --runs RUNS --root DATA
     python benchmarks/evidence.py --runs RUNS --root DATA table1:cpu table1:mini
     python docs/generate.py
 
-The last command brings the tables of docs/evidence.md up to date from the CSV files.
+The last command updates the tables of docs/evidence.md from the CSV files.
 
-Each line compares a clip with no clip, or a variant with the recipe's first, all else equal: the accuracies on true
-test labels (mean of the last 10 epochs), their difference, the standard error of the difference (over the seeds,
-paired), the share of wrong labels that each memorised, and the paper's accuracies. A cell *agrees* with the paper if
-the difference has the sign of the paper's and is at least two standard errors from 0, *disagrees* if it has the other
-sign and is, and is *undecided* otherwise. One seed has no standard error, so its cells are undecided.
+Each row compares a clip with no clip, or a variant with the recipe's first one, with all other settings equal. It has
+the accuracies on true test labels (mean of the last 10 epochs), their difference, its standard error (paired by seed),
+the share of wrong labels that each run memorised, and the paper's accuracies. A cell is *undecided* if the difference
+is less than two standard errors from 0, or if there is only one seed. Otherwise it *agrees* with the paper if both
+differences have the same sign, and *disagrees* if not.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ AXES = ("model", "method", "loss", "data", "noise", "clip", "variant")
 
 
 def compared(recipe: Recipe) -> tuple[str, Any]:
-    """The axis on which cells are compared and the value they are compared with: no clip, or the first variant."""
+    """Return the axis to compare and its base value: no clip, or the first variant."""
     axes = recipe.cells[0].coordinates
     return ("variant", axes["variant"]) if "variant" in axes else ("clip", "none")
 
 
 def pairs(rows: Sequence[sweeping.Row], axis: str, base: Any) -> dict[tuple[Any, ...], list[tuple[Result, Result]]]:
-    """For each cell, its runs beside those with `axis` at `base`, seed by seed."""
+    """Pair the runs of each cell with those that have `axis` at `base`, seed by seed."""
     finished = [(row.cell.coordinates, row.outcome) for row in rows if isinstance(row.outcome, Result)]
     rest = lambda at: tuple((name, value) for name, value in at.items() if name != axis)  # noqa: E731
     plain = {rest(at): result for at, result in finished if at[axis] == base}
@@ -56,7 +56,8 @@ def pairs(rows: Sequence[sweeping.Row], axis: str, base: Any) -> dict[tuple[Any,
 
 
 def verdict(difference: float, error: float | None, paper: float | None) -> str:
-    """
+    """Compare the difference with the paper's, given its standard error.
+
     >>> verdict(5.0, 1.0, 8.0), verdict(-5.0, 1.0, 8.0), verdict(1.0, 1.0, 8.0), verdict(5.0, None, 8.0)
     ('agrees', 'disagrees', 'undecided', 'undecided')
     """

@@ -1,12 +1,12 @@
-"""100,000 classes with noisy labels, made on the spot and trained on a CPU, with and without the clip.
+"""Train on synthetic data with 100,000 classes and noisy labels on a CPU, with and without the clip.
 
     python benchmarks/hundred_thousand_classes.py [--classes 100000] [--epochs 3] [--clips none tau=300]
 
 Each class is a random direction, and each example a noisy copy of it, as the features of a frozen network might be. Few
-classes are common and most are rare: their frequencies fall as 1/rank. Half of the training labels are wrong. A last
-layer is trained with `LinearLogitClip`, which never holds the logits of a batch. Printed, and appended to a CSV with
-`--out`, is one row per epoch: the accuracy on test examples with true labels, on held-out examples with noisy labels
-(choose the clip by this one: it needs no true label), and on wrong labels of the training set (what was memorised).
+classes are common and most are rare: their frequencies fall as 1/rank. Half of the training labels are wrong. The last
+layer is a `LinearLogitClip`, which never stores the logits of a whole batch. Each epoch prints a row, and appends it to
+a CSV with `--out`: the accuracy on test examples with true labels, on held-out examples with noisy labels (choose the
+clip by this one, which needs no true label), and on the wrong labels of the training set (the memorised share).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ WIDTH = 64
 
 
 def data(classes: int, examples: int, spread: float, seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Training inputs and true classes, test inputs and classes."""
+    """Return training inputs and true classes, test inputs and classes."""
     generator = torch.Generator().manual_seed(seed)
     centres = F.normalize(torch.randn(classes, WIDTH, generator=generator), dim=1)
 

@@ -1,10 +1,10 @@
-"""Accuracy with and without the clip in five libraries: the complete examples of the documentation, with several seeds.
+"""Accuracy with and without the clip in five libraries: runs the complete examples of the docs with several seeds.
 
     python benchmarks/integrations.py [--seeds 5] [--pages tune sklearn ...]
 
 Each example trains on 40 % wrong labels and ends with two accuracies on true labels, `plain` and `clipped`; its data,
 noise and weights depend on the line `seed = 0`, which is replaced here. The clip is chosen on noisy labels alone. The
-results go to results/integrations.csv, one row per example and seed; rows that are there already are kept.
+results go to results/integrations.csv, one row per example and seed; existing rows are kept.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def example(page: str, seed: int) -> dict[str, float]:
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), flags=re.DOTALL)
     code, found = re.subn(r"^seed = 0$", f"seed = {seed}", "\n".join(blocks), flags=re.MULTILINE)
     assert found == 1
-    code = re.sub(r"^assert .*$", "", code, flags=re.MULTILINE)  # they are about seed 0
+    code = re.sub(r"^assert .*$", "", code, flags=re.MULTILINE)  # they hold for seed 0 only
     names: dict[str, float] = {}
     start = time.process_time()
     exec(compile(code, page, "exec"), names)

@@ -1,11 +1,11 @@
-"""Kill a run with SIGKILL again and again: it must end with the bytes of a run that was left alone.
+"""Kill a run with SIGKILL many times: its files must end up identical to those of an uninterrupted run.
 
     python benchmarks/kill.py
 
-Digits with dropout, momentum, held-out examples and per-example records, a checkpoint after every epoch. A plugin makes
-every flush to the disk take longer, so that many kills fall into the writing of a checkpoint; what each one left behind
-tells where it fell. The log of the kills goes to benchmarks/results/; the exit code is 1 if a byte differs, or
-if too few kills fell into a write.
+The run trains on digits with dropout, momentum, held-out examples and per-example records, and saves a checkpoint after
+every epoch. A plugin slows down every flush to disk, so that many kills interrupt the writing of a checkpoint; the
+temporary files tell what each kill interrupted. The log of the kills goes to benchmarks/results/. The exit code is 1 if
+a byte differs, or if too few kills interrupted a write.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def rows_in(folder: Path) -> int:
 
 
 def where(folder: Path) -> str:
-    """What the killed process was writing."""
+    """Return what the killed process was writing."""
     checkpoints = list((folder / "checkpoints").glob(f"{files.SCRATCH}*"))
     if checkpoints:
         written = ", ".join(sorted(p.name for p in checkpoints[0].iterdir()))
@@ -63,7 +63,7 @@ def where(folder: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=25)
-    parser.add_argument("--inside", type=int, default=5, help="of these at least so many inside a checkpoint write")
+    parser.add_argument("--inside", type=int, default=5, help="how many kills must interrupt a checkpoint write")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
@@ -88,7 +88,7 @@ def main() -> None:
         while len(log) < args.kills:
             before = rows_in(folder)
             process = start(config)
-            while rows_in(folder) <= before and process.poll() is None:  # it is alive again
+            while rows_in(folder) <= before and process.poll() is None:  # until it has finished an epoch
                 time.sleep(0.01)
             delay = chance.uniform(0, 1.5)
             time.sleep(delay)
@@ -103,7 +103,7 @@ def main() -> None:
             raise SystemExit("The run could not be resumed.")
         whole = replace(config, runs=str(Path(temporary) / "whole"), checkpoint_seconds=1e9)
         if start(whole).wait():
-            raise SystemExit("The run that is left alone failed.")
+            raise SystemExit("The uninterrupted run failed.")
         names = ("metrics.jsonl", "noise.json", "examples.npz", "validation.npz", "weights.safetensors")
         same = {
             name: (folder / name).read_bytes() == (Path(whole.runs) / config.id / name).read_bytes() for name in names

@@ -1,21 +1,20 @@
 """A last linear layer of up to a million classes: time and memory of forward and backward, against the unfused forms.
 
-    python benchmarks/million_classes.py [--minutes 20] [--repeats 3]      # measure what is missing, then print
-    python benchmarks/million_classes.py --print                           # print what there is
+    python benchmarks/million_classes.py [--minutes 20] [--repeats 3]      # run missing measurements, then print
+    python benchmarks/million_classes.py --print                           # only print
 
-Every measurement is a process of its own, one row of a CSV in benchmarks/results/; a second call adds what is missing.
-Compared are
+Each measurement runs in its own process and adds one row to a CSV in benchmarks/results/; repeat the command to run
+those that are missing. The cases:
 
-- `products`: the three matrix products alone, in the shapes of the unfused form, as what the arithmetic takes;
+- `products`: the three matrix products alone, in the shapes of the unfused form, as a lower bound of the time;
 - `plain`: `F.cross_entropy(F.linear(...))`, and `clip`: `LogitClip("ce")(F.linear(...))`;
 - `torch`: `F.linear_cross_entropy`, and `torch chunked`: the same with `LinearCrossEntropyOptions()`;
 - `ours`: `linear_cross_entropy` with the clip, and `ours unclipped`.
 
-Liger and cut-cross-entropy need Triton, which has no CPU backend. The time is that of the processor on one thread, so
-that waiting for other programs does not count; caches and memory are shared with them, and the load average stands in
-each row. Memory is the most that the process had resident during the step, less what it had before and less the
-gradients. The unfused forms run where logits, log-probabilities and gradient are below 8 GB, rivals for at most a
-minute.
+Liger and cut-cross-entropy need Triton, which has no CPU backend. Time is the CPU time of one thread, so waiting for
+other programs does not count. They still share caches and memory, so each row has the load average. Memory is the peak
+resident memory during the step, minus the resident memory before it and minus the gradients. Unfused forms run only
+where logits, log-probabilities and gradient together are below 8 GB; other libraries are stopped after a minute.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 HEADER = ["classes", "width", "rows", "case", "seconds", "extra_mb", "load", "note"]
-# The goals are for 262,144 classes: these come first, then the smaller ones, which take seconds.
+# The goals are for 262,144 classes, so these come first; the smaller ones take seconds.
 CELLS = [(k, d, n) for k in (262_144, 65_536, 16_384, 1_048_576) for d in (128, 512) for n in (256, 2048)]
 CASES = ["products", "plain", "clip", "ours", "ours unclipped", "torch", "torch chunked"]
 OURS = ("products", "ours", "ours unclipped")
@@ -71,7 +70,7 @@ def steps() -> dict[str, Callable[..., Any]]:
 
 
 def status(field: str) -> int:
-    """A field of /proc/self/status in bytes."""
+    """Return a field of /proc/self/status in bytes."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(field):
             return 1024 * int(line.split()[1])
@@ -79,7 +78,7 @@ def status(field: str) -> int:
 
 
 def measure(classes: int, width: int, rows: int, case: str, threads: int = 1) -> tuple[float, float]:
-    """Seconds and extra bytes of one step in this process."""
+    """Measure one step in this process: seconds and extra bytes."""
     import torch
 
     torch.set_num_threads(threads)
@@ -116,7 +115,7 @@ def reason_to_skip(classes: int, width: int, rows: int, case: str) -> str:
 
 
 def in_a_process(cell: Cell) -> list[Any]:
-    """One row of the results."""
+    """Measure a cell in a new process; return a row of the results."""
     load = round(os.getloadavg()[0], 1)
     skip = reason_to_skip(*cell)
     if skip:
@@ -148,7 +147,7 @@ def read(path: Path) -> dict[Cell, list[dict[str, str]]]:
 
 
 def medians(rows: list[dict[str, str]]) -> tuple[float, float] | None:
-    """Seconds and megabytes, or None where nothing was measured."""
+    """Return the medians of seconds and megabytes, or None if nothing was measured."""
     measured = [(float(row["seconds"]), float(row["extra_mb"])) for row in rows if row["seconds"]]
     if not measured:
         return None

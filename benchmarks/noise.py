@@ -1,17 +1,16 @@
-"""How fast noise is made, and in how much memory.
+"""Speed and memory of label noise.
 
     python benchmarks/noise.py --root DATA
 
-DATA has CIFAR-10 as `logitclip train --data cifar10` wants it. Measured, in one run with the repeats interleaved:
+DATA has CIFAR-10 in the form that `logitclip train --data cifar10` reads. The cases run with interleaved repeats:
 
 - symmetric noise on 2.4 million labels of 1,000 classes (the size of WebVision), for each way of drawing;
-- part-dependent noise on the 50,000 training images, the drawing of W included, against the loop over examples that
-  public code uses, with 10 classes and with 100 (CIFAR-10's images with each class cut in ten: the pixels do not matter
-  for speed, so that CIFAR-100 is not needed);
-- the peak memory of the latter beyond what the process held before, each in a process of its own.
+- part-dependent noise on the 50,000 training images, including the drawing of W, against the loop over examples in
+  public code, with 10 classes and with 100 (CIFAR-10 with each class cut in ten: the pixels do not affect the speed);
+- the extra peak memory of part-dependent noise, each in its own process.
 
-The results go to benchmarks/results/, one row per case: median, least and most seconds, and how many times faster than
-the loop in the median of the repeats.
+The results go to benchmarks/results/, one row per case: median, minimum and maximum of the seconds, and of the speed-up
+over the loop.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from logitclip.data.cifar import cifar10
 
 
 def pdn_loop(images: torch.Tensor, labels: torch.Tensor, num_classes: int, rate: float, seed: int) -> np.ndarray:
-    """Part-dependent noise one example at a time: all of W at once, a vector times a matrix and a choice for each."""
+    """Make part-dependent noise one example at a time: draw all of W, then a matrix product and a choice for each."""
     from scipy import stats
 
     rng = np.random.default_rng(seed)
@@ -70,16 +69,16 @@ def cifar(root: Path, num_classes: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def peak_memory(root: Path, num_classes: int, threads: int, answer: Any) -> None:
-    """Megabytes that the process reaches beyond those it has with the images loaded (Linux)."""
+    """Measure the peak memory in megabytes, minus the memory with the images loaded (Linux)."""
     torch.set_num_threads(threads)
     images, labels = cifar(root, num_classes)
-    pdn_ours(images[:100], labels[:100], num_classes, 0.4, seed=0)  # what torch sets up on first use is not counted
+    pdn_ours(images[:100], labels[:100], num_classes, 0.4, seed=0)  # do not count what torch sets up on first use
 
     def resident(what: str) -> float:
         line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
         return int(line.split()[1]) / 1024
 
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of loading
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     before = resident("VmRSS")
     pdn_ours(images, labels, num_classes, 0.4, seed=0)
     answer.put(resident("VmHWM") - before)
@@ -87,7 +86,7 @@ def peak_memory(root: Path, num_classes: int, threads: int, answer: Any) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, required=True, help="the folder with CIFAR-10")
+    parser.add_argument("--root", type=Path, required=True, help="folder with CIFAR-10")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")

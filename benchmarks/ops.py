@@ -1,17 +1,16 @@
-"""What the clip costs: `LogitClip` forward and backward, as a multiple of `F.cross_entropy`.
+"""The cost of the clip: `LogitClip` forward and backward, as a multiple of `F.cross_entropy`.
 
     python benchmarks/ops.py [--quick]
 
-Compared, on one thread, with the repeats interleaved so that all see the same machine:
+The cases run on one thread with interleaved repeats, so that all see the same machine:
 
 - `LogitClip` around ce, gce and nce by name, and around `nn.CrossEntropyLoss`;
 - a literal transcription of the published formulas: norm, divide, multiply, where, then the loss as usually written;
-- `F.cross_entropy` without any clip, which is 1.
+- `F.cross_entropy` without a clip, the reference.
 
-A time is that of a forward and backward pass on the processor, so that waiting for other programs does not count.
-Ratios are taken within a repeat; given are their median and quartiles.
-Memory is the most that torch had allocated at a time, the gradient included, as a multiple of the logits. The results
-go to benchmarks/results/, one row per shape and case.
+Time is the CPU time of a forward and backward pass, so that waiting for other programs does not count. Ratios are taken
+within a repeat; the table has their median and quartiles. Memory is the peak of torch's allocations, including the
+gradient, as a multiple of the logits. The results go to benchmarks/results/, one row per shape and case.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
 def goal(classes: int) -> float:
-    """At most this many times `F.cross_entropy`."""
+    """Return the largest acceptable multiple of `F.cross_entropy`."""
     return 2.5 if classes <= 100 else 1.2 if classes <= 1000 else 0.9
 
 
@@ -83,7 +82,7 @@ SAME = {"ce": "ce literal", "gce": "gce literal", "nce": "nce literal", "CrossEn
 
 
 def step(criterion: Criterion, logits: Tensor, target: Tensor) -> Tensor:
-    """One forward and backward pass; the gradient."""
+    """Run one forward and backward pass; return the gradient."""
     logits.grad = None
     criterion(logits, target).backward()
     assert logits.grad is not None
@@ -91,7 +90,7 @@ def step(criterion: Criterion, logits: Tensor, target: Tensor) -> Tensor:
 
 
 def peak_memory(criterion: Criterion, logits: Tensor, target: Tensor) -> int:
-    """The most bytes allocated at a time during a step."""
+    """Return the peak of allocated bytes during a step."""
     logits.grad = None
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         step(criterion, logits, target)
@@ -105,7 +104,7 @@ def peak_memory(criterion: Criterion, logits: Tensor, target: Tensor) -> int:
 
 
 def seconds_per_step(criterion: Criterion, logits: Tensor, target: Tensor, warmup: int, steps: int) -> float:
-    for _ in range(warmup):  # the case before has left its own code and data in the caches
+    for _ in range(warmup):  # the caches hold code and data of the previous case
         step(criterion, logits, target)
     start = time.thread_time()
     for _ in range(steps):
@@ -114,7 +113,7 @@ def seconds_per_step(criterion: Criterion, logits: Tensor, target: Tensor, warmu
 
 
 def measure(shape: tuple[int, int], seconds: float) -> dict[str, list[float]]:
-    """Seconds per step of every case, in interleaved repeats that take about `seconds` together."""
+    """Measure the seconds per step of every case, in interleaved repeats that take about `seconds` in total."""
     logits, target = data(shape)
     each = {name: seconds_per_step(criterion, logits, target, 2, 2) for name, criterion in CASES.items()}
     inner = {name: max(1, round(2e-3 / t)) for name, t in each.items()}  # a sample takes at least two milliseconds
@@ -139,20 +138,20 @@ def ratios(times: list[float], base: list[float]) -> list[float]:
 
 
 def quartiles(values: list[float]) -> tuple[float, float, float]:
-    """Median, first and third quartile."""
+    """Return the median, the first and the third quartile."""
     low, median, high = statistics.quantiles(values, n=4)
     return median, low, high
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a few repeats of the four small shapes, to see it work")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long to repeat each shape")
+    parser.add_argument("--quick", action="store_true", help="only a few repeats of the four small shapes")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time for each shape")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    # A process that trains has freed larger tensors before this loss: malloc learns from them to keep memory, and does
-    # not ask the system for new pages at every step. (It never keeps blocks of more than 32 MB.)
+    # A training process has freed larger tensors before the loss, so malloc has raised its threshold and reuses memory
+    # instead of asking the system for new pages at every step. (It never keeps blocks of more than 32 MB.)
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
     rows: list[list[Any]] = []

@@ -3,20 +3,21 @@
     python benchmarks/own_data.py --real FOLDER [--fortunes FOLDER] [--seeds 5] [--minutes 30] [--work build/own_data]
 
 Data: `--real` has labelme_crowd.npz (fmenat/PyLearningCrowds), trec.csv (yueyu1030/COSINE) and hausa_news.csv
-(uds-lsv/transfer-distant-transformer-african), whose wrong labels come from people and rules; without it they are left
-out. Clean sets get 40 % next-class noise: digits (scikit-learn, as 8x8 PNG files), segments (2,310 image segments, from
-`pip install river`) and fortunes (six kinds of short texts, from Debian's package fortunes).
+(uds-lsv/transfer-distant-transformer-african), whose wrong labels come from people and rules. Without `--real` they are
+left out. Clean sets get 40 % next-class noise: digits (scikit-learn, as 8x8 PNG files), segments (2,310 image segments,
+from `pip install river`) and fortunes (six kinds of short texts, from Debian's package fortunes).
 
-Every result is kept in the work folder: the command can be stopped and repeated, and stops itself after `--minutes`.
-It writes results/own_data.csv (accuracy and calibration error on true test labels), results/own_data_issues.csv
-(precision at the true number of wrong labels, average precision, CPU seconds) and results/own_data_noise.csv, and the
-tables of docs/own_data.md and docs/wrong_labels.md. `--minutes 0` only writes them.
+Every result is kept in the work folder. The command stops after `--minutes`; repeat it to continue. It writes
+results/own_data.csv (accuracy and calibration error on true test labels), results/own_data_issues.csv (precision at the
+true number of wrong labels, average precision, CPU seconds) and results/own_data_noise.csv, and the tables of
+docs/own_data.md and docs/wrong_labels.md. `--minutes 0` only writes them.
 
-Compared: `fit`; the same network with plain CE; scikit-learn's MLPClassifier (256, 256), HistGradientBoosting and
+The methods: `fit`; the same network with plain CE; scikit-learn's MLPClassifier (256, 256), HistGradientBoosting and
 LogisticRegression; cleanlab's CleanLearning around logistic regression; LogitClipClassifier(temp="auto"). All but the
 first two see the same features, from the preprocessor of `fit` (pixels for digits; trees get 100 singular vectors of
-texts). Issues: `fit`'s five folds and its one run; cleanlab's self-confidence on out-of-fold probabilities of plain CE
-and of logistic regression. `fit` keeps a tenth of the rows for calibration, the others train on all of them.
+texts). Wrong labels are found by `fit`'s five folds and its one run, and by cleanlab's self-confidence on out-of-fold
+probabilities of plain CE and of logistic regression. `fit` keeps a tenth of the rows for calibration; the other methods
+train on all rows.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Task:
 
 
 def next_class(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Turn 40 % of the labels into the next class."""
+    """Move 40 % of the labels to the next class."""
     names = np.unique(labels)
     flipped = np.random.default_rng(seed).random(len(labels)) < RATE
     position = np.searchsorted(names, labels)
@@ -78,7 +79,7 @@ def next_class(labels: np.ndarray, seed: int) -> np.ndarray:
 
 
 def split(frame: Any, seed: int, text: tuple[str, ...] = ()) -> Task:
-    """A third of the rows for testing, noise on the others."""
+    """Keep a third of the rows for testing, and add noise to the others."""
     order = np.random.default_rng(100 + seed).permutation(len(frame))
     cut = 2 * len(frame) // 3
     train, test = (frame.iloc[part].reset_index(drop=True) for part in (order[:cut], order[cut:]))
@@ -158,7 +159,7 @@ def measured(task: Task, probabilities: np.ndarray, classes: list[str]) -> dict[
 
 
 def ranked(task: Task, scores: np.ndarray, seconds: float) -> dict[str, float]:
-    """Precision at the true number of wrong labels and average precision; larger scores are more suspicious."""
+    """Return precision at the true number of wrong labels, and average precision; high scores are suspicious."""
     from sklearn.metrics import average_precision_score
 
     wrong, known = task.wrong, np.nan_to_num(scores, nan=-1.0)
@@ -171,7 +172,7 @@ def ranked(task: Task, scores: np.ndarray, seconds: float) -> dict[str, float]:
 
 
 def fitted(task: Task, folder: Path, seed: int, clip: str) -> dict[str, Any]:
-    """Fit with a clip, or with none for plain CE; accuracy, issues and noise."""
+    """Fit with a clip (none: plain CE); return accuracy, issues and noise."""
     folder.mkdir(parents=True, exist_ok=True)
     images = "file" in task.train
     place = folder.parents[2] / "digits" if images else folder
@@ -195,7 +196,7 @@ def fitted(task: Task, folder: Path, seed: int, clip: str) -> dict[str, Any]:
     per_fold = replace(config, per_example=False)
     folds = judging.fold_configs(per_fold, FOLDS)
     spent = {path.parent.name: read_result(path.parent) for path in (out / "runs").glob("*/result.json")}
-    # CPU seconds, divided among the runs by their wall time: other programs on the machine do not count.
+    # Divide the CPU seconds among the runs by wall time, so that other programs do not count.
     scale = cpu_seconds / sum(done.seconds for done in spent.values() if done is not None)
     fold_seconds = scale * sum(done.seconds for done in map(outcome, folds) if isinstance(done, Result))
     search_seconds = scale * sum(done.seconds for done in spent.values() if done is not None and done.config["val"])
@@ -232,7 +233,7 @@ def counted(labels: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
 
 
 def features(task: Task, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The same features as `fit`'s preprocessor makes; pixels for images."""
+    """Return the features of `fit`'s preprocessor; pixels for images."""
     if "file" in task.train:
         from PIL import Image
 
@@ -404,7 +405,7 @@ def show(page: str, title: str, rows: list[dict[str, Any]], across: str, key: st
 
 
 def cell(found: list[dict[str, Any]], key: str, spread: str) -> str:
-    """A number with its standard deviation and number of seeds; the mean of several rows."""
+    """Format the mean of the rows with its standard deviation and number of seeds."""
     if not found:
         return ""
     text = f"{statistics.mean(float(row[key]) for row in found):.1f}"
@@ -438,13 +439,13 @@ def write(name: str, rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--real", type=Path, help="the folder of labelme_crowd.npz, trec.csv and hausa_news.csv")
+    parser.add_argument("--real", type=Path, help="folder with labelme_crowd.npz, trec.csv and hausa_news.csv")
     parser.add_argument("--fortunes", type=Path, default=DEBIAN)
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--minutes", type=float, default=60.0, help="start nothing new after so many minutes")
+    parser.add_argument("--minutes", type=float, default=60.0, help="start no new fit after this time")
     parser.add_argument("--work", type=Path, default=Path("build/own_data"))
-    parser.add_argument("--tasks", default="", help="which data, separated by commas; all by default")
-    parser.add_argument("--methods", default=",".join(METHODS), help="which methods, separated by commas")
+    parser.add_argument("--tasks", default="", help="data sets, separated by commas; all by default")
+    parser.add_argument("--methods", default=",".join(METHODS), help="methods, separated by commas")
     args = parser.parse_args()
     clean = ("digits", "segments", "fortunes")
     args.tasks = args.tasks or ",".join(TASKS if args.real else clean)

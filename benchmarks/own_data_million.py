@@ -2,9 +2,10 @@
 
     python benchmarks/own_data_million.py [--rows 1000000] [--epochs 20] [--clip norm:temp=auto] [--work build/million]
 
-Five classes, ten numbers that tell them apart, five that do not, four categories and an id; 30 % of the labels are the
-next class. Prints one line of JSON: the peak memory of the process, the plan's estimate, the estimate a minute after
-training started with what was really left then, and the accuracy on true labels of 10,000 other rows.
+The table has five classes, ten informative numbers, five uninformative ones and four categories; 30 % of the labels are
+moved to the next class. Prints one line of JSON: the peak memory of the process, the plan's time estimate, the estimate
+a minute after training started and the time that it really took from there, and the accuracy on the true labels of
+10,000 other rows.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def table(rows: int, seed: int, rate: float) -> pd.DataFrame:
 
 
 def seconds(text: str) -> float:
-    """'1 h 2 min', '3 min 4 s' or '5 s' in seconds."""
+    """Convert '1 h 2 min', '3 min 4 s' or '5 s' to seconds."""
     units = {"h": 3600, "min": 60, "s": 1}
     return sum(float(number) * units[unit] for number, unit in re.findall(r"(\d+) (h|min|s)", text))
 

@@ -1,11 +1,11 @@
-"""What the local pool gains over one run after the other, and what scheduling costs.
+"""Speed-up of the local pool over sequential runs, and its scheduling overhead.
 
     python benchmarks/pool.py [--runs 24] [--jobs 2]
 
-The same runs on digits (each seed twice, once inline and once in the pool, into folders of their own), in two parts
-that are interleaved. The gain is the time of the runs inline over that in the pool, processes' start included. The cost
-of scheduling is the share of the workers' time, from the first start of a run to the last end, in which they do not
-train: choosing, reading back, sending, waiting.
+Every seed trains on digits twice, once inline and once in the pool, in separate folders. The seeds are split into two
+halves, and inline and pool alternate. The gain is the inline time divided by the pool time, including the start of its
+processes. The scheduling share is the part of the workers' time, from the first start of a run to the last end, in
+which they do not train: they choose, read back, send or wait.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from logitclip.studies import executors
 
 
 def measure(executor: str, jobs: int, seeds: list[int], folder: str) -> tuple[float, float, float]:
-    """Seconds in all, seconds of training, and the workers' time from the first start to the last end."""
+    """Return the total seconds, the seconds of training, and the workers' time from the first start to the last end."""
     configs = [RunConfig(noise="symmetric:rate=0.5", clip="norm:temp=1.5", seed=seed, runs=folder) for seed in seeds]
     times: list[float] = []
 
@@ -54,7 +54,7 @@ def main() -> None:
     sums = {"inline": [0.0, 0.0, 0.0], "local": [0.0, 0.0, 0.0]}
     halves = [list(range(options.runs // 2)), list(range(options.runs // 2, options.runs))]
     with tempfile.TemporaryDirectory() as folder:
-        executors.execute([RunConfig(epochs=1, runs=folder)], executor="inline")  # imports are not what is measured
+        executors.execute([RunConfig(epochs=1, runs=folder)], executor="inline")  # import everything before measuring
         for seeds in halves:
             for executor, jobs in (("inline", 1), ("local", options.jobs)):
                 found = measure(executor, jobs, seeds, f"{folder}/{executor}")

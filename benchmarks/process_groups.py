@@ -1,12 +1,12 @@
-"""Start and end process groups again and again, half of them beside busy processes: none may hang or abort.
+"""Start and end process groups many times, half of them next to busy processes: none may hang or abort.
 
     python benchmarks/process_groups.py
-    python benchmarks/process_groups.py --end destroy --trains 0     # how it was: some of them hang
+    python benchmarks/process_groups.py --end destroy --trains 0     # the former way: some of them hang
 
-A life is two processes that join a gloo group, train a small network wrapped in DDP, gather and broadcast, and end. The
-processes are forks of this one, which has imported everything, but end as any Python process does. A training is
-`logitclip train --devices 2` as it is typed. What hangs is ended with its stack after a time limit. The outcome of each
-goes to benchmarks/results/; the exit code is 1 if one has not ended well.
+A *life* is two processes that join a gloo group, train a small network wrapped in DDP, gather and broadcast, and exit.
+They are forks of this process, which has imported everything, but they exit like any Python process. A *train* is the
+command `logitclip train --devices 2`. A process that hangs prints its stack and is ended after a time limit. The
+outcomes go to benchmarks/results/; the exit code is 1 if any process hung or failed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from torch import nn
 
 from logitclip import engine
 
-LIMIT = 60.0  # seconds that a life may take; a training has five times as many
+LIMIT = 60.0  # time limit of a life in seconds; a train may take five times as long
 
 
 def work(fabric: Any, end: str) -> None:
-    """What methods do with a group, in a moment. The wrapper is freed after the last statement."""
+    """Use a group as methods do, briefly. The wrapper is freed after the last statement."""
     wrapper = fabric.setup(nn.Linear(8, 8))
     for _ in range(3):
         wrapper(torch.ones(4, 8)).sum().backward()
@@ -49,10 +49,10 @@ def work(fabric: Any, end: str) -> None:
 
 
 def life(end: str) -> str:
-    """How the two processes of a group have ended."""
+    """Start the two processes of a group; return how they ended."""
     reading, writing = os.pipe()
     keeper = os.fork()
-    if not keeper:  # the store has threads, so it must not be here when processes are forked
+    if not keeper:  # the store has threads, so it must not live in the process that forks
         store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         os.write(writing, str(store.port).encode())
         signal.pause()
@@ -74,7 +74,7 @@ def life(end: str) -> str:
 
 
 def exit_code(child: int) -> int:
-    """Of a process, which is killed if it hangs after it has taken its own time limit down."""
+    """Wait for a process and return its exit code; kill it if it outlives its own time limit."""
     for _ in range(int(200 * LIMIT)):
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
@@ -85,7 +85,7 @@ def exit_code(child: int) -> int:
 
 
 def training(folder: Path) -> str:
-    """How `logitclip train --devices 2` has ended."""
+    """Run `logitclip train --devices 2`; return how it ended."""
     options = "--devices 2 --accelerator cpu --limit 200 --epochs 3 --model mlp:width=16,depth=1,norm=batch"
     command = [sys.executable, "-m", "logitclip", "train", *options.split(), "--runs", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
@@ -102,7 +102,7 @@ def training(folder: Path) -> str:
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
-    """So many processes that compute as fast as they can."""
+    """Run `count` busy loops, each in its own process."""
     processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
         yield
@@ -120,7 +120,7 @@ def measured(kind: str, beside: int, call: Callable[[Any], str], argument: Any) 
 
 
 def summary(rows: list[dict[str, Any]]) -> None:
-    """Print how some of a kind have ended."""
+    """Print the outcomes of rows of one kind."""
     if rows:
         loads = [row["load"] for row in rows]
         print(
@@ -134,9 +134,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lives", type=int, default=300)
     parser.add_argument("--trains", type=int, default=40)
-    parser.add_argument("--jobs", type=int, default=2, help="trainings at the same time")
-    parser.add_argument("--busy", type=int, default=4, help="processes beside the second half")
-    parser.add_argument("--end", choices=["leave", "destroy"], default="leave", help="of a life: as now, or as it was")
+    parser.add_argument("--jobs", type=int, default=2, help="trains at the same time")
+    parser.add_argument("--busy", type=int, default=4, help="busy processes during the second half")
+    parser.add_argument(
+        "--end",
+        choices=["leave", "destroy"],
+        default="leave",
+        help="how a life ends: without destructors, or with destroy_process_group",
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}

@@ -1,4 +1,4 @@
-"""Write the tables of real_noise.toml: rows for training with given and true labels, rows for testing with true ones.
+"""Write the tables of real_noise.toml: training rows with given and true labels, test rows with true labels.
 
     python benchmarks/real_noise.py FOLDER OUT
 

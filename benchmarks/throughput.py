@@ -1,19 +1,19 @@
-"""Images per second of a whole training step, data included, against a plain loop; and what the clip costs.
+"""Images per second of a whole training step, including the data, against a plain loop; and the cost of the clip.
 
     python benchmarks/throughput.py --root DATA
 
-DATA has CIFAR-10 as `logitclip train --data cifar10` wants it. WRN-40-2, batch 128, SGD with momentum, on a CPU. The
-plain loop is what a script usually does: every image a PIL image that is flipped, padded, cropped, made a tensor and
-normalised by itself, and a network in PyTorch's default layout. Then one ingredient after the other: whole batches
-augmented at once, the channels-last layout, both, and `logitclip train`'s own loop with its records, without and with
-LogitClip. All in one run, the repeats interleaved.
+DATA has CIFAR-10 in the form that `logitclip train --data cifar10` reads. The network is WRN-40-2, with batches of 128
+and SGD with momentum, on a CPU. The plain loop is a typical script: it flips, pads, crops, converts and normalises each
+PIL image by itself, and keeps the network in PyTorch's default layout. The other cases change one thing at a time:
+augmentation of whole batches, the channels-last layout, both, and the loop of `logitclip train` with its metrics,
+without and with LogitClip. All cases run in one process with interleaved repeats.
 
-The cost of the clip is far below the spread of a step of seconds, so it is measured by itself: criterion and gradient
-of a batch of logits with the clip, less the same without, as a share of the median step. The share of the convolutions
-in a step, by torch's profiler, tells how much a loop can gain at all.
+A step takes seconds and varies by far more than the cost of the clip, so that is measured separately: the time of
+criterion and gradient on a batch of logits with the clip minus the time without it, as a share of the median step. The
+profiler gives the share of the convolutions, which limits what a faster loop can gain.
 
-Results go to benchmarks/results/: for each case the median, least and most images per second, and the same of the ratio
-to the plain loop in the same repeat.
+The results go to benchmarks/results/: for each case the median, minimum and maximum of the images per second, and of
+the ratio to the plain loop in the same repeat.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ AUGMENT = "flip_crop:padding=4"
 
 
 def pil_batches(split: Split, index: Tensor, mean: Tensor, std: Tensor, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Flip, padded crop, tensor, normalise: image by image, as the usual transforms do."""
+    """Flip, pad, crop, convert and normalise image by image, as the usual transforms do."""
     from PIL import Image, ImageOps
 
     rng = np.random.default_rng(seed)
@@ -73,7 +73,7 @@ def plain_loop(order: Iterator[tuple[Tensor, Tensor]], network: nn.Module, optim
 
 
 def cases(root: Path, count: int, compiled: bool) -> dict[str, Callable[[int], float]]:
-    """For each case a function that trains on `count` batches; its argument seeds their order."""
+    """Return a function for each case that trains on `count` batches, in an order that depends on its seed."""
     data = cifar10(root)
     train, view = data.train, transform(AUGMENT, data.mean, data.std)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (data.mean, data.std))
@@ -124,7 +124,7 @@ def cases(root: Path, count: int, compiled: bool) -> dict[str, Callable[[int], f
 
 
 def data_only(root: Path, count: int) -> dict[str, float]:
-    """Milliseconds for the data of one batch, by themselves."""
+    """Measure the milliseconds to load and augment one batch, without training."""
     data = cifar10(root)
     view = transform(AUGMENT, data.mean, data.std)
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (data.mean, data.std))
@@ -140,7 +140,7 @@ def data_only(root: Path, count: int) -> dict[str, float]:
 
 
 def convolution_share(step: Callable[[int], float]) -> float:
-    """The share of a step that is spent inside convolutions, which no loop can make faster."""
+    """Measure the share of a step spent in convolutions, which no loop can make faster."""
     with profile(activities=[ProfilerActivity.CPU]) as record:
         step(0)
     seconds = {event.key: event.self_cpu_time_total for event in record.key_averages()}
@@ -150,7 +150,7 @@ def convolution_share(step: Callable[[int], float]) -> float:
 
 
 def criterion_seconds(repeats: int = 2000) -> dict[str, float]:
-    """Seconds of criterion and gradient on a batch of logits, without and with the clip."""
+    """Measure the seconds of criterion and gradient on a batch of logits, without and with the clip."""
     logits = 3 * torch.randn(BATCH, CLASSES, generator=torch.Generator().manual_seed(0))
     y = torch.arange(BATCH) % CLASSES
     times: dict[str, list[float]] = {"ce": [], "ce with LogitClip": []}
@@ -166,13 +166,13 @@ def criterion_seconds(repeats: int = 2000) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, required=True, help="the folder with CIFAR-10")
+    parser.add_argument("--root", type=Path, required=True, help="folder with CIFAR-10")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batches", type=int, default=2, help="batches in each repeat")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compile", action="store_true", help="also with torch.compile")
     parser.add_argument(
-        "--clock", choices=["wall", "cpu"], default="wall", help="cpu: on a busy machine, with one thread"
+        "--clock", choices=["wall", "cpu"], default="wall", help="cpu for a busy machine, with one thread"
     )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()

@@ -1,11 +1,12 @@
-"""`temp=auto` against the paper's grid: what each chooses, how good it is after retraining, and what it costs.
+"""`temp=auto` against the paper's grid: the values they choose, the accuracy after retraining, and the cost.
 
     python benchmarks/tuning.py [--scale digits] [--runs DIR] [--jobs 2]
 
-Runs benchmarks/tuning.toml (it can be stopped and started again; the scale `digits` leaves Fashion-MNIST out), and
-writes results/tuning.csv: for each setting and noise the mean test accuracy over the seeds of no clip, temp 1, the grid
-and auto, and the difference between auto and the grid, paired by seed. The cost is the number of examples that the
-trials pass through, summed over their epochs, as a share of the grid's; retraining, the same for both, is left out.
+Runs benchmarks/tuning.toml and writes results/tuning.csv. If it is interrupted, repeat the command to continue; the
+scale `digits` leaves out Fashion-MNIST. The CSV has, for each setting and noise, the mean test accuracy over the seeds
+of no clip, temp 1, the grid and auto, and the difference between auto and the grid, paired by seed. The cost is the
+number of examples that the trials train on, summed over their epochs, relative to the grid. It excludes retraining,
+which costs the same for both.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ NAMES = {"none": "none", "norm:temp=1": "temp=1", "norm:temp=grid": "grid", "nor
 
 
 def cost(cell: Cell) -> float:
-    """Epochs times the share of the examples trained on, over all trials of a tuned cell."""
+    """Sum epochs times the share of examples trained on over all trials of a tuned cell."""
     search = tuning.search_for(cell.config)
     trials = [tuning.trial(cell.config, search, value) for value in tuning.tried(cell.config, outcome, search)]
     return sum((1 - trial.val) * (trial.resolved().epochs or 0) for trial in trials)
 
 
 def compare(rows: list[sweeping.Row]) -> list[dict[str, Any]]:
-    """A line for each setting and noise whose runs are done."""
+    """Return a row for each setting and noise whose runs are done."""
     cells: dict[tuple[str, str], dict[str, dict[int, tuple[float, str, float]]]] = {}
     for row in rows:
         at = row.cell.coordinates
@@ -86,13 +87,13 @@ def main() -> None:
     console = Console()
     done = 0
 
-    def tell(kind: str, *_: Any) -> None:
+    def on_event(kind: str, *_: Any) -> None:
         nonlocal done
         done += kind == "done"
         if kind == "done" and done % 20 == 0:
             console.print(f"{done} runs done")
 
-    rows = sweeping.sweep(recipe, jobs=options.jobs, on_event=tell)
+    rows = sweeping.sweep(recipe, jobs=options.jobs, on_event=on_event)
     lines = compare(rows)
     if not lines:
         raise SystemExit("No setting is done.")
@@ -106,7 +107,7 @@ def main() -> None:
         table.add_row(*map(str, line.values()))
     console.print(table)
     gaps = [line["auto_less_grid"] for line in lines]
-    console.print(f"auto less grid: mean {statistics.mean(gaps):+.2f}, worst {min(gaps):+.2f}, over {len(gaps)} cells")
+    console.print(f"auto minus grid: mean {statistics.mean(gaps):+.2f}, worst {min(gaps):+.2f}, over {len(gaps)} cells")
 
 
 if __name__ == "__main__":
