@@ -10,18 +10,18 @@ import pytest
 hypothesis.settings.register_profile("repeatable", derandomize=True)
 hypothesis.settings.load_profile("repeatable")
 
-# Started in the background of a shell, tests would ignore Ctrl-C, and so would the processes they start to interrupt.
+# A shell starts background jobs with SIGINT ignored; restore it, because tests interrupt the processes they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _processes_have_a_time_limit(pytestconfig, tmp_path_factory):
-    """A Python process that a test starts, directly or not, ends with its stack before the test reaches its own limit.
+    """End every Python process that a test starts, and print its stack, before the test reaches its own time limit.
 
     faulthandler needs no GIL, so this works in a process that hangs while it holds the GIL.
     """
     folder = tmp_path_factory.mktemp("site")
-    (folder / "sitecustomize.py").write_text(  # Python imports it when it starts
+    (folder / "sitecustomize.py").write_text(  # imported by every Python process at start-up
         "import faulthandler, os, sys\n"
         "faulthandler.enable()\n"
         "if 'resource_tracker' not in ' '.join(sys.orig_argv):  # of multiprocessing or loky: it serves all tests\n"
@@ -42,13 +42,13 @@ def _devices():
 
 @pytest.fixture(params=_devices())
 def device(request):
-    """Every device there is: the CPU, and CUDA or MPS."""
+    """Each available device: the CPU, and CUDA or MPS."""
     return request.param
 
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """`logitclip ...` in this process: (exit code, stdout, stderr)."""
+    """Run `logitclip ...` in this process; return (exit code, stdout, stderr)."""
     from logitclip import cli
 
     before = signal.getsignal(signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Full disks, and all that is in a folder."""
+"""Simulate full disks, and read whole folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """What a full disk does: the kernel writes as much of a file as fits, then refuses."""
+    """Simulate a full disk: the kernel writes as much of a file as fits, then refuses."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))

@@ -1,4 +1,4 @@
-"""Small jobs for the tests of methods: a few numbers, a small network, one process."""
+"""Small jobs for the tests of methods: little data, a small network, one process."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def labels(n: int, *, seed: int = 1, classes: int = CLASSES) -> Tensor:
 
 
 def network(*layers: int, norm: bool = False, seed: int = 0) -> nn.Module:
-    """Linear layers of these sizes with tanh between them, and batch norm before it if so asked."""
+    """Make linear layers of these sizes with tanh between them, and optional batch norm before each tanh."""
     model = nn.Sequential()
     for i in range(len(layers) - 1):
         if i:
@@ -63,7 +63,7 @@ def make_job(
     classes: int = CLASSES,
     **settings: Any,
 ) -> Job:
-    """A job in double precision, with a copy of the model, one batch for all examples, lr 0.1 and no momentum."""
+    """Make a job in double precision with a copy of the model, all examples in one batch, lr 0.1 and no momentum."""
     make_model = (lambda seed: copy.deepcopy(model)) if isinstance(model, nn.Module) else model
     return Job(
         train=Split(x, y),
@@ -78,7 +78,7 @@ def make_job(
 
 
 def scaling_fabric(scale: float) -> Any:
-    """A Fabric in single precision with the gradient scaler that half precision has on a GPU."""
+    """Make a single-precision Fabric with the gradient scaler that half precision uses on a GPU."""
     from lightning_fabric import Fabric
     from lightning_fabric.plugins import MixedPrecision
 

@@ -1,4 +1,4 @@
-"""A gauge for the memory of tensors."""
+"""Measure the memory of tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Memory(TorchDispatchMode):
-    """The largest tensor made, in entries, and the most bytes alive at a time of all tensors but the inputs."""
+    """Record the largest tensor (in entries) and the peak memory of all tensors except the inputs (in bytes)."""
 
     def __init__(self, *inputs: Tensor) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The losses and links again, in NumPy float64 and without the library: formulas as published, gradients by hand.
+"""Independent losses and links in NumPy float64: formulas as published, gradients by hand.
 
 A loss of p_y alone is `(log_p, rest, **knobs) -> (value, slope)`, all of shape [N]: log_p = log p_y, rest = 1 - p_y and
 slope = d value / d log p_y, which stays finite at p_y = 0. A loss of all probabilities is
@@ -162,12 +162,12 @@ def clip(tau: float, delta: float | None = None, p: float = 2.0) -> Link:
 
 
 def clip_by_value(limit: float) -> Link:
-    """LC-V: each entry to [-limit, limit], no gradient where it is outside."""
+    """LC-V: clamp each entry to [-limit, limit]; no gradient outside."""
     return lambda z: (np.minimum(np.maximum(z, -limit), limit), lambda g: g * (np.abs(z) <= limit))
 
 
 def logit_norm(temperature: float) -> Link:
-    """z / (T (||z||_2 + 1e-7)); the gradient of the norm at 0 is taken as 0."""
+    """z / (T (||z||_2 + 1e-7)); the gradient of the norm at 0 is 0 by convention."""
 
     def link(z: ndarray) -> tuple[ndarray, Callable[[ndarray], ndarray]]:
         size = norm(z, 2)
@@ -187,7 +187,7 @@ def logit_norm(temperature: float) -> Link:
 
 
 def log_softmax(z: ndarray) -> ndarray:
-    """log p, exact also where p rounds to 1: the largest entry is kept out of the sum and put back by log1p."""
+    """Compute log p, exactly even where p rounds to 1: leave the largest entry out of the sum and add it with log1p."""
     shifted = z - z.max(1, keepdims=True)
     e = np.exp(shifted)
     np.put_along_axis(e, z.argmax(1)[:, None], 0.0, 1)
@@ -196,12 +196,12 @@ def log_softmax(z: ndarray) -> ndarray:
 
 class Result(NamedTuple):
     values: ndarray  # [N]
-    gradient: ndarray  # [N, K], in the logits before the link
-    slopes: ndarray  # [N, K], in the log-probabilities: how steep the loss itself is
+    gradient: ndarray  # [N, K], with respect to the logits before the link
+    slopes: ndarray  # [N, K], with respect to the log-probabilities
 
 
 def loss(name: str, z: ndarray, y: ndarray, link: Link = no_link, **knobs: Any) -> Result:
-    """A loss behind a link. `y` are indices [N], or probabilities [N, K]: then the loss is an expectation."""
+    """Evaluate a loss behind a link. `y` are indices [N], or probabilities [N, K] for the expected loss."""
     if y.ndim == 2:
         each = [loss(name, z, np.full(len(z), k), link, **knobs) for k in range(z.shape[1])]
         shares = y.T[:, :, None]
@@ -218,7 +218,7 @@ def loss(name: str, z: ndarray, y: ndarray, link: Link = no_link, **knobs: Any) 
 
 
 def of_all(function: Callable[..., Pair], log_probs: ndarray, y: ndarray, **knobs: Any) -> Pair:
-    """A loss of p_y as a loss of all log-probabilities; 1 - p_y is the sum of the other probabilities."""
+    """Turn a loss of p_y into one of all log-probabilities; 1 - p_y is the sum of the other probabilities."""
     rest = (np.exp(log_probs) * (1 - one_hot(y, log_probs))).sum(1)
     value, slope = function(at(log_probs, y), rest, **knobs)
     return value, slope[:, None] * one_hot(y, log_probs)

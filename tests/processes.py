@@ -1,4 +1,4 @@
-"""Processes that tests start with a session of their own, wait for and end. Their time limit is in conftest.py."""
+"""Start processes in their own session, wait for them and end them. Their time limit is in conftest.py."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 
 
 def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Its exit code, stdout and stderr."""
+    """Wait for the process; return its exit code, stdout and stderr."""
     with _none_left(process):
         out, err = process.communicate()
     return process.returncode, out, err
 
 
 def wait_until(reached: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Wait while the process works."""
+    """Wait until the condition holds, while the process is alive."""
     with _none_left(process):
         while not reached():
             if process.poll() is not None:
@@ -30,10 +30,10 @@ def wait_until(reached: Callable[[], bool], process: subprocess.Popen[str]) -> N
 
 @contextlib.contextmanager
 def _none_left(process: subprocess.Popen[str]) -> Iterator[None]:
-    """If the test fails meanwhile, by its time limit too, kill the process and all that it started."""
+    """Kill the process and its children if the test fails, also by its time limit."""
     try:
         yield
     except BaseException:
-        with contextlib.suppress(ProcessLookupError):  # it may have ended by itself
+        with contextlib.suppress(ProcessLookupError):  # it may have exited already
             os.killpg(process.pid, signal.SIGKILL)
         raise

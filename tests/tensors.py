@@ -1,4 +1,4 @@
-"""Inputs that tests know to be in memory."""
+"""Inputs that are known to be in memory."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""The command line: what it prints, and how it answers mistakes."""
+"""The command line: its output and its error messages."""
 
 import inspect
 import json
@@ -18,7 +18,7 @@ from logitclip.config import registries
 
 
 def run(capsys, monkeypatch, *args: str) -> tuple[int, str, str]:
-    """Run a command in this process: exit code, stdout, stderr."""
+    """Run a command in this process; return exit code, stdout and stderr."""
     monkeypatch.setattr("sys.argv", ["logitclip", *args])
     monkeypatch.setenv("COLUMNS", "160")
     code = 0
@@ -86,7 +86,7 @@ def test_one_name_is_explained(command):
     lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     assert lines.keys() >= knobs.keys()
     assert "required" in lines["label"]
-    assert all(len(lines[knob].split()) > 4 for knob in knobs)  # each has its help
+    assert all(len(lines[knob].split()) > 4 for knob in knobs)  # each has help
     assert [knob["knob"] for knob in json.loads(command("list", "data", "table", "--json")[1])["knobs"]] == list(knobs)
 
 
@@ -121,7 +121,7 @@ def test_bound_prints_all_and_the_smallest(command):
 
 def test_bound_marks_the_smallest_without_colours_too(command):
     _, out, _ = command("bound", "--tau", "1", "--classes", "10", "--noise", "symmetric:rate=0.5")
-    marked = [line.split() for line in out.splitlines() if line.lstrip().startswith("* ")][:-1]  # the last explains it
+    marked = [line.split() for line in out.splitlines() if line.lstrip().startswith("* ")][:-1]  # the last is a legend
     assert [words[1] for words in marked] == ["ce", "p_y", "clean-risk", "noisy-risk"]
     assert [words[-1] for words in marked] == ["4.21215", "0.450853", "3.41554", "3.41554"]
 
@@ -298,7 +298,7 @@ def test_help_is_quick_and_imports_no_torch():
     code = "import sys; sys.argv = ['logitclip', '--help']\nfrom logitclip import cli\n"
     code += "try: cli.main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules, 'torch was imported'"
 
-    def seconds() -> float:  # of the processor, so that a busy machine does not count
+    def seconds() -> float:  # CPU time, so that a busy machine does not matter
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

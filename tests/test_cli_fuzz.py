@@ -1,4 +1,4 @@
-"""Commands with random options: every call ends soon, with a documented exit code and without a traceback."""
+"""Commands with random options: every call ends within its time limit, with a documented exit code and no traceback."""
 
 import contextlib
 import inspect
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from logitclip import cli
 from logitclip.config import RunConfig, registries
 
-PATIENCE = 20.0  # seconds that a call may take, on a machine that does nothing else
+PATIENCE = 20.0  # time limit of a call in seconds, on an idle machine
 CODES = {0, 2, 3, 4}
 
 TEXTS = [
@@ -79,7 +79,7 @@ SMALL = ["--limit", "24", "--epochs", "1", "--model", "mlp:width=4,depth=1"]
 
 
 def options_of(name: str) -> dict[str, typing.Any]:
-    """The options of a command and their types."""
+    """Return the options of a command and their types."""
     hints = typing.get_type_hints(cli.COMMANDS[name])
     options = dict(hints)
     if "config" in inspect.signature(cli.COMMANDS[name]).parameters:
@@ -93,7 +93,7 @@ def positionals_of(name: str) -> int:
 
 
 def specs(field: str) -> st.SearchStrategy[str]:
-    """Names of a registry with random knobs."""
+    """Draw names of a registry with random knobs."""
     registry = registries()[field]
     names = [name for name in registry if field != "data" or name in ("digits", "table", "folder")]
 
@@ -107,7 +107,7 @@ def specs(field: str) -> st.SearchStrategy[str]:
 
 
 def values(option: str, kind: typing.Any) -> st.SearchStrategy[str]:
-    """Values of an option, by its type: valid ones, edges and nonsense."""
+    """Draw values of an option by its type: valid, borderline and invalid ones."""
     if option in FEW:
         return st.sampled_from(FEW[option])
     kinds = typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else (kind,)
@@ -122,7 +122,7 @@ def values(option: str, kind: typing.Any) -> st.SearchStrategy[str]:
 
 @st.composite
 def calls(draw: st.DrawFn) -> list[str]:
-    """A command line. What trains is small unless an option says otherwise."""
+    """Draw a command line. Training runs are small unless an option makes them larger."""
     name = draw(st.sampled_from([*cli.COMMANDS, "train", "train", "train"]))
     options = options_of(name)
     places = [draw(st.sampled_from(TEXTS)) for _ in range(draw(st.integers(0, positionals_of(name) + 1)))]
@@ -150,7 +150,7 @@ def ended(code: int, err: str, seconds: float, call: list[str]) -> None:
 
 
 def traceback_in(err: str) -> str:
-    """What the file with the traceback says, if one was written."""
+    """Return the content of the traceback file, if one was written."""
     file = Path(err.rsplit("The traceback is in ", 1)[-1].strip().rstrip("."))
     return file.read_text() if file.suffix == ".txt" and file.exists() else ""
 

@@ -1,4 +1,4 @@
-"""The links: Eq. 4 to the letter, its gradients at every kind of point, and the three things it is compared with."""
+"""The links: Eq. 4 and its gradients at every kind of point, and the three alternatives it is compared with."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_threshold_itself_is_clipped(dtype: torch.dtype) -> None:
     assert torch.equal(clip_logits(z, 5.0), z)
     above = 5.0 * (1 + 1e-6) if dtype == torch.float32 else 5.0 * (1 + 1e-12) if dtype == torch.float64 else 5.1
     assert torch.equal(clip_logits(z, above, 10.0), z)
-    # The gradient there is that of the clipped side: its part along z is gone.
+    # The gradient there is that of the clipped side: it has no component along z.
     (along,) = gradient(lambda x: clip_logits(x, 5.0), z[:1], z[:1])
     assert along.abs().max() < 1e-2
     assert torch.equal(gradient(lambda x: clip_logits(x, above), z, z), z)
@@ -147,7 +147,7 @@ def test_zero_entries_have_sign_0(p: float) -> None:
     got = gradient(lambda x: clip_logits(x, 1.0, p=p), z, upstream)
     np.testing.assert_allclose(got, oracles.clip(1.0, None, p)(z.numpy())[1](upstream.numpy()), rtol=1e-12)
     norm = float(oracles.norm(z.numpy(), p)[0, 0])
-    assert got[0, 1].item() == pytest.approx(2 / norm)  # nothing comes through the norm
+    assert got[0, 1].item() == pytest.approx(2 / norm)  # no gradient flows through the norm
 
 
 @pytest.mark.parametrize("p", POWERS)
@@ -221,7 +221,7 @@ def test_scales_beyond_reason_are_refused() -> None:
 
 
 def test_without_private_names_of_torch_the_plain_form_is_used() -> None:
-    """A new version of torch may drop them: that may cost speed, but not a crash."""
+    """A new version of torch may drop these private names: that may cost speed but must not crash."""
     code = """
 import torch
 for owner, name in ((torch._C, "_are_functorch_transforms_active"), (torch._C._functorch, "is_legacy_batchedtensor")):
@@ -318,7 +318,7 @@ def test_clip_by_value(seed: int, classes: int, limit: float) -> None:
     got = gradient(lambda x: clip_by_value(x, limit), z, upstream)
     assert np.array_equal(got, pullback(upstream.numpy()))
     assert (got[z.abs() > limit] == 0).all()
-    # Prop 2.1 holds for it as it stands, with the max norm.
+    # Prop 2.1 holds for it as printed, with the max norm.
     lower, upper = theory.loss_bounds(limit, classes)
     ce = -clip_by_value(z, limit).log_softmax(1)
     assert lower - 1e-12 <= ce.min() <= ce.max() <= upper + 1e-12
@@ -338,7 +338,7 @@ def test_logit_norm(seed: int, classes: int, temperature: float) -> None:
     expected, pullback = oracles.logit_norm(temperature)(z.numpy())
     got = logit_norm(z, temperature)
     np.testing.assert_allclose(got, expected, rtol=1e-12)
-    norm = got.norm(dim=1) * temperature  # constant, but for the 1e-7 that keeps zero logits safe
+    norm = got.norm(dim=1) * temperature  # constant, except for the 1e-7 that protects zero logits
     np.testing.assert_allclose(norm, 1 / (1 + 1e-7 / z.norm(dim=1)), rtol=1e-12)
     upstream = torch.randn(z.shape, generator=torch.Generator().manual_seed(0)).double()
     reach = (1 / (temperature * z.norm(dim=1, keepdim=True))).numpy()

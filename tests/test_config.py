@@ -1,4 +1,4 @@
-"""`RunConfig`: what is filled in, what counts for the id, and what is refused."""
+"""`RunConfig`: defaults, the fields that count in the id, and rejected values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CIFAR_RUN = RunConfig(data="cifar10", noise="symmetric:rate=0.5", clip="norm:tem
 
 
 def test_sample_ids_are_frozen():
-    """They name the folders of runs: should one change, results are lost. If the maths changed, raise `PROTOCOL`."""
+    """Ids name run folders: if one changes, results are lost. If the maths changed, raise `PROTOCOL`."""
     assert RunConfig().id == "656890da1940254a"
     assert (
         RunConfig(noise="asymmetric:rate=0.4", clip="norm:tau=1,delta=0.5", loss="gce", seed=3, val=0.1).id
@@ -169,7 +169,7 @@ def test_everything_is_filled_in_and_stays_so():
     assert [f.name for f in fields(config) if getattr(config, f.name) is None] == ["root"]
     assert (config.model, config.epochs, config.lr, config.augment) == ("mlp", 150, 0.1, "none")
     assert config.resolved() == config
-    assert RunConfig(**json.loads(json.dumps(asdict(config)))) == config  # as config.json gives it back
+    assert RunConfig(**json.loads(json.dumps(asdict(config)))) == config  # as read from config.json
 
 
 @pytest.mark.parametrize(
@@ -334,6 +334,6 @@ def test_readers_import_no_plugin_and_find_the_same_run(tmp_path):
         unread = config.id
         assert "reader_loss" not in registries()["loss"]
         with pytest.raises(ValueError, match="Unknown loss 'reader_los'"):
-            RunConfig(loss="reader_los").resolved()  # without a plugin it is a mistake
+            RunConfig(loss="reader_los").resolved()  # an error without a plugin
     assert config.id == unread
     assert "reader_loss" in registries()["loss"]

@@ -1,4 +1,4 @@
-"""What holds for everything that has a name, for the paper's items and for the public names."""
+"""Contracts of everything in a registry, of the paper's items and of the public names."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_entry_is_named_and_described(registry: Registry, name: str) -> None:
 
 @pytest.mark.parametrize(("registry", "name"), ENTRIES)
 def test_knobs_are_annotated_with_what_a_spec_can_say(registry: Registry, name: str) -> None:
-    readable = {float, int, bool, str, types.NoneType, Any}  # Any, written out, is a text that stands for something
+    readable = {float, int, bool, str, types.NoneType, Any}  # Any: a string that the function interprets
     written = inspect.signature(registry[name]).parameters
     for knob in registry.knobs(name).values():
         assert written[knob.name].annotation is not inspect.Parameter.empty, knob
@@ -182,7 +182,7 @@ def test_public_names_work_twice_and_after_the_command_line_is_imported() -> Non
         "import torch, logitclip as lc\n"
         "z, y = torch.eye(3), torch.tensor([0, 1, 2])\n"
         f"{uses}\n{uses}\nimport logitclip.cli\n{uses}\n"
-        "import pkgutil, importlib\n"  # no module may hide a public function of its name
+        "import pkgutil, importlib\n"  # no module may shadow a public function of the same name
         "[importlib.import_module(f'logitclip.{m.name}') for m in pkgutil.iter_modules(lc.__path__)]\n"
         f"{uses}\n"
     )
@@ -205,7 +205,7 @@ def test_importing_is_quick_and_leaves_torch_alone() -> None:
         "import sys, time; start = time.process_time(); import logitclip; print(time.process_time() - start);"
         "assert not {'torch', 'numpy', 'tyro', 'rich'} & set(sys.modules), 'too much was imported'"
     )
-    # Processor time, and the best of five: what others do on the machine does not count.
+    # CPU time, and the best of five, so that other programs do not matter.
     assert min(float(_python(code)) for _ in range(5)) < 0.05
 
 

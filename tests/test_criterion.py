@@ -1,4 +1,4 @@
-"""`Loss` as a drop-in for `nn.CrossEntropyLoss`, `LogitClip` around anything, and what both refuse."""
+"""`Loss` as a drop-in for `nn.CrossEntropyLoss`, `LogitClip` around any criterion, and the inputs that both reject."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def labels(shape: tuple[int, ...], classes: int = 5, seed: int = 0) -> Tensor:
 
 
 def spatial(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of class indices for logits of `shape`."""
+    """Return the shape of class indices for logits of `shape`."""
     return shape[:1] + shape[2:] if len(shape) > 1 else ()
 
 
 def both(first: Any, second: Any, logits: Tensor, *args: Any) -> None:
-    """Two criteria agree in value and gradient."""
+    """Assert that two criteria agree in value and gradient."""
     results = []
     for criterion in (first, second):
         z = logits.clone().requires_grad_()
@@ -315,7 +315,7 @@ def test_around_any_callable() -> None:
 
     got = LogitClip(margin, tau=1.0)(logits, target, 0.5, power=2)
     torch.testing.assert_close(got, margin(clip_logits(logits, 1.0), target, 0.5, power=2))
-    pair = (target, target.flip(0), 0.3)  # a target that is no tensor, as mixup has it
+    pair = (target, target.flip(0), 0.3)  # a target that is not a tensor, as in mixup
 
     def mixed(z: Tensor, t: tuple[Tensor, Tensor, float]) -> Tensor:
         return t[2] * F.cross_entropy(z, t[0]) + (1 - t[2]) * F.cross_entropy(z, t[1])
@@ -446,7 +446,7 @@ def test_diagnose_counts_and_measures() -> None:
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "cores"])  # the bound of cores is not sharp
 def test_diagnose_warns_at_the_lower_bound(name: str) -> None:
-    perfect = torch.eye(10)[labels((50,), 10)] - 0.1  # the best direction there is
+    perfect = torch.eye(10)[labels((50,), 10)] - 0.1  # the best possible direction
     target = labels((50,), 10)
     criterion = LogitClip(name, tau=0.5)
     with pytest.warns(UserWarning, match=f"The mean {name} loss, .* has reached .* too small a scale underfits"):
@@ -458,7 +458,7 @@ def test_diagnose_warns_at_the_lower_bound(name: str) -> None:
 
 @pytest.mark.parametrize(("temp", "lowest"), [(4.0, 4.3568), (2.5, 4.2081), (1.5, 3.9446)])
 def test_diagnose_warns_at_the_bottom_of_table_8(temp: float, lowest: float) -> None:
-    """Threshold above scale: the rows sit on the sphere of radius 1/temp, far above what norms below temp allow."""
+    """Threshold above scale: rows lie on the sphere of radius 1/temp, with a far higher loss than norms below temp."""
     target = torch.arange(100)
     criterion = LogitClip("ce", temp=temp)
     with pytest.warns(UserWarning, match="raise delta"):
@@ -481,7 +481,7 @@ def test_diagnose_is_silent_in_a_healthy_state(name: str) -> None:
         assert LogitClip(name, tau=1.0).diagnose(half_right, target).loss is not None
         LogitClip(name, tau=1.0).diagnose(torch.zeros(50, 10), target)
         LogitClip(name, tau=30.0).diagnose(perfect, target)  # a good fit, not underfitting
-        LogitClip(nn.CrossEntropyLoss(), tau=0.5).diagnose(perfect, target)  # a loss it knows nothing about
+        LogitClip(nn.CrossEntropyLoss(), tau=0.5).diagnose(perfect, target)  # a loss without known bounds
 
 
 def test_diagnose_takes_what_the_criterion_takes() -> None:
@@ -592,7 +592,7 @@ def test_what_the_sieve_counted_is_saved_and_summed_over_processes() -> None:
     counted = inner.removed.clone()
     assert counted.sum() > 0
     resumed.load_state_dict(pickle.loads(pickle.dumps(trained)).state_dict())
-    trained.sync(lambda tensor: 2 * tensor)  # two processes that counted the same
+    trained.sync(lambda tensor: 2 * tensor)  # two processes with the same counts
     for criterion, removed in ((trained, 2 * counted), (resumed, counted)):
         criterion.start_epoch(41, counts)
         sieve: Any = criterion.criterion

@@ -16,12 +16,12 @@ def generator(seed=0):
 
 
 def images(n, channels=3, height=8, width=8, seed=1):
-    """No two pixels of an image equal zero, so that padding can be told from content."""
+    """Make images without zero pixels, so that padding differs from content."""
     return torch.randint(1, 256, (n, channels, height, width), generator=generator(seed), dtype=torch.uint8)
 
 
 def windows(image, height, width):
-    """Every window of `image` and of its mirror image: {(mirrored, top, left): pixels}."""
+    """Return every window of `image` and of its mirror image: {(mirrored, top, left): pixels}."""
     return {
         (mirrored, top, left): view[:, top : top + height, left : left + width]
         for mirrored, view in enumerate((image, image.flip(-1)))
@@ -167,7 +167,7 @@ def test_wrong_use_is_one_sentence(call, message):
 
 
 def test_it_is_faster_than_image_by_image():
-    """A loose bound that any machine keeps; benchmarks/data.py measures the real factor."""
+    """A loose bound for any machine; benchmarks/data.py measures the real factor."""
     import time
 
     x, view, g = images(256, 3, 32, 32), transform("flip_crop", (0.5,) * 3, (0.25,) * 3), generator()

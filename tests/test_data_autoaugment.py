@@ -26,7 +26,7 @@ NAMES |= {"posterize2": "posterize"}
 
 
 def magnitude(name: str, level: int) -> float:
-    """What SOP's code makes of a level between 0 and 10."""
+    """Return the magnitude that SOP's code derives from a level between 0 and 10."""
     if name in ("Contrast", "Color", "Brightness", "Sharpness"):
         return level * 1.8 / 10 + 0.1
     whole = {
@@ -74,7 +74,7 @@ PILLOW = {
 
 
 def pictures() -> torch.Tensor:
-    """Noise, noise in a narrow range, a ramp, and one colour."""
+    """Make four images: noise, low-contrast noise, a ramp, and one colour."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randint(0, 256, (2, 3, 32, 32), generator=generator, dtype=torch.uint8)
     narrow = torch.randint(90, 130, (2, 3, 32, 32), generator=generator, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""CIFAR from tiny files of the official formats, which the tests write themselves."""
+"""CIFAR from tiny files in the official formats, written by the tests."""
 
 import hashlib
 import io
@@ -21,7 +21,7 @@ COUNT, TEST_COUNT = 50, 20  # five batches of ten, and a test batch
 
 
 def records(n, seed, kinds):
-    """Labels of every kind, [n, kinds] uint8, and pixels, [n, 3072] uint8; every class has an example."""
+    """Make labels of every kind, [n, kinds] uint8, and pixels, [n, 3072] uint8; every class has an example."""
     rng = np.random.default_rng(seed)
     labels = np.stack([np.arange(n) % k for k in kinds], 1).astype(np.uint8)
     return labels, rng.integers(0, 256, (n, 3072), dtype=np.uint8)
@@ -31,7 +31,7 @@ PurePythonPickler: Any = pickle._Pickler
 
 
 class Python2Pickler(PurePythonPickler):
-    """Pickles text and bytes as Python 2 did, which wrote the official files."""
+    """Pickles text and bytes like Python 2, which wrote the official files."""
 
     dispatch = dict(PurePythonPickler.dispatch)  # noqa: RUF012
 
@@ -51,7 +51,7 @@ def python2_pickle(content):
 
 
 def write(root, release):
-    """Both layouts of a release in `root`; returns the release with the counts and checksums of these files."""
+    """Write both layouts of a release to `root`; return the release with the counts and checksums of these files."""
     kinds, layouts = [len(classes) for classes in release.classes.values()], []
     for layout in release.layouts:
         folder = root / layout.folder
@@ -75,7 +75,7 @@ def write(root, release):
 
 
 def archive(root, layout):
-    """Replace a layout's folder by its archive; returns the layout with the size and checksum of that."""
+    """Replace a layout's folder by an archive; return the layout with its size and checksum."""
     path = root / layout.archive.name
     with tarfile.open(path, "w:gz") as tar:
         tar.add(root / layout.folder, layout.folder)
@@ -219,7 +219,7 @@ def test_a_corrupted_byte(tmp_path, ten, layout):
     name = list(ten.layouts[layout].train)[1]
     path = tmp_path / ten.layouts[layout].folder / name
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1  # a pixel: every length and every label is still right
+    content[len(content) // 2] ^= 1  # one pixel: all lengths and labels stay valid
     path.write_bytes(content)
     with pytest.raises(ValueError, match=rf"{name} is damaged: its checksum .* Unpack the archive of CIFAR-10 again"):
         cifar10(tmp_path)
@@ -297,7 +297,7 @@ def test_straight_from_the_archive(tmp_path, ten, layout, monkeypatch):
     remove(tmp_path, ten.layouts[1 - layout])
     packed = archive(tmp_path, ten.layouts[layout])
     monkeypatch.setattr(cifar, "CIFAR10", replace(ten, layouts=(packed, ten.layouts[1 - layout])))
-    for _ in range(2):  # from the archive, then from what it was unpacked to
+    for _ in range(2):  # from the archive, then from the unpacked files
         assert torch.equal(cifar10(tmp_path).train.x, expected.train.x)
     assert names(tmp_path) == sorted([packed.archive.name, packed.folder])
 

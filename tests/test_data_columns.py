@@ -14,7 +14,7 @@ def reason(column) -> str:
 
 
 def shown(column):
-    """A column as plain values, None where missing."""
+    """Return a column as plain values, None where missing."""
     if isinstance(column, Unusable):
         return column.reason
     if isinstance(column, Text):
@@ -49,7 +49,7 @@ def test_csv(tmp_path, delimiter):
 
 
 def test_csv_with_blanks_after_the_commas(tmp_path):
-    """As the UCI repository's adult.data has them."""
+    """As in adult.data of the UCI repository."""
     path = write(tmp_path / "x.csv", "age, work, hours\n39, State-gov, 40\n50, ?, ?\n")
     assert {name: shown(column) for name, column in read_table(path).items()} == {
         "age": [39, 50],
@@ -66,7 +66,7 @@ def test_csv_types_are_inferred_from_every_row(tmp_path):
 
 
 def test_csv_with_newlines_in_values(tmp_path):
-    """More than a block of them: a reader that splits at newlines would cut some in two."""
+    """More than one block of quoted newlines: a reader that splits at newlines would cut some values in two."""
     columns = read_table(write(tmp_path / "x.csv", "a,b\n" + '1,"two\nlines, and a comma"\n' * 100_000))
     assert isinstance(columns["b"], Text)
     assert columns["b"].values == ["two\nlines, and a comma"]
@@ -174,7 +174,7 @@ def test_wrong_files_are_one_sentence(tmp_path):
         with pytest.raises(ValueError, match=message) as error:
             read_table(tmp_path / name)
         assert "\n" not in str(error.value)
-    (tmp_path / "carriage.csv").write_bytes(b"a,b\r1,2\r3,4\r")  # the line ends of old Macs are no mistake
+    (tmp_path / "carriage.csv").write_bytes(b"a,b\r1,2\r3,4\r")  # old Mac line ends are valid
     assert {name: list(values) for name, values in read_table(tmp_path / "carriage.csv").items()} == {
         "a": [1, 3],
         "b": [2, 4],

@@ -25,7 +25,7 @@ def test_shapes_types_and_classes():
 
 
 def test_the_split_never_changes():
-    """Results are compared across machines and versions, so the split is frozen here."""
+    """Results are compared across machines and versions, so this test freezes the split."""
     data = digits()
     content = b"".join(as_tensor(t).numpy().tobytes() for s in (data.train, data.test) for t in (s.x, s.labels))
     assert hashlib.sha256(content).hexdigest()[:16] == "42d3e46b89451aa0"

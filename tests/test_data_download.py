@@ -24,7 +24,7 @@ MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
 class Server:
-    """Serves `files`; records the ranges asked for; can ignore ranges, stop early, be slow or answer with an error."""
+    """Serves `files` and records the requested ranges; can ignore ranges, stop early, be slow or return an error."""
 
     def __init__(self):
         self.files, self.ranges = {"file.bin": CONTENT}, []
@@ -79,7 +79,7 @@ def remote(server, **changes):
 
 
 def names(folder):
-    """The files of a folder, without the lock."""
+    """Return the files of a folder, without the lock."""
     return sorted(path.name for path in folder.iterdir() if path.name != ".download.lock")
 
 
@@ -239,8 +239,8 @@ def test_a_killed_download_goes_on_where_it_was(server, tmp_path):
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no lock there")
 def test_several_want_the_same_file_and_one_fetches_it(server, tmp_path):
-    server.pause = 0.02  # a third of a second in all: they do meet
-    with ThreadPoolExecutor(3) as pool:  # the lock is of the open folder, so it holds among threads as among processes
+    server.pause = 0.02  # a third of a second in total, so the downloads overlap
+    with ThreadPoolExecutor(3) as pool:  # each opens the folder to lock it, so threads behave like processes
         paths = list(pool.map(lambda _: fetch(remote(server), tmp_path), range(3)))
     assert [path.read_bytes() == CONTENT for path in paths] == [True] * 3
     assert names(tmp_path) == ["file.bin"]
@@ -265,7 +265,7 @@ def test_verify_says_what_is_wrong(server, tmp_path):
 
 
 def archive(path, members):
-    """A tar.gz of `(name, content)`; content may be a TarInfo field dict for special members."""
+    """Make a tar.gz of `(name, content)`; content may be a dict of TarInfo fields for special members."""
     with tarfile.open(path, "w:gz") as tar:
         for name, content in members:
             info = tarfile.TarInfo(name)

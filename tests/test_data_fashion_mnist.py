@@ -1,4 +1,4 @@
-"""Fashion-MNIST from tiny IDX files, which the tests write themselves."""
+"""Fashion-MNIST from tiny IDX files, written by the tests."""
 
 import gzip
 import hashlib
@@ -21,7 +21,7 @@ def idx(array):
 
 @pytest.fixture
 def files(monkeypatch):
-    """The four files by name, and the module made to expect just these."""
+    """Write the four files, and patch the module to expect their checksums; return them by name."""
     rng = np.random.default_rng(0)
     content = {}
     for part, n in (("train", 30), ("t10k", 20)):
@@ -100,7 +100,7 @@ def test_a_file_of_another_shape(tmp_path, files, subset):
 
 
 def test_mnist_is_not_taken_for_fashion_mnist(tmp_path, files):
-    """Its files have the same names, shapes and classes."""
+    """MNIST's files have the same names, shapes and classes."""
     other = idx(np.zeros((30, 28, 28), np.uint8))
     write(tmp_path, files | {"train-images-idx3-ubyte": other}, packed=False)
     with pytest.raises(ValueError, match=r"train-images-idx3-ubyte is not Fashion-MNIST's: .* such as MNIST's"):

@@ -179,7 +179,7 @@ def test_names_that_are_not_utf8_survive(tmp_path):
 
 
 def test_every_message_is_one_sentence(listed):
-    """No message ends in a traceback's worth of lines."""
+    """Every message is one short line."""
     with pytest.raises(ValueError, match="There is no file") as error:
         folder(listed, train_list="none.txt")
     assert "\n" not in str(error.value)

@@ -25,7 +25,7 @@ def write_image(path: Path, colour=RED, size=(20, 16)) -> Path:
 
 
 def quadrants(size=(64, 64)) -> Any:
-    """Red, green / blue, white: no two turns of it look the same."""
+    """Make an image with red, green / blue, white corners, which differs from all its rotations."""
     w, h = size[0] // 2, size[1] // 2
     image = Image.new("RGB", size, (255, 255, 255))
     for colour, place in ((RED, (0, 0)), (GREEN, (w, 0)), (BLUE, (0, h))):
@@ -34,7 +34,7 @@ def quadrants(size=(64, 64)) -> Any:
 
 
 def corners(image: torch.Tensor) -> list[tuple[int, ...]]:
-    """The colours near the four corners, rounded to 0 or 255."""
+    """Return the colours near the four corners, rounded to 0 or 255."""
     near = image[:, [1, 1, -2, -2], [1, -2, 1, -2]].T
     return [tuple(c) for c in (near.int() // 128 * 255).tolist()]
 
@@ -58,7 +58,7 @@ def test_images_have_one_shape_and_come_out_the_same_every_time(tmp_path):
 
 
 def test_the_centre_square_is_kept(tmp_path):
-    """A wide image with red, green and blue thirds: the green third is what is left; and so for a tall one."""
+    """Of a wide or tall image with red, green and blue thirds, the green third remains."""
     wide = Image.new("RGB", (90, 30), RED)
     wide.paste(GREEN, (30, 0, 60, 30))
     wide.paste(BLUE, (60, 0, 90, 30))
@@ -90,7 +90,7 @@ def test_orientation_tags_are_obeyed(tmp_path, orientation):
         6: 2,
         7: 6,
         8: 4,
-    }  # Pillow's Transpose that makes the stored image from the upright one
+    }  # the Pillow Transpose from the upright image to the stored one
     stored = upright if orientation == 1 else upright.transpose(Image.Transpose(undo[orientation]))
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -126,7 +126,7 @@ def test_palettes_with_transparency_and_16_bits(tmp_path):
 
 
 def test_a_large_jpeg_is_close_to_its_full_decode(tmp_path):
-    """Decoding at a fraction of the size is for speed: it may not cost detail."""
+    """Decoding at a fraction of the size must not lose detail."""
     cells = np.random.default_rng(0).integers(0, 256, (80, 80, 3), dtype=np.uint8)
     Image.fromarray(cells).resize((1600, 1600), Image.Resampling.BICUBIC).save(tmp_path / "x.jpg", quality=95)
     expected = np.asarray(Image.open(tmp_path / "x.jpg").resize((160, 160), Image.Resampling.BILINEAR), dtype=int)

@@ -17,7 +17,7 @@ def generator(seed=0):
 
 
 class OnDisk:
-    """Stands for files: decodes `i` to a constant image of value i; some positions are damaged."""
+    """A stand-in for files: decodes `i` to a constant image of value i; some positions are damaged."""
 
     def __init__(self, n, damaged=()):
         self.n, self.damaged = n, damaged
@@ -145,7 +145,7 @@ def test_cifar_has_390_steps():
 )
 def test_impossible_batches_are_said_at_once(options, message):
     with pytest.raises(ValueError, match=re.escape(message)):
-        batches(split(10), **options)  # not at the first batch, when training has begun
+        batches(split(10), **options)  # raised before the first batch
 
 
 # -- batches of data -------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Label files: the official kind opens, and no file gets to run anything."""
+"""Label files: official files open, and no file can execute code."""
 
 import hashlib
 import pickle
@@ -23,7 +23,7 @@ def clean():
 
 @pytest.fixture
 def official(clean, tmp_path):
-    """A file as CIFAR-10_human.pt is: numpy arrays, saved by torch."""
+    """Write a file like CIFAR-10_human.pt: numpy arrays, saved by torch."""
     worse = ((clean + 1) % K).numpy()
     path = tmp_path / "CIFAR-10_human.pt"
     torch.save({"clean_label": clean.numpy(), "worse_label": worse, "aggre_label": clean.numpy()}, path)
@@ -31,7 +31,7 @@ def official(clean, tmp_path):
 
 
 def rename_numpy(path, old=b"numpy._core.multiarray", new=b"numpy.core.multiarray"):
-    """Spell numpy's module as files do that were written by numpy 1, as the official ones were."""
+    """Use numpy 1's module names, as in the official files."""
     with zipfile.ZipFile(path) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w") as archive:
@@ -41,7 +41,7 @@ def rename_numpy(path, old=b"numpy._core.multiarray", new=b"numpy.core.multiarra
 
 def test_an_official_file_opens(official, clean):
     with pytest.raises(pickle.UnpicklingError):
-        torch.load(official)  # what users meet without the allow-list
+        torch.load(official)  # the error without the allow-list
     sets = human_labels(official, clean, K, keys={"worse_label": None, "aggre_label": None})
     assert set(sets) == {"worse_label", "aggre_label"}
     assert sets["worse_label"].dtype == torch.int64
@@ -85,7 +85,7 @@ def test_the_global_allow_list_is_neither_used_nor_changed(official, monkeypatch
     monkeypatch.setattr(
         torch, "load", lambda *a, **k: during.extend(torch.serialization.get_safe_globals()) or load(*a, **k)
     )
-    torch.serialization.add_safe_globals([np.ndarray, (np.dtype, "numpy.dtype")])  # what forums advise
+    torch.serialization.add_safe_globals([np.ndarray, (np.dtype, "numpy.dtype")])  # the usual advice in forums
     try:
         before = set(torch.serialization.get_safe_globals())
         assert len(read_torch(official)["clean_label"]) == N
@@ -100,7 +100,7 @@ def test_the_global_allow_list_is_neither_used_nor_changed(official, monkeypatch
 
 
 class Attack:
-    """Pickles as a call of `function(*arguments)`."""
+    """Pickles to a call of `function(*arguments)`."""
 
     def __init__(self, function, *arguments):
         self.call = (function, arguments)
@@ -149,7 +149,7 @@ def test_a_malicious_file_is_refused_and_runs_nothing(tmp_path, number, wrap):
 
 
 def test_the_test_of_attacks_can_fail(tmp_path):
-    """The same bytes do run when they are unpickled in the ordinary way."""
+    """Ordinary unpickling of the same bytes does execute the code."""
     marker = tmp_path / "executed"
     pickle.loads(pickle.dumps(attacks(marker)[0], 2))
     assert marker.exists()
@@ -186,7 +186,7 @@ def test_a_truncated_file_is_said(official, share):
 
 
 def test_a_corrupted_byte_is_found(official, clean):
-    """Every label is in range after it, so only the checksum of the label set can tell."""
+    """All labels stay in range, so only the checksum of the label set can detect the change."""
     digest = hashlib.md5(((clean + 1) % K).byte().numpy()).hexdigest()
     human_labels(official, clean, K, keys={"worse_label": digest})
     content = {name: array.copy() for name, array in read_torch(official).items()}

@@ -1,4 +1,4 @@
-"""From columns to features, and back from a file."""
+"""Preprocessing: from columns to features, saved and loaded."""
 
 import pickle
 import zipfile
@@ -20,7 +20,7 @@ def text(*values):
 
 
 def categories(prep):
-    """The levels with a feature of their own, and the number of features."""
+    """Return the levels with their own feature, and the number of features."""
     encoder = prep.transformer.named_transformers_["categories"]
     return [str(level) for level in encoder.get_feature_names_out()]
 
@@ -80,7 +80,7 @@ def test_useless_columns_are_dropped_and_named(caplog):
 
 
 def test_extreme_numbers():
-    """Squares of the largest and smallest floats neither overflow nor make NaNs."""
+    """Extreme floats, whose squares overflow or underflow, give finite features."""
     for unit in (1e-140, 1.0, 1e140):
         prep = Preprocessor.fit({"a": unit * np.array([1.0, 2.0, 3.0])})
         np.testing.assert_allclose(prep.transform({"a": unit * np.array([2.0, 3.0])})[:, 0], [0, 1.5**0.5], atol=1e-6)

@@ -1,4 +1,4 @@
-"""Clothing1M, Animal-10N and Food-101N in the layouts they are published in; every file is written here."""
+"""Clothing1M, Animal-10N and Food-101N in their published layouts; every file is written here."""
 
 from pathlib import Path
 

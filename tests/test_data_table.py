@@ -35,7 +35,7 @@ def test_table(people):
     assert data.test.x.shape == (30, 3)
     assert data.train.clean_labels is None
     np.testing.assert_allclose(data.train.x[:, 0].mean(), 0, atol=1e-6)
-    assert abs(float(data.test.x[:, 0].mean())) > 1e-3  # the test rows had no part in it
+    assert abs(float(data.test.x[:, 0].mean())) > 1e-3  # fitted without the test rows
     assert protocol_of("table:path=x,label=y")["model"] == "mlp"
 
 

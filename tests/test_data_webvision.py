@@ -1,4 +1,4 @@
-"""WebVision's lists and folders, small, and ILSVRC12's validation images in the layouts people have them in."""
+"""Small versions of WebVision's lists and folders, and of ILSVRC12's validation images in the usual layouts."""
 
 import pickle
 
@@ -16,7 +16,7 @@ KNOWN = [0, 1, 49]  # classes with more than one image
 
 
 def write_image(path, label):
-    """The label can be read off the image's red."""
+    """The image's red encodes its label."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", (40, 32), (4 * label, 0, 0)).save(path)
 

@@ -1,4 +1,4 @@
-"""The documentation is true: its Python runs, its commands exist, its links lead somewhere."""
+"""The documentation is correct: its Python runs, its commands parse, its links exist."""
 
 import json
 import re
@@ -15,13 +15,13 @@ OWN = [ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG", "
 PAGES = [*OWN, *sorted(page for page in (ROOT / "docs").rglob("*.md") if "_build" not in page.parts)]
 NOTEBOOKS = sorted(page for page in (ROOT / "docs").rglob("*.ipynb") if "_build" not in page.parts)
 
-# Where the documentation links to. They are asked by `make links`, which needs the network; here a new host, or a
-# mistyped one, is noticed.
+# Hosts that the documentation links to. `make links` requests every link, which needs the network; this list catches
+# new or mistyped hosts.
 HOSTS = {"arxiv.org", "docs.ray.io", "keepachangelog.com", "optuna.org", "semver.org"}
 
 
 def prose(page: Path) -> str:
-    """A page without its code."""
+    """Return a page without its code."""
     return re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
@@ -60,7 +60,7 @@ def commands() -> list[str]:
 
 @pytest.mark.parametrize("command", commands())
 def test_commands_are_understood(command, monkeypatch):
-    """Each command line of the documentation parses; what it would do is replaced."""
+    """Each command line of the documentation parses; the command itself is replaced by a stub."""
     from logitclip import cli
 
     called = []
@@ -97,7 +97,7 @@ def test_links_outside_are_https_and_of_known_hosts(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_anchors_within_the_repository_exist(page):
-    """Sphinx checks them on its pages; those of README.md are read on GitHub."""
+    """Sphinx checks the anchors of its own pages, but README.md is read on GitHub."""
     for target, anchor in re.findall(r"\]\(([^):#]*)#([^)]+)\)", prose(page)):
         text = (page.parent / target if target else page).read_text(encoding="utf-8")
         headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)

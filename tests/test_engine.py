@@ -31,7 +31,7 @@ SETTINGS = Settings(epochs=3, batch_size=32, lr=0.05, momentum=0.9, seed=1)
 
 
 def make_data(n: int = 150, test: int = 70, *, seed: int = 0, wrong: float = 0.4, features: int = 6) -> Dataset:
-    """Four clouds of points; a share of the training labels is wrong."""
+    """Make four clouds of points with a share of wrong training labels."""
     g = torch.Generator().manual_seed(seed)
     centres = 2 * torch.randn(CLASSES, features, generator=g)
     splits = []
@@ -61,7 +61,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def plain_loop(dataset: Dataset, settings: Settings, criterion: Any, index: Tensor | None = None) -> nn.Module:
-    """What `fit` should do, without it: nothing shared but the order of the examples."""
+    """Reimplement `fit` independently; only the order of the examples is shared."""
     torch.set_num_threads(1)
     network = make_model(settings.seed)
     optimizer = torch.optim.SGD(
@@ -174,7 +174,7 @@ def test_only_the_chosen_examples_are_trained_on():
         (Settings(epochs=9, schedule="constant"), {0: 0.1, 8: 0.1}),
         (Settings(epochs=1, milestones=(1 / 3, 2 / 3)), {0: 0.1}),
         (Settings(epochs=2), {0: 0.1, 1: 0.001}),
-        (Settings(epochs=10, milestones=(0.26, 0.54)), {2: 0.1, 3: 0.01, 4: 0.01, 5: 0.001}),  # rounded, not cut
+        (Settings(epochs=10, milestones=(0.26, 0.54)), {2: 0.1, 3: 0.01, 4: 0.01, 5: 0.001}),  # rounded, not truncated
     ],
 )
 def test_learning_rates(settings, expected):
@@ -363,7 +363,7 @@ def test_the_same_twice_and_the_global_generator_is_left_alone():
         rows, worker = rows_of(make_data(), lambda s: make_model(s, spec=spec), Loss("ce"), settings=SETTINGS)
         runs.append((rows, worker.weights()))
         assert torch.equal(torch.get_rng_state(), before)
-        torch.rand(3)  # whatever else a program draws in between changes nothing
+        torch.rand(3)  # other random draws in between have no effect
         before = torch.get_rng_state()
     assert runs[0][0] == runs[1][0]
     assert same(runs[0][1], runs[1][1])
@@ -534,7 +534,7 @@ def test_precisions(precision, weights):
     assert worker.weights()["head.weight"].dtype == weights
     assert dtypes == {
         torch.float64 if precision == "64" else torch.float32
-    }  # the loss is never taken in half precision
+    }  # the loss is never computed in half precision
     assert rows[-1]["test_accuracy"] > 80
 
 
@@ -588,12 +588,12 @@ def test_a_compiled_network_trains_to_the_same_accuracy():
 # -- two processes -----------------------------------------------------------------------------------------------------
 
 SPEC = "mlp:width=16,depth=2,norm=batch,dropout=0.2"
-# Of 513 test examples one process has 257 and the other 256: two batches here, one there.
+# Of 513 test examples one process has 257 and the other 256, so they have two batches and one.
 PAIR = Settings(epochs=3, batch_size=32, lr=0.05, seed=1, per_example=True)
 
 
 def in_both(fabric: Any, folder: Path) -> None:
-    """Everything that is trained by two processes; each writes what it saw."""
+    """Train every case in two processes; each writes its results to a file."""
     torch.set_num_threads(1)
     warnings.simplefilter("error", FutureWarning)
     dataset = make_data(301, 513)
@@ -614,7 +614,7 @@ def in_both(fabric: Any, folder: Path) -> None:
 
         def after_epoch(progress: Progress) -> None:
             out["rows"].append(progress.row)
-            state = progress.state()  # all ranks must: it may be gathered
+            state = progress.state()  # on all ranks, because gathering may need all of them
             if progress.row["epoch"] == 0:
                 out["saved"] = copy.deepcopy((progress.weights(), state, 1))
             out["examples"] = progress.examples
@@ -705,7 +705,7 @@ def test_two_processes_resume_to_the_same_bits(pair):
 
 
 def test_two_processes_make_the_step_of_one_with_both_batches(pair):
-    """Without batch norm, two batches of 16 are one of 32: here the order of both is put together."""
+    """Without batch norm, two batches of 16 equal one of 32, so this loop merges the orders of both ranks."""
     dataset, settings = make_data(256, 64), replace(SETTINGS, batch_size=16)
     network = make_model(settings.seed)
     optimizer = torch.optim.SGD(network.parameters(), lr=settings.lr, momentum=settings.momentum)
@@ -733,7 +733,7 @@ def test_divergence_stops_both_processes(pair):
 
 
 def leave_work_behind(fabric: Any, end: str, folder: Path) -> None:
-    """End while gloo has to free tensors that only it holds, and a DDP wrapper holds the group.
+    """Exit while gloo still has to free its last tensors, and a DDP wrapper still holds the group.
 
     With `destroy_process_group` as its last statement this function deadlocks: the wrapper frees the group, whose
     destructor holds the GIL and waits for gloo's thread, which waits for the GIL.

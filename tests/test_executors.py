@@ -1,4 +1,4 @@
-"""Executors: every run once, whatever fails, dies, or is worked on elsewhere."""
+"""Executors: every run finishes exactly once, whatever fails, dies or runs elsewhere."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SMALL = RunConfig(
 
 
 class Log(list[tuple[str, RunConfig, Any]]):
-    """Events as they come."""
+    """Record events in order."""
 
     def __call__(self, kind: str, config: RunConfig, detail: Any) -> None:
         self.append((kind, config, detail))
 
     def kinds(self, config: RunConfig) -> list[str]:
-        """The kinds of the events of a run, without progress inside an epoch."""
+        """Return the kinds of a run's events, without progress inside an epoch."""
         return [kind for kind, of, _ in self if of == config and kind != "batch"]
 
     def count(self, kind: str) -> int:  # type: ignore[override]
@@ -61,7 +61,7 @@ def metrics(config: RunConfig) -> bytes:
 
 
 def owner(config: RunConfig) -> int:
-    """The process that works on a run."""
+    """Return the process that trains a run."""
     return json.loads((Path(config.runs) / config.id / "claim").read_text())["pid"]
 
 
@@ -104,7 +104,7 @@ def test_what_diverged_is_not_repeated_and_what_failed_otherwise_is(tmp_path, mo
     assert isinstance(again, Failure)
     assert again.attempts == 2
     good = train(configs(tmp_path, 1)[0])
-    monkeypatch.setattr(executors, "train", lambda config, **_: good)  # whatever it was has passed
+    monkeypatch.setattr(executors, "train", lambda config, **_: good)  # the cause has passed
     execute([bad], executor="inline")
     assert not (tmp_path / bad.id / "failure.json").exists()
 
@@ -143,7 +143,8 @@ def test_one_id_is_one_run_and_what_is_there_is_skipped(tmp_path):
 def test_what_follows_from_an_outcome_runs_next(tmp_path):
     first, second, third, last = configs(tmp_path, 4)
     train(third)
-    follows = {first: [second], second: [third], third: [first]}  # the third is there already; the first is known
+    # The third has a result already, and the first is known.
+    follows = {first: [second], second: [third], third: [first]}
     log, asked = Log(), []
 
     def then(config: RunConfig, found: Result | Failure) -> list[RunConfig]:
@@ -202,7 +203,7 @@ def test_a_claimed_run_is_waited_for_while_the_others_go_on(tmp_path, monkeypatc
         )
         worker.start()
         assert released.wait(60)
-        time.sleep(0.3)  # several looks
+        time.sleep(0.3)  # several polls
         assert log.kinds(taken) == ["queued", "elsewhere"]
     worker.join()
     assert log.kinds(taken) == ["queued", "elsewhere", "start", "epoch", "epoch", "done"]
@@ -256,7 +257,7 @@ def test_a_worker_that_dies_is_replaced_and_its_run_tried_once_more(tmp_path):
 
     def on_event(kind: str, config: RunConfig, detail: Any) -> None:
         log(kind, config, detail)
-        # Rows come in after the process is dead, too: then nobody holds a claim that is new.
+        # Rows may arrive after the process has died; then the claim has no new owner.
         if kind == "epoch":
             assert detail["epoch"] >= 0
         if config != other and kind in ("start", "epoch") and (config == always or len(killed) == 0):
@@ -270,7 +271,7 @@ def test_a_worker_that_dies_is_replaced_and_its_run_tried_once_more(tmp_path):
     assert len(killed) == 3
     for config in (once, other):
         assert isinstance(outcome(config), Result)
-        assert log.count("start") == 3  # a run that is tried again goes on: it does not start again
+        assert log.count("start") == 3  # a retried run resumes; it does not start again
     assert [row["epoch"] for row in train(once).rows] == list(range(200))
     failure = outcome(always)
     assert isinstance(failure, Failure)
@@ -321,7 +322,7 @@ if __name__ == "__main__":
     checkpoint = run_folder.load_checkpoint(tmp_path / config.id, config.id)
     assert checkpoint is not None
     assert 5 <= len(checkpoint[2]) < 50_000
-    assert outcome(config) is None  # to be ended with its parent is no failure
+    assert outcome(config) is None  # a worker that ends with its parent is not a failure
 
 
 def test_a_worker_that_starts_while_its_parent_dies_says_nothing(tmp_path):
@@ -334,7 +335,8 @@ if __name__ == "__main__":
 """
     (tmp_path / "script.py").write_text(code)
     answer = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True)
-    assert (answer.returncode, answer.stdout, answer.stderr) == (0, "", "")  # of both: the pipes end with the worker
+    # The output of both processes: the pipes close with the worker.
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, "", "")
 
 
 @pytest.mark.slow
@@ -343,13 +345,13 @@ def test_runs_of_several_processes_in_the_pool(tmp_path):
     for folder, executor in (("inline", "inline"), ("pool", "local")):
         log, there = Log(), replace(config, runs=str(tmp_path / folder))
         execute([there], executor=executor, jobs=1, on_event=log)
-        epochs = ["epoch", "epoch"] if folder == "pool" else []  # inline they are told to nobody
+        epochs = ["epoch", "epoch"] if folder == "pool" else []  # inline runs do not report epochs
         assert log.kinds(there) == ["queued", "start", *epochs, "done"], log[-1]
 
 
 def test_without_signal_masks_and_affinity_runs_are_still_made(tmp_path, monkeypatch):
     """As on Windows and macOS."""
-    monkeypatch.setattr("multiprocessing.resource_tracker._HAVE_SIGMASK", False)  # it asks when it is imported
+    monkeypatch.setattr("multiprocessing.resource_tracker._HAVE_SIGMASK", False)  # set at import time
     monkeypatch.delattr(signal, "pthread_sigmask")
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
@@ -382,7 +384,7 @@ def test_which_nodes_have_room_for_a_run():
     gone = {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}}
     assert executors._has_room([node, gone], {"CPU": 4, "GPU": 0})
     assert not executors._has_room([node, gone], {"CPU": 5, "GPU": 0})
-    assert not executors._has_room([node, with_gpu], {"CPU": 4, "GPU": 1})  # not both on one
+    assert not executors._has_room([node, with_gpu], {"CPU": 4, "GPU": 1})  # not both on the same
     assert executors._has_room([node, with_gpu], {"CPU": 2, "GPU": 1})
 
 
@@ -415,7 +417,7 @@ def test_ray_survives_the_loss_of_a_node(tmp_path):
     node = cluster.add_node(num_cpus=1)
     there, here = (configs(tmp_path / name, 4, epochs=600, checkpoint_seconds=1) for name in ("ray", "here"))
     log, lost = Log(), []
-    owners: dict[RunConfig, set[int]] = defaultdict(set)  # the processes that have worked on a run
+    owners: dict[RunConfig, set[int]] = defaultdict(set)  # the processes that trained a run
 
     def on_event(kind: str, config: RunConfig, detail: Any) -> None:
         log(kind, config, detail)
@@ -445,7 +447,7 @@ def test_ray_survives_the_loss_of_a_node(tmp_path):
 def test_a_ray_address_that_does_not_answer_is_soon_a_sentence(tmp_path):
     pytest.importorskip("ray")
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # it does not listen
+        taken.bind(("127.0.0.1", 0))  # without listening
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         before = time.monotonic()
         for form in (address, f"ray://{address}"):

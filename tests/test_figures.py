@@ -60,7 +60,7 @@ def rows(folder):
 
 
 def data(chart):
-    """The values that a chart was made of."""
+    """Return the data of a chart."""
     spec = chart.to_dict()
     return next(iter(spec["datasets"].values())) if "datasets" in spec else spec["data"]["values"]
 
@@ -86,7 +86,7 @@ def test_lines_have_a_panel_a_colour_and_a_band(folder, rows, tmp_path):
     chart = figures.draw(load(folder), rows)
     values = data(chart)
     assert len(values) == 2 * 2 * 3
-    assert {value["series"] for value in values} == {"symmetric 50 %", "asymmetric 40 %"}  # the one dataset is not said
+    assert {value["series"] for value in values} == {"symmetric 50 %", "asymmetric 40 %"}  # not the only dataset
     assert {value["panel"] for value in values} == {"mlp", "mlp width=32"}
     assert {value["x"] for value in values if not value.get("level")} == {0.02, 0.5}
     assert sum(value.get("level", False) for value in values) == 4
@@ -182,7 +182,7 @@ def test_the_suffix_says_the_format(tmp_path, suffix, start):
     content = path.read_bytes()
     assert content.lstrip().startswith(start)
     if suffix == "html":
-        assert not re.search(rb"<script[^>]+src=", content)  # nothing from elsewhere
+        assert not re.search(rb"<script[^>]+src=", content)  # no external resources
 
 
 @pytest.mark.parametrize("name", ["figure.jpeg", "figure", "figure.svgz"])
@@ -250,7 +250,7 @@ def test_figures_command(monkeypatch, capsys, folder, tmp_path):
 
 
 def test_charts_are_valid_vega_lite(folder, rows):
-    """Altair validates what it writes; that the page's charts still do so without their config is checked here."""
+    """Altair validates its charts when it writes them; this checks the page's charts, which have no config, again."""
     found = figures.curves(load(folder, "curves"), rows)
     for _, charts in figures.curve_charts(found):
         for chart in charts:

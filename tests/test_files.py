@@ -75,7 +75,7 @@ def test_writing_follows_links_and_does_not_replace_devices(tmp_path):
 def held(tmp_path):
     """A lock file that another process holds."""
     path = tmp_path / "lock"
-    with files.lock(path, 0):  # a lock of its own file handle, as in another process
+    with files.lock(path, 0):  # its own file handle, as in another process
         yield path
 
 

@@ -27,7 +27,7 @@ CLIPS = [None, (1.0, None), (2.0, 0.5), (0.5, 3.0), (1e3, None), (60.0, 50.0)]  
 
 
 def batch(shape: tuple[int, ...] = SMALL, dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Logits whose rows have norms from about 0.1 to 100, none of them at a threshold, and labels."""
+    """Make labels and logits whose rows have norms from about 0.1 to 100, none near a threshold."""
     g = torch.Generator().manual_seed(seed)
     z = torch.randn(shape, generator=g, dtype=torch.float64)
     norms = 10 ** torch.linspace(-1.013, 1.987, z[..., 0].numel(), dtype=torch.float64).reshape(shape[:-1])
@@ -37,7 +37,7 @@ def batch(shape: tuple[int, ...] = SMALL, dtype: torch.dtype = torch.float64, se
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """Everything in plain operations."""
+    """Compute everything with plain operations."""
     with pytest.MonkeyPatch.context() as patch:
         for module in ("clip", "fused"):
             patch.setattr(f"logitclip.{module}.takes_closed_form", lambda z, p: False)
@@ -45,7 +45,7 @@ def plain() -> Iterator[None]:
 
 
 def numbers(z: Tensor, y: Tensor, clip: Any, *, mean: bool = True) -> list[Tensor]:
-    """The row log-probabilities and their gradient for upstream gradients of both signs."""
+    """Return the row log-probabilities and their gradients for upstream gradients of both signs."""
     z = z.detach().requires_grad_()
     tau, delta = clip or (None, None)
     outputs = [x for x in row_log_probs(z, y, tau, delta, mean=mean) if x is not None]
@@ -153,7 +153,7 @@ def test_layout_does_not_matter(clip: Any) -> None:
         assert not view.is_contiguous()
         for a, b in zip(numbers(view, y, clip), expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-13, atol=1e-13)
-    assert_same(z[:1].expand(13, 9), y, clip)  # one row, thirteen times the same memory
+    assert_same(z[:1].expand(13, 9), y, clip)  # one row, expanded thirteen times
 
 
 @pytest.mark.usefixtures("blocks")
@@ -176,7 +176,7 @@ def test_real_shapes(clip: Any) -> None:
     for shape in ((50, 10), (7, 300_000), LARGE):
         for mean in (True, False):
             assert_same(*batch(shape), clip, mean=mean)
-    assert_same(*batch((700, 2000)), clip)  # more exponentials than are kept
+    assert_same(*batch((700, 2000)), clip)  # too many exponentials to keep
 
 
 @pytest.mark.usefixtures("blocks")
@@ -206,7 +206,7 @@ def test_a_retained_graph_gives_the_same_gradient_again(clip: Any) -> None:
     gradients = [torch.autograd.grad(total, z, retain_graph=True)[0] for _ in range(3)]
     kept = gradients[0].clone()
     assert torch.equal(gradients[0], gradients[1])
-    gradients[1].zero_()  # what the user does to one gradient touches no other
+    gradients[1].zero_()  # writing to one gradient changes no other
     gradients[0].fill_(7)
     assert torch.equal(gradients[2], kept)
     assert torch.equal(torch.autograd.grad(total, z)[0], kept)
@@ -382,7 +382,7 @@ def test_autocast(name: str, shape: tuple[int, int]) -> None:
         loss = CRITERIA[name](logits, y)
         of_float = CRITERIA[name](logits.float(), y)
     assert loss.dtype == torch.float32
-    assert torch.equal(loss, CRITERIA[name](logits.float(), y))  # autocast lowers nothing inside
+    assert torch.equal(loss, CRITERIA[name](logits.float(), y))  # autocast does not lower precision inside
     assert torch.equal(loss, of_float)
     loss.backward()
     assert weight.grad is not None

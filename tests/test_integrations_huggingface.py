@@ -1,4 +1,4 @@
-"""`loss_func` in the real Trainer and SFTTrainer, on tiny models made on the spot."""
+"""`loss_func` in the real Trainer and SFTTrainer, on tiny randomly initialised models."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def model_for(task):
 
 
 def examples(task, n=8, length=6):
-    """Uneven numbers of labels that count, so that a mean of means would be wrong."""
+    """Make batches with different numbers of counted labels, for which a mean of means would be wrong."""
     g = torch.Generator().manual_seed(1)
     ids = torch.randint(20, (n, length), generator=g)
     if task == "sequence":
@@ -35,7 +35,7 @@ def examples(task, n=8, length=6):
 
 
 def trained(task, folder, batch_size, compute_loss_func, **more):
-    """The weights after one step of SGD on eight examples, and the logged loss."""
+    """Take one SGD step on eight examples; return the weights and the logged loss."""
     accumulated = 8 // batch_size
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),

@@ -44,7 +44,7 @@ def iris():
 
 @pytest.fixture(scope="module")
 def noisy_digits():
-    """Features and noisy labels to train on (40 % wrong), features and true labels to test on."""
+    """Training features with 40 % wrong labels, test features with true labels."""
     X, y = load_digits(return_X_y=True)
     X, rng = X / 16, np.random.default_rng(0)
     order = rng.permutation(len(y))
@@ -119,7 +119,7 @@ def test_sparse_features_give_the_same_model(noisy_digits, container):
 
 
 def test_weights_count_as_repetitions(iris):
-    """In one batch. Weights of 0 remove an example, and only the ratios of the weights matter."""
+    """In one batch, a weight of 0 removes an example, and only the ratios of the weights matter."""
     X, y = iris[0].to_numpy(), iris[1].to_numpy()
     weights = np.random.default_rng(0).integers(0, 4, len(y))
     repeated = small(batch_size=1000).fit(X.repeat(weights, 0), y.repeat(weights)).predict_proba(X)

@@ -35,7 +35,7 @@ CLIPS: list[Any] = [None, (4.0, None), (4.0, 0.5), (0.5, 3.0), (70.0, 60.0)]  # 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight rows and six classes at a time, neither of which divides what there is."""
+    """Use blocks of eight rows and six classes, which do not divide the totals."""
     monkeypatch.setattr(fused_linear, "SMALL_BLOCK", 8 * K)
     monkeypatch.setattr(fused_linear, "MOST_ROWS", 8)
     monkeypatch.setattr(fused_linear, "FEWEST_ROWS", 0)
@@ -44,13 +44,13 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["kept", "computed again", "kept in the gradient"])
 def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    """The number of features, for each of the places where logits may be between the passes."""
+    """Return a number of features for each way to keep the logits between the passes."""
     monkeypatch.setattr(fused_linear, "FEWEST_ROWS", 1000 if request.param == "computed again" else 0)
     return N + 3 if request.param == "kept in the gradient" else D
 
 
 def layer(n: int = N, d: int = D, k: int = K, dtype: torch.dtype = torch.float64, seed: int = 0) -> list[Tensor]:
-    """Hidden states, weight, bias and labels; the norms of the logits run from 0.05 to 100, but none is near a tau."""
+    """Make hidden states, weight, bias and labels; the norms of the logits range from 0.05 to 100, none near tau."""
     g = torch.Generator().manual_seed(seed)
     hidden, weight, bias = (torch.randn(s, generator=g, dtype=torch.float64) for s in ((n, d), (k, d), (k,)))
     hidden /= (F.linear(hidden, weight)).norm(dim=1, keepdim=True)
@@ -95,7 +95,7 @@ def fused(
 
 
 def assert_same(got: Tensor, expected: Tensor, inputs: list[Tensor], tolerance: float = 1e-9, **options: Any) -> None:
-    """Values, and gradients for an upstream gradient that is not 1."""
+    """Return values, and gradients for an upstream gradient that is not 1."""
     assert got.shape == expected.shape
     upstream = torch.linspace(-1, 2, got.numel(), dtype=got.dtype).view_as(got)
     gradients = [torch.autograd.grad(x, inputs, upstream) for x in (got, expected)]
@@ -291,7 +291,7 @@ def test_repeated_backward_passes_and_accumulation(reduction: Any) -> None:
     first = torch.autograd.grad(3 * loss, [hidden, weight, bias], retain_graph=True)
     kept = [x.clone() for x in first]
     for x in first:
-        x.zero_()  # whoever has it may write into it
+        x.zero_()  # callers may write into it
     for a, b in zip(torch.autograd.grad(loss, [hidden, weight, bias]), kept, strict=True):
         torch.testing.assert_close(3 * a, b)
     for part in (slice(0, 10), slice(10, N)):
@@ -482,7 +482,7 @@ def test_bad_arguments(change: dict[str, Any], message: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [256, 2048])
 def test_the_time_against_plain_cross_entropy_has_not_doubled(rows: int) -> None:
-    """The ratio of processor times, in fresh processes that take turns, against the committed one."""
+    """Compare the ratio of CPU times, measured in alternating fresh processes, with the committed one."""
     folder = Path(__file__).parents[1] / "benchmarks"
     [committed] = (folder / "results").glob("million_classes-*.csv")
     took: dict[str, list[float]] = {"ours": [], "plain": []}
@@ -535,7 +535,7 @@ def test_classes_sharded_over_ranks(world: int, tmp_path: Any) -> None:
 
 
 def _rank(world: int, store: str, rank: int) -> None:
-    """One process of the test above: its part of the loss and gradients against those of the whole layer."""
+    """One process of the test above: compare its part of the loss and gradients with the whole layer."""
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
     group = dist.group.WORLD
     fused_linear.SMALL_BLOCK, fused_linear.MOST_ROWS, fused_linear.FEWEST_ROWS, fused_linear.CHUNK = 8 * 10, 8, 0, 50

@@ -1,4 +1,4 @@
-"""Every loss against the NumPy oracle, and what is known about it: limits, ranges, bounds, the symmetric condition."""
+"""Every loss against the NumPy oracle, and its known properties: limits, ranges, bounds, the symmetric condition."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SCHEDULE = {"cores": {"warmup", "ramp", "sieve_after", "prior"}}
 
 
 def values_of(name: str, knob: Knob) -> st.SearchStrategy[Any]:
-    """Values of a knob that the loss accepts: 0, and from a quarter of the default to more than twice of it."""
+    """Draw valid values of a knob: 0, and from a quarter of the default to more than twice the default."""
     if knob.annotation is bool:
         return st.booleans()
     if knob.annotation is int:
@@ -51,14 +51,14 @@ def values_of(name: str, knob: Knob) -> st.SearchStrategy[Any]:
 
 
 def knobs_of(name: str) -> st.SearchStrategy[dict[str, Any]]:
-    """The defaults, or any of the knobs drawn."""
+    """Draw knobs: the defaults, or any subset with other values."""
     knobs = {k: values_of(name, v) for k, v in LOSSES.knobs(name).items() if k not in SCHEDULE.get(name, ())}
     return st.just({}) | st.fixed_dictionaries({}, optional=knobs)
 
 
 @st.composite
 def batches(draw: st.DrawFn, max_classes: int = 1000, rows: int = 24) -> tuple[np.ndarray, np.ndarray]:
-    """Logits [N, K] within ±1e4 and labels [N]: few rows of hypothesis' own making, or many from a seed."""
+    """Draw logits [N, K] within ±1e4 and labels [N]: few rows chosen by hypothesis, or many from a seed."""
     if draw(st.booleans()):
         shape = draw(st.tuples(st.integers(1, 6), st.integers(2, 6)))
         z = draw(hnp.arrays(np.float64, shape, elements=st.floats(-1e4, 1e4)))
@@ -78,14 +78,14 @@ def batches(draw: st.DrawFn, max_classes: int = 1000, rows: int = 24) -> tuple[n
     return z.clip(-1e4, 1e4), y
 
 
-thresholds = st.floats(-1.5, 2.3).map(lambda x: 10**x)  # up to 200, whose exponential leaves float32
+thresholds = st.floats(-1.5, 2.3).map(lambda x: 10**x)  # up to 200, whose exponential overflows float32
 clips = st.none() | st.tuples(
     thresholds, st.none() | thresholds, st.just(2.0) | st.sampled_from([1.0, 1.5, 3.0, 20.0, math.inf])
 )
 
 
 def away_from_threshold(z: np.ndarray, y: np.ndarray, clip: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The rows whose norm differs from tau by more than 1e-5: at tau Eq. 4 jumps, and rounding decides."""
+    """Return the rows whose norm differs from tau by more than 1e-5; at tau Eq. 4 jumps, so rounding would decide."""
     if clip is None:
         return z, y
     keep = np.abs(oracles.norm(z, clip[2])[:, 0] / clip[0] - 1) > 1e-5
@@ -97,7 +97,7 @@ def link_of(clip: Any) -> oracles.Link:
 
 
 def compute(name: str, logits: Tensor, target: Tensor, clip: Any = None, **knobs: Any) -> tuple[Tensor, Tensor]:
-    """Values and gradients of the library."""
+    """Compute values and gradients with the library."""
     logits = logits.clone().requires_grad_()
     criterion: Any = Loss(name, reduction="none", **knobs)
     values = criterion(logits, target) if clip is None else LogitClip(criterion, *clip)(logits, target)
@@ -158,8 +158,7 @@ def check_against_oracle(name: str, data: st.DataObject, dtype: torch.dtype) -> 
             np.abs(gradient - expected.gradient), 1e-9 * np.maximum(1, np.abs(expected.gradient))
         )
         return
-    # What float32 can give is in proportion to the loss (AUL goes up to 25, NCE + MAE to 51) and to the gain of the
-    # clip, delta/tau.
+    # The error of float32 is proportional to the loss (AUL goes up to 25, NCE + MAE to 51) and to delta/tau.
     size = np.maximum(np.abs(expected.values), np.abs(expected.slopes).max(1)).clip(1)
     allowed = 1e-6 * math.sqrt(z.shape[1]) * np.abs(z).max(1).clip(1) * size
     gain = 1.0 if clip is None or clip[1] is None else max(1.0, clip[1] / clip[0])
@@ -287,7 +286,7 @@ def test_functions_take_any_leading_shape_and_return_one_value_each() -> None:
 @pytest.mark.parametrize("clip", [None, (1.0, None, 2.0), (2.5, 0.4, 2.0), (1.0, None, 3.0), (1.0, 0.5, math.inf)])
 @pytest.mark.usefixtures("form")
 def test_masked_classes_do_not_count(name: str, clip: Any) -> None:
-    """-inf is the same as not having the class: in the norm, in the sum of log-probabilities, in every gradient."""
+    """A logit of -inf removes the class: from the norm, the sum of log-probabilities and every gradient."""
     rng = np.random.default_rng(0)
     z = torch.tensor(3 * rng.normal(size=(30, 8)))
     masked = torch.tensor(rng.random((30, 8)) < 0.3)
@@ -316,7 +315,7 @@ def test_a_masked_label_is_an_infinite_loss_as_in_torch() -> None:
 
 
 def test_a_new_loss_is_one_function_and_one_oracle(monkeypatch: pytest.MonkeyPatch, command: Any) -> None:
-    """The example of docs/extend.md, through every test that goes over the losses."""
+    """The example of docs/extend.md passes every test of all losses."""
     monkeypatch.delitem(LOSSES._entries, "squared", raising=False)
     page = (Path(__file__).parents[1] / "docs" / "extend.md").read_text(encoding="utf-8")
     exec(re.findall(r"```python\n(.*?@loss.*?)```", page, flags=re.DOTALL)[0], {"__name__": "plugin"})
@@ -360,7 +359,7 @@ def test_help_shows_what_a_caller_passes() -> None:
         parameters = inspect.signature(LOSSES[name]).parameters
         assert list(parameters) == ["logits", "target", *LOSSES.knobs(name)]
         doc = inspect.getdoc(LOSSES[name]) or ""
-        assert all(f"    {p}: " in doc for p in parameters), name  # each has its line
+        assert all(f"    {p}: " in doc for p in parameters), name  # each has a line
         assert all(section in doc for section in ("Args:", "Returns:", "Raises:", f">>> {name}(")), name
     assert not [name for name in dir(losses) if name not in LOSSES]
     with pytest.raises(AttributeError, match="has no attribute 'gcee'"):
@@ -371,7 +370,7 @@ def test_help_shows_what_a_caller_passes() -> None:
 
 
 def at_probability(p_y: Any, classes: int = 2) -> tuple[Tensor, Tensor]:
-    """Logits with the given p_y, the rest shared evenly, and labels 0."""
+    """Make logits with the given p_y and the rest shared evenly; all labels are 0."""
     p_y = torch.as_tensor(p_y, dtype=torch.float64).reshape(-1, 1)
     logits = torch.cat([p_y.log(), ((1 - p_y) / (classes - 1)).log().expand(-1, classes - 1)], 1)
     return logits, torch.zeros(len(p_y), dtype=torch.int64)
@@ -486,7 +485,7 @@ def test_symmetric_condition(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_clipped_losses_obey_their_bounds(name: str) -> None:
-    """Prop 2.4 for losses of p_y, direct bounds for the others, and the range between them."""
+    """Prop 2.4 bounds losses of p_y, direct bounds hold for the others, and the range lies inside them."""
 
     @settings(max_examples=60, deadline=None, derandomize=True)
     @given(
@@ -530,13 +529,13 @@ def test_cores_schedule_prior_and_sieve(epoch: int, prior: str, cores_batch: Any
     shares = counts / counts.sum() if prior == "labels" else None
     expected = oracles.loss("cores", z, y, beta=BETA[epoch], prior=shares)
     keeps = oracles.cores_keeps(oracles.log_softmax(z), y) if epoch > 30 else np.ones(40, dtype=bool)
-    assert 0 < keeps.sum() < 40 or epoch <= 30  # otherwise the sieve is not tested
+    assert 0 < keeps.sum() < 40 or epoch <= 30  # else the sieve would not be tested
     criterion = Loss("cores", prior=prior)
     criterion.start_epoch(epoch, torch.tensor(counts))
     logits = torch.tensor(z, requires_grad=True)
     mean = criterion(logits, torch.tensor(y))
     mean.backward()
-    # Over the examples kept alone: the loss has its own denominator.
+    # The mean is over the kept examples only.
     assert mean.item() == pytest.approx(expected.values[keeps].mean(), rel=1e-6)
     gradient = np.where(keeps[:, None], expected.gradient, 0) / keeps.sum()
     assert logits.grad is not None
@@ -570,9 +569,9 @@ def test_cores_prior_leaves_out_what_the_epoch_before_sieved_out(soft: bool, cor
     criterion.train().start_epoch(41, counts)
     assert criterion.class_counts is not None
     assert torch.equal(criterion.class_counts, left)
-    criterion.start_epoch(42, counts)  # nothing was seen, so nothing was left out
+    criterion.start_epoch(42, counts)  # no example was seen, so none is left out
     assert torch.equal(criterion.class_counts, counts)
-    # A single vector, and examples that are ignored, count as well as they should.
+    # A single vector counts, and ignored examples do not.
     first = int(gone.nonzero()[0])
     criterion(logits[first], given[first])
     if not soft:

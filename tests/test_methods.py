@@ -1,4 +1,4 @@
-"""All methods: they train on noisy digits, resume to the bit, and take every clip, loss and setting or refuse it."""
+"""All methods: they train on noisy digits, resume bit for bit, and accept or reject every clip, loss and setting."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def stopping(after: int, error: BaseException) -> Callable[[RunConfig, Any], Non
 
 
 def written(result: Result) -> tuple[bytes, dict[str, Tensor]]:
-    """The rows of a run as they stand on the disk, and its last weights."""
+    """Return the rows of a run on disk, and its last weights."""
     return (result.folder / "metrics.jsonl").read_bytes(), result.weights()
 
 
@@ -69,7 +69,7 @@ def test_trains_on_digits_and_resumes_to_the_bit(name: str, noise: str, clip: st
     assert len(whole.rows) == 5
     assert whole.best_accuracy > 30, "of ten classes"
     broken = replace(config, runs=str(tmp_path / "broken"))
-    with pytest.raises(Stop):  # as a kill: only what is on the disk is left, all but the last epoch
+    with pytest.raises(Stop):  # like a kill: only the files are left, without the last epoch
         training.train(replace(broken, checkpoint_seconds=0), on_epoch=stopping(1, Stop()))
     with pytest.raises(KeyboardInterrupt):
         training.train(broken, on_epoch=stopping(3, KeyboardInterrupt()))
@@ -81,7 +81,7 @@ def test_trains_on_digits_and_resumes_to_the_bit(name: str, noise: str, clip: st
 
 
 def test_methods_differ(tmp_path: Path) -> None:
-    """No name in the table above is another one in disguise."""
+    """No two entries of the table above are the same method."""
     rows = {
         name: training.train(replace(SHORT, noise=NOISES[0], runs=str(tmp_path), **t)).rows
         for name, t in TRAININGS.items()
@@ -94,7 +94,7 @@ def test_methods_differ(tmp_path: Path) -> None:
 
 
 def points(n: int = 120) -> Dataset:
-    """Three clouds of points, a third of the labels wrong."""
+    """Make three clouds of points with a third of the labels wrong."""
     g = torch.Generator().manual_seed(0)
     y = torch.randint(3, (n,), generator=g)
     x = torch.randn(n, 6, generator=g) + 2 * torch.nn.functional.one_hot(y, 6)
@@ -114,7 +114,7 @@ def train(
     spec: str = "mlp:width=8,depth=1",
     **more: Any,
 ) -> list[dict[str, Any]]:
-    """The rows of a short training on points."""
+    """Train briefly on points; return the rows."""
     rows: list[dict[str, Any]] = []
 
     def after_epoch(progress: Progress) -> None:
@@ -140,7 +140,7 @@ def test_all_methods_are_here() -> None:
 def test_every_clip_composes(method: str) -> None:
     losses = {clip: [row["loss"] for row in train(method, clip=clip)] for clip in CLIPS}
     assert np.isfinite(list(losses.values())).all()
-    assert len(set(map(tuple, losses.values()))) == len(CLIPS)  # and each acts
+    assert len(set(map(tuple, losses.values()))) == len(CLIPS)  # and each has an effect
 
 
 @pytest.mark.parametrize("method", ALL_METHODS)
@@ -242,7 +242,7 @@ def test_refusals_are_a_sentence_and_exit_code_2(
 
 
 class Watched(Standard):
-    """Keeps the logits that the loss is taken of, and the norm of each gradient that is stepped along."""
+    """Records the logits of each loss and the norm of the gradient of each step."""
 
     def __init__(self, job: Any) -> None:
         super().__init__(job)
@@ -260,7 +260,7 @@ class Watched(Standard):
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Result, Watched]]:
-    """Train on digits through the run layer, and look at what happened."""
+    """Train on digits with `train`, and inspect the steps."""
     workers: list[Watched] = []
 
     def method(job: Any) -> Watched:
@@ -276,7 +276,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tu
 
 
 def test_comparison_plain(watched: Any) -> None:
-    """What the comparisons below would look like if they did nothing."""
+    """The baseline of the comparisons below: none of them is active."""
     _, worker = watched()
     linked = torch.cat(worker.linked)
     assert linked.abs().max() > 1

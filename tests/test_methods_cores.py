@@ -24,7 +24,7 @@ EPOCHS = (0, 10, 30, 31, 39, 40, 150)
 
 
 def stated(z: Tensor, y: Tensor, epoch: int, prior: np.ndarray) -> tuple[Tensor, np.ndarray]:
-    """The loss of a batch and which of its examples are left out, as the method is stated."""
+    """Compute the loss of a batch and the examples that the sieve drops, as in the paper."""
     p = z.softmax(1)
     cross_entropy, others = -p[range(len(y)), y].log(), -(p + 1e-8).log()
     loss = cross_entropy - BETA[epoch] * (torch.from_numpy(prior) * others).sum(1)
@@ -34,7 +34,7 @@ def stated(z: Tensor, y: Tensor, epoch: int, prior: np.ndarray) -> tuple[Tensor,
 
 
 def updated(left_out: np.ndarray, y: Tensor) -> np.ndarray:
-    """The prior of the next epoch."""
+    """Compute the prior of the next epoch."""
     left = COUNTS - np.bincount(y[torch.from_numpy(left_out)], minlength=CLASSES)
     return left / left.sum()
 
@@ -42,7 +42,7 @@ def updated(left_out: np.ndarray, y: Tensor) -> np.ndarray:
 @pytest.mark.parametrize("clip", ["none", "norm:tau=1", "value:limit=1"])
 @pytest.mark.parametrize("epoch", EPOCHS)
 def test_step(epoch: int, clip: str) -> None:
-    """Loss, sieve and gradient at an epoch, with the prior that the epoch before has left."""
+    """Loss, sieve and gradient at an epoch, with the prior of the previous epoch."""
     model, link = network(5, CLASSES), LINKS.build(clip)
     worker = Standard(make_job(X, Y, model, loss="cores", clip=clip))
     criterion = worker.criterion if clip in ("none",) else worker.criterion.criterion
@@ -65,7 +65,7 @@ def test_step(epoch: int, clip: str) -> None:
 
 
 def test_whole_training_at_more_epochs_than_the_table_of_beta_has() -> None:
-    """160 epochs of three batches through the engine, and the same in a plain loop."""
+    """160 epochs of three batches: the engine against a plain loop."""
     dataset = Dataset("numbers", Split(X, Y), Split(X, Y), CLASSES, tuple("abcd"))
     settings = Settings(epochs=160, batch_size=16, lr=0.02, momentum=0.0, schedule="constant")
     rows: dict[int, dict[str, Any]] = {}
@@ -108,7 +108,7 @@ def test_whole_training_at_more_epochs_than_the_table_of_beta_has() -> None:
 
 def test_a_batch_that_is_left_out_as_a_whole_costs_nothing() -> None:
     model = nn.Linear(5, CLASSES)
-    worst = model(X.float()).detach().argmin(1)  # the least probable label of each
+    worst = model(X.float()).detach().argmin(1)  # the least probable label of each example
     worker = Standard(make_job(X.float(), worst, model, loss="cores:sieve_after=0"))
     worker.start_epoch(1, 0.1)
     before = [w.detach().clone() for w in worker.network.parameters()]
@@ -116,7 +116,7 @@ def test_a_batch_that_is_left_out_as_a_whole_costs_nothing() -> None:
     assert step.loss.item() == 0
     assert all(map(torch.equal, worker.network.parameters(), before))
     assert worker.criterion.removed.sum() == N
-    worker.start_epoch(2, 0.1)  # no class has an example left: the prior of all of them
+    worker.start_epoch(2, 0.1)  # the sieve dropped every example: fall back to the prior of all
     assert torch.equal(worker.criterion.class_counts, torch.bincount(worst, minlength=CLASSES).float())
 
 

@@ -40,7 +40,7 @@ def second_view(x: Tensor, call: int) -> Tensor:
 
 
 def in_each_process(fabric: Any, path: Path) -> None:
-    """One step in each of three epochs by each method; the first process writes what both have then."""
+    """Take one step in each of three epochs with each method; rank 0 writes the state of both ranks."""
     results = {}
     own, start = OWN[fabric.global_rank], network(5, 6, CLASSES, norm=True)
     for name, (method, loss) in JOBS.items():
@@ -86,7 +86,7 @@ def ce(z: Tensor, y: Tensor) -> Tensor:
 
 
 class Replicas:
-    """Two copies of a network that step along the mean of their gradients."""
+    """Train two replicas of a network with the mean of their gradients."""
 
     def __init__(self) -> None:
         self.nets = [network(5, 6, CLASSES, norm=True).train() for _ in OWN]
@@ -186,7 +186,7 @@ def test_cores_sums_what_is_left_out_over_the_processes(results: dict[str, Any])
 
 
 class Stopping:
-    """Raises at the end of an epoch; a class, so that it can be sent to the processes."""
+    """Raises at the end of an epoch; a class, so that it can be pickled."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch

@@ -38,7 +38,7 @@ def sharpen(p: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def make(*, x: Tensor = X, y: Tensor = Y, norm: bool = False, view: Any = None, **more: Any) -> DivideMix:
-    """A worker with two different networks; knobs of DivideMix and settings of the job together."""
+    """Make a DivideMix with two different networks; options are knobs of the method or settings of the job."""
     names = DivideMix.__init__.__kwdefaults__ or {}
     knobs = {name: more.pop(name) for name in list(more) if name in names}
     view = view or (lambda x, generator: x)
@@ -63,7 +63,7 @@ def logits(net: nn.Module, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("confidence", [False, True])
 @pytest.mark.parametrize("clip", CLIPS)
 def test_warm_up(clip: str, confidence: bool, penalty: str | None) -> None:
-    """Cross entropy on all labels, for asymmetric noise with the negative entropy, mean of sum p log p."""
+    """Cross entropy on all labels; for asymmetric noise plus the negative entropy, the mean of sum p log p."""
     built = None if penalty is None else PENALTIES.build(penalty)
     worker = make(clip=clip, confidence_penalty=confidence, penalty=built)
     nets, link = [copy.deepcopy(net) for net, _, _ in worker.nets], LINKS.build(clip)
@@ -99,7 +99,7 @@ def test_negative_entropy() -> None:
 
 
 def posterior(values: np.ndarray, split: float) -> np.ndarray:
-    """Two Gaussians by expectation maximisation from the groups below and above `split`; the lower one's posterior."""
+    """Fit two Gaussians by EM, starting from a split at `split`; return the posterior of the lower one."""
 
     def fitted(share: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         mean = (share * values).sum(1) / share.sum(1)
@@ -143,7 +143,7 @@ def test_mixture_of_equal_losses_says_something_and_warns_of_nothing() -> None:
 @pytest.mark.parametrize("clip_mixture", [True, False])
 @pytest.mark.parametrize("clip", CLIPS)
 def test_losses_that_are_split(clip: str, clip_mixture: bool) -> None:
-    """The cross entropy of un-augmented examples in eval mode, scaled to [0, 1]."""
+    """Compute the cross entropy of un-augmented examples in eval mode, scaled to [0, 1]."""
     index = torch.tensor([1, 2, 5, 7, 8, 9, 12, 15])
     worker = make(clip=clip, clip_mixture=clip_mixture, norm=True, index=index, view=_shifted)
     for number, (net, _, _) in enumerate(worker.nets):
@@ -184,7 +184,7 @@ def test_parts_in_numpy() -> None:
     np.testing.assert_allclose(sharpened(torch.from_numpy(p), 0.25), sharpen(p, 0.25), rtol=1e-12)
 
     x, order = numbers(6, 3).numpy(), np.array([3, 1, 0, 5, 4, 2])
-    for weight in (0.8, 0.2):  # the own part is the larger one
+    for weight in (0.8, 0.2):  # the example itself gets the larger share
         got_x, got_y = mixed(torch.from_numpy(x), torch.from_numpy(p), weight, torch.from_numpy(order))
         np.testing.assert_allclose(got_x, 0.8 * x + 0.2 * x[order], rtol=1e-12)
         np.testing.assert_allclose(got_y, 0.8 * p + 0.2 * p[order], rtol=1e-12)
@@ -203,7 +203,7 @@ def test_terms_without_unlabelled_rows_or_with_a_class_never_predicted() -> None
     supervised, unsupervised, uneven = mixmatch_losses(z, torch.tensor([[1.0, 0.0]]).repeat(4, 1), 4)
     assert unsupervised.item() == 0
     (supervised + unsupervised + uneven).backward()
-    assert uneven.isfinite()  # its log p has no bottom, its probability is 0
+    assert uneven.isfinite()  # log p is -inf, the probability 0
     assert z.grad is not None
     assert z.grad.isfinite().all()
 
@@ -311,7 +311,7 @@ def test_networks_start_differently_and_exchange_their_splits(monkeypatch: pytes
 
 
 def test_modes() -> None:
-    """The network that learns is in train mode, the other one and whatever evaluates in eval mode."""
+    """The network being trained is in train mode; the other one, and any evaluation, is in eval mode."""
     worker = make(norm=True)
     seen: list[tuple[int, bool, bool]] = []
     for number, (net, _, _) in enumerate(worker.nets):
@@ -353,7 +353,7 @@ def test_both_networks_follow_the_learning_rate() -> None:
 def test_only_the_given_examples_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     index = torch.tensor([0, 3, 4, 6, 9, 10, 13])
     x = X.clone()
-    x[torch.ones(N, dtype=torch.bool).index_fill(0, index, False)] = torch.nan  # held out: must not be looked at
+    x[torch.ones(N, dtype=torch.bool).index_fill(0, index, False)] = torch.nan  # held out: must not be used
     worker = make(x=x, index=index, batch_size=3)
     for epoch in (0, 1, 2):
         for at, y, step in one_epoch(worker, epoch):
@@ -364,7 +364,7 @@ def test_only_the_given_examples_are_used(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("probability", [0.0, 1.0, 0.3])
 def test_no_split(monkeypatch: pytest.MonkeyPatch, probability: float) -> None:
-    """If all labels are believed, or none, all examples count as labelled, as far as they are believed."""
+    """If all or no labels are considered clean, all examples count as labelled, with their own clean probability."""
     worker = make()
     targets: list[Tensor] = []
 
@@ -387,7 +387,7 @@ def test_drop_last(monkeypatch: pytest.MonkeyPatch, drop_last: bool, expected: l
     monkeypatch.setattr(worker, "clean_probability", lambda *_: (torch.arange(N) < 10).float())
     assert [len(at) for at, _, _ in one_epoch(worker, 1)] == expected
     monkeypatch.setattr(worker, "clean_probability", lambda *_: (torch.arange(N) < 3).float())
-    assert [len(at) for at, _, _ in one_epoch(worker, 1)] == [3, 3]  # a part smaller than a batch is used as it is
+    assert [len(at) for at, _, _ in one_epoch(worker, 1)] == [3, 3]  # a part smaller than a batch is used whole
 
 
 # -- the clip ----------------------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ SITES = ("clip_warm_up", "clip_guesses", "clip_mixed", "clip_mixture")
 
 
 def trained(**more: Any) -> Tensor:
-    """All weights after three epochs, two of them semi-supervised."""
+    """Return all weights after three epochs, two of them semi-supervised."""
     worker = make(x=numbers(60, 5), y=labels(60), batch_size=20, lr=0.3, lambda_u=5.0, **more)
     for epoch in range(3):
         one_epoch(worker, epoch)

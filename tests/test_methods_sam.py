@@ -52,7 +52,7 @@ def test_step_of_a_linear_model_in_numpy() -> None:
 
 
 def reference(model: nn.Module, x: Tensor, y: Tensor, objective: Any, rho: float, most: float = 0.0) -> list[Tensor]:
-    """The weights after one step with lr 0.1, without any of our code; the model's statistics see the first pass."""
+    """Compute the weights after one step with lr 0.1 in plain torch; batch-norm statistics come from the first pass."""
     model.train()
     weights = list(model.parameters())
     first = torch.autograd.grad(objective(model(x), y), weights)
@@ -149,7 +149,7 @@ def test_an_overflow_in_the_first_pass_is_harmless(bad: float) -> None:
 def test_half_precision_gradients_do_not_overflow_the_norm() -> None:
     model = nn.Linear(3, 3).to(torch.float16)
     for w in model.parameters():
-        w.grad = torch.full_like(w, 3e4)  # their squares are beyond half precision
+        w.grad = torch.full_like(w, 3e4)  # their squares overflow half precision
     before = model.weight.detach().clone()
     with perturbed(model, 0.5):
         assert (model.weight - before).float().norm().item() == pytest.approx(0.5 * np.sqrt(9 / 12), rel=1e-2)

@@ -29,7 +29,7 @@ def softmax(z: np.ndarray) -> np.ndarray:
 
 
 def stated(z: np.ndarray, u: np.ndarray, v: np.ndarray, v_stopped: np.ndarray) -> tuple[float, float, np.ndarray]:
-    """The cross entropy, the squared error and phat, as the method is stated; `v_stopped` takes no gradient."""
+    """Compute the cross entropy, the squared error and phat as in the paper; `v_stopped` gets no gradient."""
     big_u, big_v = np.clip(u**2 * ONE_HOT, 0, 1), np.clip(v**2 * (1 - ONE_HOT), 0, 1)
     stopped = np.clip(v_stopped**2 * (1 - ONE_HOT), 0, 1)
     phat = np.maximum(softmax(z) + big_u - stopped, 1e-4)
@@ -40,7 +40,7 @@ def stated(z: np.ndarray, u: np.ndarray, v: np.ndarray, v_stopped: np.ndarray) -
 
 
 def differences(f: Callable[[np.ndarray], float], at: np.ndarray, step: float = 1e-6) -> np.ndarray:
-    """The gradient of f by central differences."""
+    """Compute the gradient of f by central differences."""
     gradient = np.zeros_like(at)
     for i in np.ndindex(at.shape):
         move = np.zeros_like(at)
@@ -64,15 +64,15 @@ def test_loss_and_gradients() -> None:
     for tensor, gradient in (
         (z, differences(lambda z: sum(stated(z, un, vn, vn)[:2]), zn)),
         (u, differences(lambda u: sum(stated(zn, u, vn, vn)[:2]), un)),
-        (v, differences(lambda v: sum(stated(zn, un, v, vn)[:2]), vn)),  # through the squared error alone
+        (v, differences(lambda v: sum(stated(zn, un, v, vn)[:2]), vn)),  # through the squared error only
     ):
         assert np.abs(gradient).max() > 1e-3
         assert tensor.grad is not None
         np.testing.assert_allclose(tensor.grad, gradient, atol=1e-8)
-    # Had V a gradient in the cross entropy, it would be another one.
+    # A gradient of V through the cross entropy would be different.
     through_both = differences(lambda v: sum(stated(zn, un, v, v)[:2]), vn)
     assert np.abs(v.grad.numpy() - through_both).max() > 1e-3  # type: ignore[union-attr]
-    # p takes the cross entropy's gradient alone: the predicted class is a constant.
+    # p gets only the gradient of the cross entropy: the predicted class is a constant.
     zero = torch.zeros(N, CLASSES, dtype=torch.float64)
     again = p.detach().clone().requires_grad_()
     flipped = zero.index_fill(1, torch.tensor(0), 9.0)  # other predicted classes
@@ -81,7 +81,7 @@ def test_loss_and_gradients() -> None:
 
 
 def start(method: type[SOP], x: Tensor = X, *, rows: Tensor | None = None, **more: Any) -> SOP:
-    """A worker on a dataset of 20 examples, of which `rows` hold X, Y, U and V."""
+    """Make a method on a dataset of 20 examples; `rows` hold X, Y, U and V."""
     rows = torch.arange(N) if rows is None else rows
     knobs = {name: more.pop(name) for name in list(more) if name.startswith(("lr_", "ratio_", "strong"))}
     data, y = numbers(20, 5, seed=8).to(x.dtype), labels(20, seed=9)
@@ -99,7 +99,7 @@ def identity(x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("clip", CLIPS)
 def test_step(clip: str) -> None:
-    """u, v and the weights after one step; the rows of u and v are those of the examples, not of the batch."""
+    """u, v and the weights after one step; u and v are indexed by example, not by position in the batch."""
     rows = torch.tensor([17, 3, 4, 0, 19, 8, 11, 2, 6])
     worker = start(SOP, rows=rows, clip=clip, lr_u=0.7, lr_v=1.3)
     u_before, v_before = worker.u.clone(), worker.v.clone()
@@ -110,7 +110,7 @@ def test_step(clip: str) -> None:
     def total(weight: np.ndarray, bias: np.ndarray, u: np.ndarray, v: np.ndarray) -> float:
         z = torch.from_numpy(x @ weight.T + bias)
         linked = link(z).numpy()
-        # The predicted class is that of the logits as they are: a clip by value may make ties.
+        # The predicted class is that of the unclipped logits: a clip by value may cause ties.
         squared = stated(z.numpy(), u, v, vn)[1]
         return stated(linked, u, v, vn)[0] + squared
 
@@ -135,7 +135,7 @@ def test_u_and_v_have_neither_momentum_nor_decay_nor_schedule() -> None:
     z = (X @ worker.network[0].weight.T + worker.network[0].bias).detach().numpy()  # type: ignore[index]
     u, v = U.numpy(), V.numpy()
     for epoch in (0, 1):
-        worker.start_epoch(epoch, 0.0)  # the network stays as it is: its rate is 0
+        worker.start_epoch(epoch, 0.0)  # the network does not change: its learning rate is 0
         u, v = (
             u - 0.5 * differences(lambda u, v=v: sum(stated(z, u, v, v)[:2]), u),
             v - 0.5 * differences(lambda v, u=u, old=v: sum(stated(z, u, v, old)[:2]), v),
@@ -147,7 +147,7 @@ def test_u_and_v_have_neither_momentum_nor_decay_nor_schedule() -> None:
 
 @pytest.mark.parametrize("clip", CLIPS)
 def test_sop_plus(clip: str) -> None:
-    """The balance of the mean phat, and the divergence of a second view from the first, which takes no gradient."""
+    """The balance of the mean phat, and the divergence of a second view from the first, which gets no gradient."""
     worker = start(SOPPlus, clip=clip, strong=False, ratio_balance=0.3, ratio_consistency=0.8, lr_u=0.7, lr_v=1.3)
     other_view = X + 0.5 * numbers(N, 5, seed=12)
     views = iter([X, other_view])

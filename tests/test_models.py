@@ -1,4 +1,4 @@
-"""The networks: sizes against published figures, blocks against their formulas, and what `build` promises."""
+"""The networks: sizes against published figures, blocks against their formulas, and the contract of `build`."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def one_thread():
 
 
 def on_meta(spec: str, num_classes: int) -> nn.Module:
-    """The network without its numbers: enough to count."""
+    """Build the network on the meta device, which is enough to count."""
     more = {"in_features": math.prod(CIFAR)} if spec.startswith("mlp") else {}
     with torch.device("meta"):
         return MODELS.build(spec)(num_classes, **more)
@@ -180,7 +180,7 @@ def test_contract(name):
     with torch.no_grad():
         once = model(x)
         assert torch.equal(once, model(x))  # no randomness left
-        torch.testing.assert_close(model(x[2:3])[0], once[2], rtol=1e-4, atol=1e-5)  # rows do not see each other
+        torch.testing.assert_close(model(x[2:3])[0], once[2], rtol=1e-4, atol=1e-5)  # rows are independent
     assert MODELS.describe(name)[1], "a model is listed with the first line of its docstring"
 
 
@@ -229,7 +229,7 @@ def test_compiles_without_a_graph_break(spec):
 
 
 def randomised(module: nn.Module) -> nn.Module:
-    """Norms with statistics, scales and shifts that are not 1 and 0, so that a norm left out is seen."""
+    """Give norms statistics, scales and shifts other than 1 and 0, so that a missing norm is noticed."""
     generator = torch.Generator().manual_seed(1)
     for m in module.modules():
         if isinstance(m, nn.BatchNorm2d):
@@ -561,7 +561,7 @@ def test_bad_sizes_are_refused(num_classes, shape):
 
 @pytest.fixture
 def registered(monkeypatch):
-    """Register a function for the length of a test."""
+    """Register a function for the duration of a test."""
     entries = MODELS._entries
 
     def register(function):
@@ -573,7 +573,7 @@ def registered(monkeypatch):
 
 def test_a_plugin_may_ignore_its_input(registered):
     def lazy(num_classes: int, *, width: int = 4) -> nn.Module:
-        """Learns its sizes from the first input."""
+        """Infers its sizes from the first input."""
         return nn.Sequential(nn.Flatten(), nn.LazyLinear(width), nn.Linear(width, num_classes))
 
     registered(lazy)
@@ -604,7 +604,7 @@ def test_what_does_not_return_logits_is_refused(registered):
 
 
 class Fake(nn.Module):
-    """Stands for a network of another library; remembers what it was asked for."""
+    """A stand-in for a network of another library; records its arguments."""
 
     def __init__(self, asked: dict) -> None:
         super().__init__()

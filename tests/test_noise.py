@@ -1,4 +1,4 @@
-"""Noise against its definitions: a chi-square test per row of a million labels, and every promise about records."""
+"""Noise against its definitions: a chi-square test per row of a million labels, and the contract of records."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 
 def random_labels(n: int = N, k: int = K, seed: int = 1) -> torch.Tensor:
-    """Classes of unequal size."""
+    """Make classes of unequal size."""
     return torch.multinomial(torch.linspace(1, 2, k), n, replacement=True, generator=seeded(seed))
 
 
@@ -40,7 +40,7 @@ def table(clean, noisy, k: int = K) -> np.ndarray:
 
 
 def assert_rows_follow(counts: np.ndarray, matrix: np.ndarray, p_value: float = 1e-6) -> None:
-    """Chi-square per row; where the definition says never, nothing may have happened."""
+    """Chi-square test per row; transitions of probability 0 must not occur."""
     for row, (seen, probability) in enumerate(zip(counts, np.asarray(matrix, float), strict=True)):
         possible = probability > 0
         assert seen[~possible].sum() == 0, f"row {row} has labels of probability zero"
@@ -64,7 +64,7 @@ def arrow_matrix(rate: float, arrows: dict[int, int], k: int = K) -> np.ndarray:
 
 
 def dataset(n: int = 400, k: int = K, seed: int = 0, **more) -> SimpleNamespace:
-    """What `apply` needs of a dataset."""
+    """The parts of a dataset that `apply` needs."""
     x = torch.randint(0, 256, (n, 3, 4, 4), dtype=torch.uint8, generator=seeded(seed))
     train = SimpleNamespace(x=x, labels=random_labels(n, k, seed + 1), clean_labels=None)
     about = {"name": "toy", "num_classes": k, "asymmetric": CIFAR10_ARROWS, "label_sets": {}, **more}
@@ -72,7 +72,7 @@ def dataset(n: int = 400, k: int = K, seed: int = 0, **more) -> SimpleNamespace:
 
 
 def example(case: str, labels: torch.Tensor, **more):
-    """Run a rule, or a variant of it, with arguments that do something: for the promises that all of them make."""
+    """Run a rule, or a variant of it, with useful arguments, to test the contract of all rules."""
     n = len(labels)
     images = torch.randn(n, 6, generator=seeded(5))
     options = {
@@ -98,7 +98,7 @@ def example(case: str, labels: torch.Tensor, **more):
 
 DRAWN = ["symmetric", "symmetric per_class", "symmetric independent", "asymmetric", "asymmetric pairs", "pair"]
 DRAWN += ["transition", "instance", "instance released", "open_set"]
-EVERY = [*DRAWN, "none", "real", "votes"]  # "file" has tests of its own
+EVERY = [*DRAWN, "none", "real", "votes"]  # "file" has its own tests
 
 
 def test_every_rule_is_in_these_tests():
@@ -160,7 +160,7 @@ def test_pair_follows_its_definition():
 
 def test_transition_follows_its_matrix():
     matrix = np.random.default_rng(0).dirichlet(np.full(K, 0.5), size=K)
-    matrix[:, 3] = 0  # never, though it is in the middle
+    matrix[:, 3] = 0  # never, though it lies in the middle
     matrix[2] = np.eye(K)[-1]  # always
     matrix /= matrix.sum(1, keepdims=True)
     clean = random_labels()
@@ -186,14 +186,14 @@ def test_instance_follows_its_own_probabilities(variant, scaling):
     assert (p.gather(1, noisy[:, None]) > 0).all()
     expected = np.stack([p[clean == c].double().mean(0).numpy() for c in range(K)])
     assert_rows_follow(table(clean, noisy), expected)
-    # Example by example too: within a class, labels go where their own probabilities are, not only the class's mean.
+    # Per example too: labels follow the probabilities of their own example, not only the mean of the class.
     sharp = p.gather(1, noisy[:, None]).squeeze(1)[noisy != clean]
     mean = torch.from_numpy(expected)[clean, noisy][noisy != clean]
     assert sharp.mean() > 1.2 * mean.mean()
 
 
 def pdn_oracle(x, labels, k, q, w):
-    """Part-dependent noise as it is defined, one example after the other, in float64."""
+    """Part-dependent noise by its definition, example by example, in float64."""
     p = np.zeros((len(labels), k))
     for i, y in enumerate(labels):
         a = x[i].reshape(-1).astype(float) @ w[y]
@@ -205,7 +205,7 @@ def pdn_oracle(x, labels, k, q, w):
 
 
 @pytest.mark.parametrize("scaling", ["raw", "standard"])
-@pytest.mark.parametrize(("n", "side", "tolerance"), [(1000, 3, 2e-5), (600, 64, 1e-3)])  # the latter in several parts
+@pytest.mark.parametrize(("n", "side", "tolerance"), [(1000, 3, 2e-5), (600, 64, 1e-3)])  # the last in several parts
 def test_instance_probabilities_equal_a_loop_over_the_definition(n, side, tolerance, scaling):
     k, rng = 4, np.random.default_rng(0)
     labels = rng.integers(0, k - 1, n)  # the last class is empty
@@ -250,7 +250,7 @@ def test_instance_reads_images_of_any_kind():
     data = dataset(1500)
     x = data.train.x
 
-    class Decoded:  # as from files: a length, and tensors for tensors of positions
+    class Decoded:  # like files: a length, and indexing by tensors
         def __len__(self):
             return len(x)
 
@@ -309,12 +309,12 @@ def test_exact_draws_flip_exactly_that_many(n, percent, k, seed):
 
 
 def test_counts_forgive_the_rounding_of_decimals():
-    assert int(0.29 * 100) == 28  # what is forgiven
+    assert int(0.29 * 100) == 28  # the rounding error
     assert (noise.pair([0] * 100, 2, rate=0.29, generator=seeded()) != 0).sum() == 29
 
 
 def test_asymmetric_exact_picks_from_all_classes():
-    """The released rule: the picked share is exact, the flipped one smaller; per class it is exact for each source."""
+    """The released rule chooses an exact share but flips fewer; `per_class` flips an exact share of each class."""
     clean = torch.arange(50_000) % K
     flipped = noise.asymmetric(clean, K, rate=0.4, mapping=CIFAR10_ARROWS, generator=seeded()) != clean
     assert abs(float(flipped.double().mean()) - 0.2) < 0.01
@@ -368,7 +368,7 @@ def test_input_and_global_randomness_are_untouched(case):
     assert torch.equal(labels, before)
     assert torch.equal(torch.get_rng_state(), state)
     assert np.array_equal(np.random.get_state()[1], numpy_state)  # noqa: NPY002
-    result.zero_()  # the result is no view of the input
+    result.zero_()  # the result is not a view of the input
     assert torch.equal(labels, before)
 
 
@@ -531,7 +531,7 @@ def test_apply_measures_against_the_truth_where_it_is_known():
 
 
 def test_the_seed_is_the_noises_own():
-    """A loader that shuffles by the same seed must not meet the flipped labels first."""
+    """A loader that shuffles with the same seed must not see the flipped labels first."""
     labels = random_labels(1000)
     record = noise.apply("symmetric:rate=0.5", labels, seed=0, num_classes=K)
     first_half = torch.randperm(1000, generator=seeded(0))[:500]
@@ -577,7 +577,7 @@ def test_matrix_and_counts_come_from_files(tmp_path, suffix):
 
 
 class Trap:
-    """A pickle that leaves a trace when it is opened."""
+    """Write a pickle that leaves a trace when it is opened."""
 
     def __init__(self, trace: Path) -> None:
         self.trace = trace
@@ -603,7 +603,7 @@ def test_no_pickle_is_opened(tmp_path):
 def test_a_rule_of_ones_own_is_checked():
     @NOISES.register
     def broken(labels, num_classes, *, to: int = 0):
-        labels.fill_(to)  # in place: it gets a copy
+        labels.fill_(to)  # in place: the rule gets a copy
         return labels
 
     try:
@@ -656,7 +656,7 @@ def test_open_set_exchanges_the_images():
 def saved(tmp_path: Path, spec: str = "symmetric:rate=0.5", **more) -> tuple[SimpleNamespace, NoisyLabels, Path]:
     data = dataset(200)
     record = noise.apply(spec, data, seed=3, **more)
-    return data, record, record.save(tmp_path / "made" / "noise_0.5")  # the dot is no suffix
+    return data, record, record.save(tmp_path / "made" / "noise_0.5")  # the dot is not a suffix
 
 
 @pytest.mark.parametrize("written", ["noise_0.5", "noise_0.5.npz", "noise_0.5.json"])
@@ -698,7 +698,7 @@ def test_an_exchange_is_saved_and_read_back(tmp_path):
 
 
 def released_file(tmp_path: Path, content: object) -> Path:
-    """A noise file as `json.dump(train_noisy_labels.tolist(), ...)` of the released code writes it."""
+    """Write a noise file like the released code, with `json.dump(train_noisy_labels.tolist(), ...)`."""
     path = tmp_path / "cifar10_dependent_0.4.json"
     path.write_text(json.dumps(content))
     return path
@@ -804,14 +804,14 @@ def test_a_changed_record_is_refused(tmp_path):
     attempt("is not a noise record")
     about.write_text("[]")
     attempt("is not a noise record")
-    noise.apply(f"file:path={path}", data)  # restored: fine again
+    noise.apply(f"file:path={path}", data)  # restored: valid again
     about.unlink()
     with pytest.raises(ValueError, match=r"There is no noise record .*noise_0.5.json is missing"):
         noise.apply(f"file:path={path}", data)
 
 
 def test_no_byte_of_the_arrays_can_change_unseen(tmp_path):
-    """Any one byte flipped: refused in one sentence, or of no meaning (a date inside the archive)."""
+    """Any flipped byte is rejected in one sentence, unless it has no meaning (a date inside the archive)."""
     _, record, path = saved(tmp_path)
     original, refused = path.read_bytes(), 0
     for at in range(0, len(original), 7):
@@ -906,11 +906,11 @@ RELEASED = Path(os.environ.get("LOGITCLIP_DATA", "data")) / "cifar10_labels.npz"
 @pytest.mark.slow
 @pytest.mark.skipif(not RELEASED.is_file(), reason="$LOGITCLIP_DATA is no folder with cifar10_labels.npz")
 def test_noise_is_that_of_the_released_files(tmp_path):
-    """Same counts, rates per class and matrices, as far as two draws can agree. The files are for CIFAR-10 at 0.4."""
+    """Counts, rates per class and matrices agree within the error of two draws. The files are for CIFAR-10 at 0.4."""
     files = np.load(RELEASED, allow_pickle=False)
     clean = files["train"].astype(np.int64)
     n, sizes = len(clean), np.bincount(clean)
-    four_errors = 4 * np.sqrt(0.4 * 0.6 / sizes * (1 - sizes / n))  # a class's part of an exact share of all
+    four_errors = 4 * np.sqrt(0.4 * 0.6 / sizes * (1 - sizes / n))  # of one class, when the total is exact
     ours = {
         "symmetric": noise.symmetric(clean, K, rate=0.4, generator=seeded()),
         "asymmetric": noise.asymmetric(clean, K, rate=0.4, mapping=CIFAR10_ARROWS, generator=seeded()),
@@ -931,7 +931,7 @@ def test_noise_is_that_of_the_released_files(tmp_path):
             assert both.shape[1] == 1 or stats.chi2_contingency(both).pvalue > 1e-6
 
     dependent = files["logitclip_dependent_0.4"].astype(np.int64)
-    images = np.random.default_rng(0).normal(size=(n, 50))  # which labels flip does not depend on them
+    images = np.random.default_rng(0).normal(size=(n, 50))  # images do not decide which labels flip
     made = noise.instance(clean, K, rate=0.4, variant="released", images=images, generator=seeded())
     for labels in (made, dependent):
         assert (labels != clean).sum() == 20_000

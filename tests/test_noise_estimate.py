@@ -7,7 +7,7 @@ from logitclip.noise.estimate import MOST_CLASSES, SUREST, estimate_noise
 
 
 def noisy(n, classes, rate, seed=0, rule="next"):
-    """True and noisy labels, and probabilities of a model that is right for 94 %, more often if it is sure."""
+    """Make true and noisy labels, and probabilities of a model with 94 % accuracy, higher where it is confident."""
     rng = np.random.default_rng(seed)
     true = rng.integers(0, classes, n)
     flipped = rng.random(n) < rate
@@ -36,7 +36,7 @@ def test_the_rate_and_the_matrix_are_found(rate, rule):
 
 
 def weak(n, rate, seed=0):
-    """Two overlapping classes: the model knows the true posterior, and is right for 80 % of the examples."""
+    """Two overlapping classes: the model knows the true posterior, with an accuracy of 80 %."""
     rng = np.random.default_rng(seed)
     true = rng.integers(0, 2, n)
     x = 1.7 * (true - 0.5) + rng.normal(size=n)
@@ -61,9 +61,9 @@ def test_nearer_than_cleanlab_with_a_weak_model():
 
 
 def test_against_the_definition():
-    """Places by comparing all pairs, the line by polyfit, the matrix by counting."""
+    """Compute ranks by comparing all pairs, the line by polyfit, the matrix by counting."""
     rng = np.random.default_rng(0)
-    predicted, surest = rng.integers(0, 4, 300), rng.uniform(0.5, 1, 300).round(2)  # some are equally sure
+    predicted, surest = rng.integers(0, 4, 300), rng.uniform(0.5, 1, 300).round(2)  # with ties
     probabilities = np.where(np.arange(4) == predicted[:, None], surest[:, None], (1 - surest[:, None]) / 3)
     given = np.where(rng.random(300) < 1.3 - surest, (predicted + rng.integers(1, 4, 300)) % 4, predicted)
     places = np.array(
@@ -90,13 +90,13 @@ def test_against_the_definition():
 
 
 def test_predictions_that_are_equally_sure():
-    true = np.arange(900) % 3  # sorted by class or not, only the share counts
+    true = np.arange(900) % 3  # the order of the rows does not matter
     given = np.where(np.arange(900) < 90, (true + 1) % 3, true)
     assert estimate_noise(given, 0.9 * np.eye(3)[true] + 0.1 / 3, resamples=2).rate == pytest.approx(0.1)
 
 
 def test_the_interval_covers_chance():
-    """Of 40 draws of 400 rows with a perfect model, about 95 % of the intervals hold the rate."""
+    """With a perfect model, about 95 % of the intervals of 40 draws of 400 rows contain the rate."""
     held = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)

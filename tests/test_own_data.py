@@ -1,4 +1,4 @@
-"""Own data from end to end: fit, the model folder, predict, issues. Small data, few epochs."""
+"""Own data end to end: fit, the model folder, predict, issues. Small data, few epochs."""
 
 import json
 import shutil
@@ -150,7 +150,7 @@ def test_a_damaged_folder_is_one_sentence(fitted, tmp_path):
 
 
 def test_a_model_folder_never_imports_a_plugin(fitted, tmp_path):
-    """A model folder may come from anybody: nothing that it names is executed."""
+    """A model folder may be untrusted: nothing in it is executed."""
     folder, plugin = tmp_path / "model", tmp_path / "plugin.py"
     shutil.copytree(fitted.folder, folder, ignore=shutil.ignore_patterns("runs"))
     plugin.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
@@ -288,7 +288,7 @@ def test_folders_without_pictures(tmp_path):
 
 
 def run(capsys, monkeypatch, *args):
-    """Run a command; its exit code, and what it printed."""
+    """Run a command; return its exit code and output."""
     from logitclip import cli
 
     monkeypatch.setattr("sys.argv", ["logitclip", *map(str, args)])
@@ -341,7 +341,7 @@ def test_train_says_that_test_labels_may_be_noisy(people, tmp_path, capsys, monk
 
 
 def test_rare_classes_are_learnt_with_weights(tmp_path):
-    """19 of 20 rows are of one class and the classes overlap: without weights the rare class is never predicted."""
+    """19 of 20 rows belong to one class and the classes overlap: without weights the rare class is never predicted."""
     rng = np.random.default_rng(0)
     rare = np.arange(1000) % 20 == 0
     frame = pd.DataFrame({"x": 1.5 * rare + rng.normal(size=1000), "kind": np.where(rare, "rare", "common")})
@@ -357,7 +357,7 @@ def test_rare_classes_are_learnt_with_weights(tmp_path):
 
 
 def test_the_time_that_is_left_is_told_inside_an_epoch(people, tmp_path, monkeypatch):
-    """A step is planned to take a second and takes ten: the estimate follows after a few batches."""
+    """The plan expects a second per step and it takes ten: the estimate adapts after a few batches."""
     from logitclip.cli import own_data
 
     told, clock = [], [0.0]

@@ -1,4 +1,4 @@
-"""A process that hangs is a failure with a stack."""
+"""A process that hangs fails its test and prints its stack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The recipes against Appendix F and Table 6 as written out here, the published numbers, and bad recipes."""
+"""The recipes against Appendix F and Table 6 (copied here), the published numbers, and invalid recipes."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def in_full(registry: Registry, spec: str) -> str:
 
 
 def described(config: RunConfig) -> dict[str, Any]:
-    """What a config runs, with every knob of every spec, and milestones in epochs."""
+    """Return the settings that a config runs with: every knob of every spec, and milestones in epochs."""
     registries = {"data": DATASETS, "noise": NOISES, "loss": LOSSES, "method": METHODS, "model": MODELS}
     registries |= {"augment": AUGMENTS, "penalty": PENALTIES}  # the norm clip has two ways to give its numbers
     words, resolved = to_tune(config), untuned(config).resolved()
@@ -476,7 +476,7 @@ def test_own_recipe(tmp_path: Path) -> None:
 def test_scale_of_an_own_recipe(tmp_path: Path) -> None:
     assert recipe_scales(own(tmp_path)) == ["small", "full"]
     recipe = load_recipe(own(tmp_path), "small")
-    assert len(recipe.cells) == 6  # the override of noise "none" has nothing to do here, and that is no mistake
+    assert len(recipe.cells) == 6  # the override of noise "none" matches nothing here, which is allowed
     assert {cell.config.epochs for cell in recipe.cells} == {2}
     assert [cell.config.lr for cell in recipe.cells] == [None] * 4 + [0.5, None]
 
@@ -676,7 +676,7 @@ def test_bad_recipes_get_a_sentence(tmp_path: Path, text: str, sentence: str) ->
 
 
 def places(node: Any) -> list[tuple[Any, Any]]:
-    """Every place in nested dicts and lists, as (container, key)."""
+    """Return every place in nested dicts and lists as (container, key)."""
     keys = list(node) if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else []
     return [place for key in keys for place in ((node, key), *places(node[key]))]
 

@@ -1,4 +1,4 @@
-"""Spec strings: what they mean, how they are spelled, and what is said about those that mean nothing."""
+"""Spec strings: their meaning, their canonical spelling, and the errors for invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of small real runs: the numbers, what is said about them, and the page in a browser."""
+"""Reports of small real runs: the numbers, the sentences about them, and the page in a browser."""
 
 import base64
 import csv
@@ -52,7 +52,7 @@ cells = ["last10_accuracy", "memorised"]
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
-    """A recipe of 16 small runs, one of which diverges, and the folder of its runs."""
+    """A recipe of 16 small runs, one of which diverges, and its run folder."""
     folder = tmp_path_factory.mktemp("reports")
     (folder / "mine.toml").write_text(RECIPE)
     sweeping.sweep(load(folder), executor="inline")
@@ -188,7 +188,7 @@ def test_mixed_versions_and_devices_are_warned_of(folder, tmp_path, table):
 
 @pytest.fixture(scope="session")
 def beside_the_paper(tmp_path_factory):
-    """Two cells of Table 1 as it is for a laptop, made smaller: cross entropy under two noises."""
+    """Two cells of Table 1 at a reduced laptop scale: cross entropy under two noises."""
     recipe = load_recipe("table1", "cpu", runs=str(tmp_path_factory.mktemp("table1")))
     wanted = [{"loss": "ce", "clip": "none", "noise": f"symmetric:rate={rate}", "seed": 0} for rate in (0.2, 0.5)]
     cells = [replace(c, config=replace(c.config, epochs=2, limit=128)) for c in recipe.cells if c.coordinates in wanted]
@@ -259,7 +259,7 @@ def test_the_headline_is_the_mean_gain_and_its_spread_over_the_seeds(rows):
 
 
 def test_examples_are_memorised_without_the_clip_and_recovered_with_it(tmp_path):
-    """Two runs that differ in the clip, long enough for the one to memorise."""
+    """Two runs that differ only in the clip, long enough for the unclipped one to memorise."""
     (tmp_path / "two.toml").write_text(
         'base = { epochs = 40, limit = 200, noise = "symmetric:rate=0.5", lr = 0.2, model = "mlp:norm=batch" }\n'
         'grid = { clip = ["none", "norm:temp=5"] }\n'
@@ -270,7 +270,7 @@ def test_examples_are_memorised_without_the_clip_and_recovered_with_it(tmp_path)
     assert found is not None
     without, clipped = pairs_of(rows)[0]
     assert (found.without.id, found.clipped.id) == (without.id, clipped.id)
-    # At most what the one memorised and the other recovered; at least what is in both whatever the overlap.
+    # At most the smaller of what one memorised and the other recovered; at least their forced overlap.
     assert found.share <= min(without.memorised, clipped.recovered) + 1e-9
     assert found.share >= without.memorised + clipped.recovered - 100 - 1e-9
     dataset, record = prepare(RunConfig(**{**without.config, "plugin": ()}))
@@ -406,7 +406,7 @@ rows = ["what"]
 
 @pytest.fixture(scope="session")
 def hostile(tmp_path_factory):
-    """A recipe whose names try to be scripts, formulas, markup and commands to a terminal; and its folder of runs."""
+    """A recipe whose names contain scripts, formulas, markup and terminal commands, and its run folder."""
     folder = tmp_path_factory.mktemp("hostile")
     (folder / "hostile.toml").write_text(HOSTILE)
     recipe = load_recipe(str(folder / "hostile.toml"), runs=str(folder / "runs"))
@@ -546,8 +546,8 @@ def test_report_command_answers_mistakes(command):
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
-# Waits for the charts, then moves the pointer over the first one until there is a tooltip, presses a button of the
-# legend, and tells the page around it what it saw.
+# Waits for the charts, moves the pointer over the first one until a tooltip appears, clicks a button of the legend,
+# and reports to the surrounding page.
 PROBE = """
 <script>
 const seen = {errors: []};
@@ -592,9 +592,9 @@ probe();
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install -y chromium")
 @pytest.mark.parametrize("width", [1280, 400])
 def test_the_page_works_in_a_browser_offline(page, tmp_path, width):
-    """Charts, tooltips and the legend work, nothing is fetched or complained about, and nothing is wider than the page.
+    """Charts, tooltips and the legend work, without requests, console errors or anything wider than the page.
 
-    The page stands in a frame, because the window of a browser cannot be as narrow as a phone's.
+    The page is in a frame, because a browser window cannot be as narrow as a phone.
     """
     assert CHROMIUM is not None
     (tmp_path / "report.html").write_text(page.replace("<body>", "<body>" + PROBE, 1))

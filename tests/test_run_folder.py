@@ -1,4 +1,4 @@
-"""The folder of a run: rows, claims, checkpoints, results. Processes are really killed, disks are really full."""
+"""The run folder: rows, claims, checkpoints, results. The tests kill real processes and simulate full disks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_row_is_appended_whole_or_not_at_all(tmp_path):
     before = path.read_bytes()
     with files_of_at_most(len(before) + 10), pytest.raises(files.CannotWrite, match="metrics"):
         run_folder.append_row(path, ROWS[1])
-    assert path.read_bytes() == before  # not even the ten bytes that did fit
+    assert path.read_bytes() == before  # not even the ten bytes that fitted
     run_folder.append_row(path, ROWS[1])
     assert run_folder.read_rows(path) == ROWS
 
@@ -216,7 +216,7 @@ def test_a_claim_shows_signs_of_life(tmp_path, monkeypatch):
 def test_who_was_given_up_stops_and_leaves_the_new_claim_alone(tmp_path):
     with run_folder.claim(tmp_path) as key:
         run_folder.check_claim(tmp_path, key)
-        file = leave_claim(tmp_path, key="other")  # as another machine would after this one slept
+        file = leave_claim(tmp_path, key="other")  # as another machine does after this one slept
         with pytest.raises(run_folder.Claimed, match="no longer claimed by this process but by process 1 on elsewhere"):
             run_folder.check_claim(tmp_path, key)
     assert json.loads(file.read_text())["key"] == "other"
@@ -243,7 +243,7 @@ def save(folder: Path, epochs: int, run: str = "run") -> Path:
 
 
 def load_epoch(folder: Path, run: str = "run") -> int | None:
-    """How many epochs the checkpoint has that is loaded, all its parts agreeing on it."""
+    """Load the checkpoint, check that its parts agree, and return its number of epochs."""
     found = run_folder.load_checkpoint(folder, run)
     if found is None:
         return None
@@ -320,7 +320,7 @@ def test_new_checkpoints_are_not_displaced_by_damaged_ones_with_higher_numbers(t
     save(tmp_path, 1)
     for epochs in (8, 9):
         (save(tmp_path, epochs) / "state.pt").write_bytes(b"")
-    save(tmp_path, 1)  # what was done again
+    save(tmp_path, 1)  # the repeated epoch
     save(tmp_path, 2)
     save(tmp_path, 3)
     assert load_epoch(tmp_path) == 3
@@ -456,7 +456,7 @@ def test_a_finished_run_keeps_one_set_of_weights(tmp_path):
     assert result.rows == ROWS
     assert result.noise == {"rule": "none"}
     assert result.weights()["w"].tolist() == [0, 1, 2, 3]
-    assert result.folder == folder  # though it was written for another one: folders may be moved
+    assert result.folder == folder  # though it was written elsewhere: folders may be moved
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "noise.json", "weights.safetensors"])

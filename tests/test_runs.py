@@ -127,13 +127,13 @@ def test_index_has_a_line_for_each_finished_run(folder):
     for line in lines:
         assert float(line["last10_accuracy"]) == results[line["id"]].last10_accuracy
         assert (line["milestones"], line["model"]) == ("0.4,0.7", "mlp:width=8,depth=1")
-    studies.collect_garbage(folder)  # writes it anew, with all runs
+    studies.collect_garbage(folder)  # rewrites it with all runs
     assert len(list(csv.DictReader((folder / "index.csv").open()))) == 5
 
 
 def test_gc_removes_only_what_nobody_needs(folder):
     done, stopped = folder_of(folder), folder_of(folder, seed=2)
-    shutil.copytree(stopped / "checkpoints", done / "checkpoints")  # as a kill just after the result leaves it
+    shutil.copytree(stopped / "checkpoints", done / "checkpoints")  # as a kill right after the result leaves it
     (stopped / f"{files.SCRATCH}1-x").write_bytes(bytes(1000))
     (folder / ("0" * 16)).mkdir()
     before = {run.id: run.outcome for run in studies.read_runs(folder)}

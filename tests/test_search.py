@@ -13,7 +13,7 @@ LABELS = np.arange(2000) % 5
 
 
 def peaked(peak, calls=None):
-    """A training function whose predictions are best at `peak`."""
+    """Make a training function whose predictions are best at `peak`."""
 
     def train(value):
         if calls is not None:

@@ -1,4 +1,4 @@
-"""Sweeps: nothing twice, nothing lost, whatever is killed and however many work on one folder."""
+"""Sweeps: no run is repeated or lost, whatever is killed and however many processes share a folder."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from logitclip.studies import executors, sweeping, tuning
 from logitclip.studies.recipe import Cell, Recipe, load_recipe
 
 SMALL = RunConfig(limit=64, model="mlp:width=8,depth=1", epochs=1, batch_size=32)
-GRID = "norm:weight=grid"  # the shortest there is: four values
+GRID = "norm:weight=grid"  # the shortest search: four values
 
 
 def recipe(folder: Path, change: dict[str, Any] | None = None, tune_seed: int | None = 0, **axes: list[Any]) -> Recipe:
-    """A recipe of the product of some axes; each seed has its own noise."""
+    """Make a recipe from the product of axes; each seed has its own noise."""
     axes = axes or {"noise": ["symmetric:rate=0.5", "pair:rate=0.2"], "penalty": ["none", GRID], "seed": [0, 1]}
     cells = []
     for values in itertools.product(*axes.values()):
@@ -54,7 +54,7 @@ def recipe(folder: Path, change: dict[str, Any] | None = None, tune_seed: int | 
 
 
 class Log(list[tuple[str, RunConfig, Any]]):
-    """Events as they come."""
+    """Record events in order."""
 
     def __call__(self, kind: str, config: RunConfig, detail: Any) -> None:
         self.append((kind, config, detail))
@@ -94,7 +94,7 @@ def test_values_are_tuned_once_and_used_by_all_seeds(tmp_path):
     assert [detail for kind, _, detail in log if kind == "tuning"] == [2, 2]
     assert all(isinstance(detail, RunConfig) for kind, _, detail in log if kind == "chosen")
     log.clear()
-    assert swept(study, log) == rows  # all of it is there
+    assert swept(study, log) == rows  # everything is finished
     assert not log.of("start")
     assert len(log.of("skipped")) == 8
 
@@ -161,7 +161,7 @@ def test_shards_are_disjoint_and_together_everything(tmp_path, monkeypatch, n):
     logs = [Log() for _ in range(n)]
     for i in range(n):
         rows = swept(study, logs[i], shard=(i + 1, n))
-        assert all(isinstance(row.outcome, Result) for row in rows)  # a part needs nothing of the others
+        assert all(isinstance(row.outcome, Result) for row in rows)  # a part does not depend on the others
         made += [row.cell for row in rows]
     assert sorted(map(study.cells.index, made)) == list(range(8))
     starts = Counter(config.id for log in logs for config in log.of("start"))
@@ -226,12 +226,12 @@ def started(*command: Any) -> subprocess.Popen[str]:
 
 
 def results(folder: Path) -> dict[str, int]:
-    """The runs that are finished, and when."""
+    """Return the finished runs and their times."""
     return {file.parent.name: file.stat().st_mtime_ns for file in folder.glob("*/result.json")}
 
 
 def wait_for(count: int, folder: Path, process: subprocess.Popen[str]) -> None:
-    """Until so many runs are finished."""
+    """Wait until `count` runs are finished."""
     wait_until(lambda: len(results(folder)) >= count, process)
 
 
@@ -262,7 +262,7 @@ def test_a_sweep_that_is_interrupted_and_killed_repeats_nothing(tmp_path, first)
     for number, count in ((first, 2), (signal.SIGKILL, 6)):
         process = started(*command)
         wait_for(count, folder, process)
-        os.killpg(process.pid, number)  # as a terminal does; a SIGKILL leaves nobody to clean up
+        os.killpg(process.pid, number)  # as a terminal does; after a SIGKILL nobody cleans up
         code, _, err = finished(process)
         assert code == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}[number], err
         assert "Traceback" not in err
@@ -300,7 +300,7 @@ def test_a_tuned_sweep_on_two_ray_nodes_of_which_one_is_lost(tmp_path):
 
     def on_event(kind: str, config: RunConfig, detail: Any) -> None:
         log(kind, config, detail)
-        if kind == "chosen" and not lost:  # in the middle: some values are chosen, some are not
+        if kind == "chosen" and not lost:  # halfway: some values are chosen, some are not
             lost.append(len(log.of("done")))
             cluster.remove_node(node, allow_graceful=False)
 
@@ -327,7 +327,7 @@ def metrics(config: RunConfig) -> bytes:
 
 @pytest.fixture
 def typed(command) -> Any:
-    """`logitclip sweep ...` in this process."""
+    """Run `logitclip sweep ...` in this process."""
     return lambda *arguments: command("sweep", *arguments, "--executor", "inline")
 
 
@@ -338,7 +338,7 @@ def test_summary_exit_code_and_failures_in_a_sentence_each(tmp_path, typed):
     )
     code, out, err = typed(own, "--runs", tmp_path / "runs")
     assert code == 3
-    assert out.startswith("12 runs done, 0 done before, 12 failed, in ")  # 10, and 2 that no value was chosen for
+    assert out.startswith("12 runs done, 0 done before, 12 failed, in ")  # 10, and 2 without a chosen value
     opening, *sentences = [line for line in err.splitlines() if line.startswith("logitclip: ")]
     assert opening.startswith("logitclip: own (full): ")
     assert len(sentences) == 2  # one reason, one sentence

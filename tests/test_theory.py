@@ -40,7 +40,7 @@ def ce(logits, y=0):
 
 
 def random_in_ball(rng, count, num_classes, radius, p):
-    """Points inside the ball and on its surface; half of them point near corners and axes, where extremes are."""
+    """Draw points in the ball and on its surface; half of them lie near corners and axes, where the extremes are."""
     z = rng.standard_normal((count, num_classes))
     z[: count // 4] = np.sign(z[: count // 4])
     z[count // 4 : count // 2] **= 5
@@ -49,7 +49,7 @@ def random_in_ball(rng, count, num_classes, radius, p):
 
 
 def largest_ce(num_classes, radius, p, rng):
-    """The maximum of CE on the p-sphere, by z <- argmax <gradient, z>, which never falls because CE is convex."""
+    """Maximise CE on the p-sphere by z <- argmax <gradient, z>, which never decreases CE because CE is convex."""
     starts = rng.standard_normal((40, num_classes))
     starts[::2] *= 0.01  # half of them near one rival ...
     starts[::2, 1] += 1
@@ -69,7 +69,7 @@ def largest_ce(num_classes, radius, p, rng):
 
 
 def smallest_ce(num_classes, radius, p, rng):
-    """The minimum of CE on the p-sphere; its log is what is minimised, so that tiny values count."""
+    """Minimise CE on the p-sphere; minimise its log, so that tiny values count."""
 
     def log_ce(free):
         norm = np.linalg.norm(free, ord=p)
@@ -192,7 +192,7 @@ OF_ALL = [name for name in LOSSES if name in oracles.OF_ALL]
 
 
 def phi(name, p, **knobs):
-    """A loss of p_y alone, by its oracle."""
+    """A loss of p_y alone, from its oracle."""
     return oracles.OF_TARGET[name](np.log(p), 1 - p, **knobs)[0]
 
 
@@ -243,7 +243,7 @@ def test_cross_entropy_is_one_of_the_losses():
 def test_without_a_clip_only_the_robust_losses_are_bounded():
     assert {n for n in OF_TARGET if base_loss_bounds(n, INF, 10)[1] == INF} >= {"ce", "focal", "sce"}
     assert not {n for n in OF_TARGET if base_loss_bounds(n, INF, 10)[1] == INF} & {"mae", "gce", "agce", "phuber_ce"}
-    # GCE is bounded, though not Lipschitz at 0: what makes it bounded is not Prop 2.4.
+    # GCE is bounded though not Lipschitz at 0, so its bound does not come from Prop 2.4.
     unbounded = {n for n in OF_TARGET if lipschitz_constant(n, INF, 10) == INF}
     assert unbounded >= {"ce", "focal", "sce", "gce"}
     assert not unbounded & {"mae", "rce", "phuber_ce", "taylor_ce", "ael", "aul", "agce"}
@@ -311,7 +311,7 @@ def test_ranges_from_phi_against_random_logits(name, radius, num_classes, p):
     values = LOSSES[name](z, torch.zeros(len(z), dtype=torch.int64))
     lower, upper = base_loss_bounds(name, radius, num_classes, p=p)
     assert lower - 1e-12 <= values.min() <= values.max() <= upper + 1e-12
-    if name != "cores":  # whose range is that of a box around what is possible
+    if name != "cores":  # its range is that of a box around the possible values
         assert values.min() == pytest.approx(lower, rel=1e-9)
         assert values.max() - values.min() > 0.5 * (upper - lower)
 
@@ -320,7 +320,7 @@ def test_ranges_from_phi_against_random_logits(name, radius, num_classes, p):
 
 
 def joint(loss, z, *, shares=None, **knobs):
-    """A loss of label 0, by its oracle; `shares` are the prior of cores."""
+    """A loss of label 0, from its oracle; `shares` are the prior of cores."""
     if loss == "cores":
         knobs = {"beta": knobs.get("beta", 2.0), "prior": None if shares is None else np.array(shares)}
     rows = np.atleast_2d(z)
@@ -341,7 +341,7 @@ JOINT = [
 
 
 def extremes(loss, radius, num_classes, p, knobs, rng):
-    """Smallest and largest value found in the ball by gradient search from the best of many points."""
+    """Find the smallest and largest value in the ball by gradient search from the best of many points."""
     z = random_in_ball(rng, 4000, num_classes, radius, p)
     corner = np.full(num_classes, -1.0 if p == INF else -1 / (num_classes - 1))
     corner[0] = 1
@@ -407,7 +407,7 @@ def test_limits_of_nce():
 
 
 def minimise_risk(targets, radius, p):
-    """Per row, the free logits in the ball that minimise sum_k target_k CE(z, k): accelerated projected gradient."""
+    """Minimise sum_k target_k CE(z, k) over the ball for each row, by accelerated projected gradient descent."""
 
     def project(z):
         if p == INF:
@@ -439,7 +439,7 @@ def test_the_minimiser_minimises(p):
 
 
 def problem(rng, num_classes, size, hard):
-    """Weights of `size` instances and their clean label distributions."""
+    """Draw weights of `size` instances and their clean label distributions."""
     if hard:
         clean = np.eye(num_classes)[rng.integers(num_classes, size=size)]
     else:
@@ -448,7 +448,7 @@ def problem(rng, num_classes, size, hard):
 
 
 def gaps(weights, clean, noisy, radius, p):
-    """R(f~) - R(f*) and R^eta(f*) - R^eta(f~)."""
+    """Compute R(f~) - R(f*) and R^eta(f*) - R^eta(f~)."""
     best, fooled = np.split(minimise_risk(np.concatenate([clean, noisy]), radius, p), 2)
     return (
         risk(fooled, clean, weights) - risk(best, clean, weights),
@@ -473,11 +473,11 @@ def test_symmetric_noise(num_classes, tau, p, hard):
             assert max(gap, noisy_gap) <= trivial_risk_gap(bounds) + 1e-9
         largest = max(largest, gap)
     if tau >= 1:
-        assert largest > 1e-3  # the inequalities are about something
+        assert largest > 1e-3  # the inequalities are not trivial
 
 
 def random_transition(rng, num_classes):
-    """Rows whose diagonal is the largest entry."""
+    """Draw rows whose diagonal is the largest entry."""
     rows = rng.dirichlet(np.full(num_classes, 0.5), size=num_classes)
     for i, row in enumerate(rows):
         j = row.argmax()
@@ -504,7 +504,7 @@ def test_asymmetric_noise(num_classes, tau, p, hard):
 
 @pytest.mark.parametrize(("num_classes", "tau", "p", "hard"), SETTINGS)
 def test_instance_noise(num_classes, tau, p, hard):
-    """Each instance has a transition of its own."""
+    """Each instance has its own transition."""
     rng = np.random.default_rng(7)
     weights, clean = problem(rng, num_classes, 8, hard)
     transitions = np.stack([random_transition(rng, num_classes) for _ in weights])
@@ -519,7 +519,7 @@ def test_instance_noise(num_classes, tau, p, hard):
 
 
 def test_symmetric_noise_with_another_scale():
-    """threshold 1, scale 3: the clipped logits are the ball of radius 1 and the sphere of radius 3."""
+    """Threshold 1, scale 3: the clipped logits are the ball of radius 1 and the sphere of radius 3."""
     num_classes, tau, delta, rate = 3, 1.0, 3.0, 0.5
     clean, weights = np.eye(num_classes)[[0, 1, 2, 0]], np.array([0.4, 0.3, 0.2, 0.1])
     noisy = (1 - rate) * clean + rate / (num_classes - 1) * (1 - clean)
@@ -542,13 +542,13 @@ def test_symmetric_noise_with_another_scale():
     assert (np.linalg.norm(fooled, axis=1) < tau).all()
     gap = risk(fooled, clean, weights) - risk(best, clean, weights)
     assert 0.1 < gap <= symmetric_risk_gap(loss_bounds(tau, num_classes, delta, p=2), num_classes, rate)
-    # With tau in the place of max(tau, delta) the range, and so the theorem, would be about something else.
+    # With tau instead of max(tau, delta), the range and the theorem would be wrong.
     assert risk(best, clean, weights) < loss_bounds(tau, num_classes, p=2)[0]
 
 
 @pytest.mark.parametrize(("loss", "knobs"), [("mae", {}), ("gce", {}), ("nce", {}), ("nce_agce", {}), ("cores", {})])
 def test_risk_gap_of_a_general_loss(loss, knobs):
-    """f* and f~ by exhaustive search over a fine grid of the ball, K = 2: only z_1 - z_0 matters."""
+    """Find f* and f~ by exhaustive search over a fine grid of the ball; for K = 2 only z_1 - z_0 matters."""
     tau, rate = 1.0, 0.3
     z = np.stack([np.linspace(-tau, tau, 2001), -np.linspace(-tau, tau, 2001)], axis=1)
     per_class = np.stack([joint(loss, z, **knobs), joint(loss, z[:, ::-1], **knobs)], axis=1)

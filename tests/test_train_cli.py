@@ -1,4 +1,4 @@
-"""`logitclip train` as it is typed: signals, two at once, several processes, mistakes."""
+"""`logitclip train` as a command: signals, two at once, several processes, user errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = RunConfig(
 
 
 def options(config: RunConfig) -> list[str]:
-    """The command line of a config."""
+    """Return the command line of a config."""
     plain = RunConfig()
     changed = {k: v for k, v in vars(config).items() if v != getattr(plain, k)}
     return [text for k, v in changed.items() for text in (f"--{k.replace('_', '-')}", str(v))]
@@ -45,13 +45,13 @@ def rows(config: RunConfig) -> list[dict[str, Any]]:
 
 
 def when_rows_are(count: int, config: RunConfig, process: subprocess.Popen[str]) -> None:
-    """Wait until a process has trained so many epochs."""
+    """Wait until a process has trained `count` epochs."""
     wait_until(lambda: len(rows(config)) >= count, process)
 
 
 @pytest.fixture
 def typed(command) -> Any:
-    """`logitclip train ...` in this process."""
+    """Run `logitclip train ...` in this process."""
     return lambda *arguments: command("train", *arguments)
 
 
@@ -59,7 +59,7 @@ def typed(command) -> Any:
 
 
 def test_nothing_is_computed_twice(tmp_path, typed, monkeypatch):
-    """From the command line to the result, data, config, network and criterion are each made once."""
+    """One command loads the data, resolves the config, and builds the network and the criterion once each."""
     counts: Counter[str] = Counter()
 
     def count(owner: Any, name: str) -> None:
@@ -102,13 +102,13 @@ def test_a_config_file_runs_no_code_that_was_not_asked_for(tmp_path, typed):
 
 
 def test_signals_and_a_second_process(tmp_path, typed):
-    """Ctrl-C, SIGTERM and SIGKILL one after the other on the same run; at last it ends as if nothing had happened."""
+    """Ctrl-C, SIGTERM and SIGKILL hit the same run in turn; it ends with the same files as an uninterrupted run."""
     config = replace(SMALL, epochs=900, runs=str(tmp_path / "parts"))  # long enough to be stopped on a busy machine too
     last = 0
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)):
         process = started(config if code > 0 else replace(config, checkpoint_seconds=0))
         when_rows_are(last + 10, config, process)
-        if code == 130:  # meanwhile, a second one is told so
+        if code == 130:  # meanwhile, a second process is refused
             answer, out, err = typed(*options(config))
             assert (answer, out) == (2, "")
             assert err.count("\n") == 1
@@ -121,7 +121,7 @@ def test_signals_and_a_second_process(tmp_path, typed):
             assert "logitclip: interrupted. Repeat the command to resume" in stderr
             found = run_folder.load_checkpoint(Path(config.runs) / config.id, config.id)
             assert found is not None
-            assert len(found[2]) - len(rows(config)) in (0, 1)  # it may come between the two
+            assert len(found[2]) - len(rows(config)) in (0, 1)  # the signal may arrive between the two
         last = len(rows(config))
         assert last < 900
     code, out, _ = typed(*options(config), "--json")
@@ -139,7 +139,7 @@ PAIR = replace(SMALL, devices=2, accelerator="cpu", epochs=40, model="mlp:width=
 
 
 def interrupted_pair(folder: Path) -> list[dict[str, Any]]:
-    """Two processes, and a signal to the one that started them; the rows they had made."""
+    """Start two ranks, signal their parent, and return the rows they wrote."""
     config = replace(PAIR, runs=str(folder))
     process = started(config)
     when_rows_are(3, config, process)
@@ -172,7 +172,7 @@ def test_several_processes_are_resumed(tmp_path):
     assert written[0] == written[1]
     after = rows(replace(PAIR, runs=str(tmp_path / "parts")))
     assert after[: len(before)] == before
-    # The accuracy that both found together is that of the saved weights.
+    # The accuracy that both ranks computed together is that of the saved weights.
     result = run_folder.read_result(tmp_path / "parts" / PAIR.id)
     assert result is not None
     network = models.build(str(PAIR.model), 10, (1, 8, 8))
@@ -191,7 +191,7 @@ def test_spawned_and_under_torchrun_the_bytes_are_the_same(tmp_path):
     for name, launcher in (("spawned", ()), ("torchrun", torchrun)):
         own = replace(config, runs=str(tmp_path / name))
         if launcher:
-            own = replace(own, devices=1)  # torchrun says how many
+            own = replace(own, devices=1)  # torchrun sets the number
         code, out, stderr = finished(started(own, *launcher))
         assert code == 0, stderr
         assert out.count("memorised") == 1  # one of them reports
@@ -224,7 +224,7 @@ def test_the_table_and_the_bar(tmp_path, typed):
 
 
 def test_the_bar_shows_epoch_loss_accuracy_memorised_and_time_left(monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes it for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich treats it as a terminal
     bar = progress.TrainingBar()
     config = RunConfig(epochs=4).resolved()
     bar(config, None)
@@ -321,7 +321,7 @@ def test_the_folder_of_runs_is_in_the_environment(tmp_path, typed, monkeypatch):
 def test_a_mistake_is_one_sentence_and_exit_code_2(tmp_path, typed, arguments, sentence):
     code, out, err = typed("--limit", "200", "--epochs", "2", "--runs", str(tmp_path), *arguments)
     assert (code, out) == (3 if "diverged" in sentence else 2, "")
-    *_, line = err.splitlines()  # before it, what was started
+    *_, line = err.splitlines()  # the lines before it are progress
     assert line.startswith(f"logitclip: {sentence}")
     assert not list(tmp_path.rglob("result.json"))
 

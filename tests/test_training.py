@@ -1,4 +1,4 @@
-"""`train(config)`: the same numbers twice, after any interruption, and a folder that can be trusted."""
+"""`train(config)`: reproducible numbers, also after interruptions, and a reliable run folder."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def metrics(result: Result) -> bytes:
 
 
 def lasting(result: Result) -> dict[str, Any]:
-    """What must be the same, whenever and wherever a run is made."""
+    """Return what must be identical whenever and wherever a run is trained."""
     content = json.loads((result.folder / "result.json").read_text())
     for name in ("runs", "checkpoint_seconds"):
         content["config"].pop(name)
@@ -246,7 +246,7 @@ def test_webvision_from_jpegs_reports_best_and_last(tmp_path):
     accuracies = [row["test_accuracy"] for row in result.rows]
     assert result.best_accuracy == max(accuracies)
     assert result.last10_accuracy == pytest.approx(sum(accuracies) / 3)
-    again = train(replace(small, runs=str(tmp_path / "again"), workers=2))  # decoding elsewhere changes nothing
+    again = train(replace(small, runs=str(tmp_path / "again"), workers=2))  # decoding in workers changes nothing
     assert metrics(again) == metrics(result)
 
 
@@ -482,7 +482,7 @@ def test_killed_at_random_moments_it_ends_with_the_same_bytes(tmp_path):
     for _ in range(60):
         pid = os.fork()
         if not pid:
-            slow_down_writes()  # so that some kills fall into one
+            slow_down_writes()  # so that some kills interrupt one
             code = 1
             try:
                 train(config)
@@ -562,7 +562,7 @@ def test_divergence_leaves_no_result_and_no_nan(tmp_path):
     "change", [{"loss": "gce"}, {"clip": "norm:tau=1"}, {"clip": "value:limit=1"}, {"loss": "mae"}]
 )
 def test_a_bounded_loss_diverges_too(tmp_path, change):
-    """Its loss stays finite while the logits or their norms do not."""
+    """The loss stays finite while the logits or their norms do not."""
     with pytest.raises(engine.Diverged, match=r"diverged in epoch \d+"):
         train(in_folder(tmp_path, "a", lr=1e15, epochs=8, schedule="constant", **change))
 

@@ -26,7 +26,7 @@ PAPER = (0.1, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5)
 
 @dataclass(frozen=True)
 class Trial(Result):
-    """Stands for a run and its folder."""
+    """A stand-in for a run and its folder."""
 
     held_out: dict[str, np.ndarray]
 
@@ -46,13 +46,13 @@ def trial(accuracy: float, clip: str = "none", label: np.ndarray = ONE, predicti
 
 
 class Curve:
-    """Stands for run folders: each trial that was `run` has the validation accuracy of a curve over log temp."""
+    """A stand-in for run folders: each trained config has the validation accuracy of a curve over log temp."""
 
     def __init__(self, peak: float, broken: tuple[float, ...] = ()) -> None:
         self.peak, self.broken, self.done = peak, broken, list[RunConfig]()
 
     def train(self, configs: list[RunConfig]) -> None:
-        assert not [config for config in configs if config in self.done]  # nothing is asked for twice
+        assert not [config for config in configs if config in self.done]  # no trial is requested twice
         self.done += configs
 
     def __call__(self, config: RunConfig) -> Result | Failure | None:
@@ -92,7 +92,7 @@ def test_the_grid_runs_in_one_wave_and_asks_for_what_is_missing() -> None:
 def test_the_fast_search_comes_near_the_peak_also_outside_the_grid(peak: float) -> None:
     outcome = Curve(peak)
     found = tune(AUTO, outcome)
-    # Outside of its first three values it has two steps by a factor of 2.2.
+    # Beyond its first three values it can take two steps by a factor of 2.2.
     reach = 1.0 / 2.24**2 <= peak <= 5.0 * 2.24**2
     assert abs(math.log(found / peak)) < (math.log(2.24) / 2 + 0.02 if reach else math.log(1.3) + abs(math.log(peak)))
     assert len(outcome.done) == TRIALS
@@ -230,7 +230,7 @@ def test_bad_bounds_of_a_study(low: float, high: float, count: int) -> None:
 
 
 def test_what_is_memorised_counts_against_a_value(tmp_path) -> None:
-    """Real runs under asymmetric noise: the score of the fast search, written out."""
+    """Real runs under asymmetric noise: the score of the fast search against its definition."""
     config = RunConfig(noise="asymmetric:rate=0.4", clip="norm:temp=auto", limit=600, epochs=30, runs=str(tmp_path))
     search = Search("clip.temp", grid=(0.25, 2.5))
     executors.execute(tuning.trials(config, search=search), executor="inline")
@@ -321,7 +321,7 @@ def test_a_storage_that_is_none_is_said_in_a_sentence(storage: str) -> None:
 
 @pytest.fixture
 def typed(command, tmp_path: Path) -> Any:
-    """`logitclip tune` with small runs in this process."""
+    """Run `logitclip tune` with small runs in this process."""
     small = ["--epochs", "1", "--limit", "100", "--model", "mlp:width=8,depth=1", "--executor", "inline"]
     return lambda *arguments: command("tune", *small, "--runs", tmp_path, *arguments)
 
@@ -367,7 +367,7 @@ def test_trials_that_fail_are_said_and_tried_again(typed, monkeypatch) -> None:
     assert (code, out, len(calls)) == (3, "", 2)
     assert "and 1 more: RuntimeError: no memory See " in err
     assert err.endswith("logitclip: No value can be chosen: all trials failed.\n")
-    monkeypatch.setattr(executors, "train", real)  # whatever it was has passed
+    monkeypatch.setattr(executors, "train", real)  # the cause has passed
     assert typed("--option", "lr", "--values", "0.1,0.2")[0] == 0
 
 
