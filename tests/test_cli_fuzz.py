@@ -14,7 +14,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from logitclip import cli
@@ -139,6 +139,8 @@ def calls(draw: st.DrawFn) -> list[str]:
             words += [flag, draw(values(option, options[option]))]
     if name in ("tune", "sweep"):
         words += ["--executor", "inline"]
+    if name == "sweep" and "--scale" not in words:  # the default scale trains for minutes
+        words += ["--scale", "smoke"]
     return [name, *words]
 
 
@@ -162,6 +164,7 @@ def test_a_thousand_calls_in_this_process():
         max_examples=int(os.environ.get("FUZZ", "1000")),
         derandomize=True,
         deadline=None,
+        phases=[Phase.generate],  # to shrink a slow call would take longer than to read it
         database=None,
         suppress_health_check=list(HealthCheck),
     )
