@@ -1,6 +1,6 @@
-"""The link function: what happens to the logits before the loss.
+"""The link function between the logits and the loss.
 
-`clip_logits` is the paper's method (Eq. 3 and 4); the other functions are the ones the paper compares it with.
+`clip_logits` is the paper's method (Eq. 3 and 4); the other functions are the paper's alternatives.
 
 A logit of -inf masks its class. A masked class keeps its -inf and does not count in any norm.
 """
@@ -123,7 +123,7 @@ def plain_clip(z: Tensor, tau: float, delta: float, p: float = 2.0, dim: int = -
 
 
 def clip_factor(norm: Tensor, tau: float, delta: float) -> Tensor:
-    """The factor of Eq. 4 for a vector of this norm: delta/norm from tau on, exactly 1 below."""
+    """Return the factor of Eq. 4 for a vector of this norm: delta/norm from tau on, exactly 1 below."""
     ratio = norm / delta
     # Chosen before the reciprocal, so that zero logits are safe; for delta = tau the clamp is a cheaper way to choose.
     ratio = ratio.clamp_min(1.0) if delta == tau else torch.where(norm >= tau, ratio, 1.0)
@@ -131,7 +131,7 @@ def clip_factor(norm: Tensor, tau: float, delta: float) -> Tensor:
 
 
 def takes_closed_form(z: Tensor, p: float) -> bool:
-    """Whether to use the gradients written by hand. This is the only place that decides.
+    """Return whether to use the gradients written by hand. This is the only place that decides.
 
     Compilers, function transforms, forward-mode AD and tensor subclasses get plain operations.
     """
@@ -145,7 +145,7 @@ def takes_closed_form(z: Tensor, p: float) -> bool:
 
 
 def eager_on_cpu(x: Tensor) -> bool:
-    """Whether the values of `x` can be looked at without waiting for a device, a compiler or a function transform."""
+    """Return whether reading the values of `x` needs no wait for a device and works in a compiler or transform."""
     if not x.is_cpu or torch.compiler.is_compiling() or _transforms_active is None or _is_batched is None:
         return False
     return not _transforms_active()
@@ -289,13 +289,13 @@ def norm_penalty(logits: Tensor, *, dim: int = -1) -> Tensor:
 
 
 def check_positive(name: str, value: float) -> None:
-    """Refuse a value that is not positive and finite."""
+    """Raise a ValueError unless the value is positive and finite."""
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be positive and finite, got {value}.")
 
 
 def check_logits(logits: Tensor) -> None:
-    """Refuse integers and a single number."""
+    """Raise a ValueError for integer logits and for a single number."""
     if not logits.is_floating_point():
         raise ValueError(f"logits must be a floating-point tensor, got {logits.dtype}.")
     if logits.ndim == 0:

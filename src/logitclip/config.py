@@ -74,7 +74,7 @@ class RunConfig:
     epochs: int | None = None
     """Passes over the training data."""
     batch_size: int | None = None
-    """Examples in a batch, of each process."""
+    """Examples per batch in each process."""
     lr: float | None = None
     """Learning rate of SGD at the start."""
     momentum: float | None = None
@@ -84,7 +84,7 @@ class RunConfig:
     weight_decay: float | None = None
     """Weight decay of SGD, on all parameters."""
     schedule: Literal["multistep", "cosine", "constant"] | None = None
-    """How the learning rate falls: by 10 at each milestone, along a half cosine, or not."""
+    """Schedule of the learning rate: divide by 10 at each milestone, follow a half cosine, or keep it constant."""
     milestones: tuple[float, ...] | None = None
     """Milestones of the schedule multistep, as shares of the epochs: 0.4,0.7."""
     drop_last: bool | None = None
@@ -102,7 +102,7 @@ class RunConfig:
     val: float = 0.0
     """Share of the noisy training examples held out for validation."""
     val_rule: Literal["random", "released"] = "random"
-    """Hold out random examples, seen without augmentation, or as the released code: the last ones, augmented."""
+    """Hold out random examples without augmentation, or, like the released code, the last ones with augmentation."""
     precision: Literal["32", "64", "bf16-mixed", "16-mixed", "bf16-true"] = "32"
     """Floating-point precision."""
     accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -118,7 +118,7 @@ class RunConfig:
     channels_last: bool = True
     """Keep images in the channels-last layout, which is faster."""
     measure_every: int = 0
-    """Measure memorised labels every so many epochs; 0: every epoch up to 20,000 examples, else every tenth."""
+    """Epochs between two measurements of memorised labels; 0: 1 up to 20,000 examples, else 10."""
     per_example: bool = False
     """Also write loss, margin, mean margin, prediction and first epoch learnt of every training example."""
     plugin: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ class RunConfig:
     workers: int = 0
     """Processes that decode images from disk."""
     checkpoint_seconds: float = 15.0
-    """Least seconds between two checkpoints, which are saved at the end of an epoch; 0: after every epoch."""
+    """Minimum seconds between two checkpoints, which are saved at the end of an epoch; 0: after every epoch."""
     tensorboard: bool = False
     """Also log to TensorBoard."""
     runs: str = "runs"
@@ -150,7 +150,7 @@ class RunConfig:
             raise ValueError(f"milestones must be shares of the epochs between 0 and 1, got {self.milestones}.")
 
     def resolved(self) -> RunConfig:
-        """The same run with the dataset's defaults filled in and every spec in canonical form. Reads no data.
+        """Return the run with the dataset's defaults filled in and every spec in canonical form. Reads no data.
 
         Raises:
             ValueError: for an unknown name or knob, a number that is still to be tuned, a combination that cannot be
@@ -206,7 +206,7 @@ class RunConfig:
 
 
 def resolved_id(config: RunConfig) -> str:
-    """The id of a resolved config."""
+    """Return the id of a resolved config."""
     # Only values that differ from the defaults, so that a new option does not change the ids of earlier runs.
     changed = {f.name: getattr(config, f.name) for f in fields(config) if getattr(config, f.name) != f.default}
     counted = {name: value for name, value in changed.items() if name not in UNCOUNTED}
@@ -225,7 +225,7 @@ def resolved_id(config: RunConfig) -> str:
 
 @functools.cache
 def registries() -> dict[str, Registry]:
-    """The registry of each field that holds a spec: the one table of registries."""
+    """Return the registry of each field that holds a spec: the one table of registries."""
     from logitclip.clip import CLIPS, PENALTIES
     from logitclip.data import DATASETS
     from logitclip.data.augment import AUGMENTS
@@ -293,7 +293,7 @@ def checked(name: str, hint: Any, value: Any) -> Any:
 
 
 def _with_preset(method: str, data: str, noise: str) -> str:
-    """The method's canonical spec with its presets for this data and noise, where they are not given."""
+    """Return the method's canonical spec; its presets for this data and noise fill in knobs that are not given."""
     from logitclip.methods import METHODS
 
     name, given = METHODS.parse(method)
@@ -324,7 +324,7 @@ def plugins_ignored() -> Iterator[None]:
 
 
 def imports_plugins() -> bool:
-    """Whether plugins are imported here; False inside `plugins_ignored`."""
+    """Return whether plugins are imported; False inside `plugins_ignored`."""
     return _importing.get()
 
 
@@ -368,7 +368,7 @@ def load_plugins(paths: tuple[str, ...]) -> None:
 
 
 def _shares(text: str) -> tuple[float, ...]:
-    """The numbers of a text such as 0.4,0.7."""
+    """Read numbers from a text such as 0.4,0.7."""
     try:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
@@ -376,9 +376,9 @@ def _shares(text: str) -> tuple[float, ...]:
 
 
 def _digests(registry: Registry, spec: str, root: str | None) -> dict[str, str]:
-    """The digests of the files that a spec names, by the values that name them.
+    """Return the digests of the files that a spec names, by the values that name them.
 
-    A file is searched as the data and noise functions do: as written, in the root, and in the folder of a `path`.
+    Files are found as the data and noise functions find them: as written, in the root, and in the folder of a `path`.
     """
     knobs = registry.parse(spec)[1]
     folders = [Path(), _root(root)]

@@ -38,7 +38,7 @@ class Loss(nn.Module):
 
     The call takes logits [N, K, ...] or [K], class indices [N, ...] or probabilities in the shape of the logits, and
     an optional `example_weight` [N, ...]. The result is float32 for half-precision logits. A class is masked by a logit
-    of -inf: it has probability 0, and no part in the loss of the example.
+    of -inf: it has probability 0 and does not enter the loss.
 
     Raises:
         ValueError: if an option is out of range, or, in the call, if shapes or targets do not fit.
@@ -107,7 +107,7 @@ class Loss(nn.Module):
         return TrainingState(self.epoch, self.class_counts) if self.scheduled and self.epoch is not None else None
 
     def sync(self, reduce: Callable[[Tensor], Tensor]) -> None:
-        """Combine what several processes counted in this epoch; call it at the end of the epoch on each of them.
+        """Sum the counts of this epoch over several processes; call it on each of them at the end of the epoch.
 
         Args:
             reduce: returns the sum of a tensor over the processes, such as ``fabric.all_reduce`` with
@@ -207,7 +207,7 @@ class Linked(nn.Module):
         return self._link(logits.movedim(dim, -1)).movedim(-1, dim)
 
     def forward(self, logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not isinstance(self.criterion, (Loss, Linked)):  # these check for themselves
+        if not isinstance(self.criterion, (Loss, Linked)):  # these check their own arguments
             _check_multiclass(logits, target)
         return self.criterion(self.link(logits), target, *args, **kwargs)
 
@@ -216,12 +216,12 @@ class Linked(nn.Module):
         return ", ".join([name, *(f"{key}={value}" for key, value in getattr(self._link, "keywords", {}).items())])
 
     def start_epoch(self, epoch: int, class_counts: Tensor | None = None) -> None:
-        """Passed on to the criterion; see `Loss.start_epoch`."""
+        """Call `start_epoch` of the criterion; see `Loss.start_epoch`."""
         if isinstance(self.criterion, (Loss, Linked)):
             self.criterion.start_epoch(epoch, class_counts)
 
     def sync(self, reduce: Callable[[Tensor], Tensor]) -> None:
-        """Passed on to the criterion; see `Loss.sync`."""
+        """Call `sync` of the criterion; see `Loss.sync`."""
         if isinstance(self.criterion, (Loss, Linked)):
             self.criterion.sync(reduce)
 
@@ -316,7 +316,7 @@ class LogitClip(Linked):
 
     @torch.no_grad()
     def diagnose(self, logits: Tensor, target: Tensor | None = None) -> Diagnosis:
-        """Report what the clip does to a batch; call it now and then in your own training loop.
+        """Report how the clip acts on a batch; call it now and then in your own training loop.
 
         With `target`, and a loss by name, it also warns (`UserWarning`) when the mean loss has reached the lowest value
         that the clip allows, and that value is far above the lowest without a clip: delta is then too small.
@@ -358,7 +358,7 @@ class LogitClip(Linked):
             return report
         chance = float(mean(torch.zeros(1, logits.shape[dim]), torch.zeros(1, dtype=torch.int64)))
         unclipped = theory.base_loss_bounds(mean.name, math.inf, logits.shape[dim], p=self.p, **mean.knobs)[0]
-        # At the bottom, and the bottom is high: with a large tau a loss near its lowest value is simply a good fit.
+        # Only if the lowest value is high: with a large tau, a loss near its lowest value is simply a good fit.
         if report.loss - lowest < 0.05 * (chance - lowest) and lowest - unclipped > 0.1 * (chance - unclipped):
             warnings.warn(
                 f"The mean {mean.name} loss, {report.loss:.4g}, has reached {lowest:.4g}, the lowest value that logits "
@@ -381,7 +381,7 @@ class LogitClip(Linked):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What a clip does to a batch; returned by `LogitClip.diagnose`."""
+    """How a clip acts on a batch; returned by `LogitClip.diagnose`."""
 
     clipped: float  # share of the rows whose norm is at least tau
     norm_quantiles: dict[float, float]  # of the norms before the clip
@@ -416,7 +416,7 @@ def clipped(criterion: str | Callable[..., Tensor], spec: str) -> nn.Module:
 
 
 def _check_multiclass(logits: Tensor, target: Any) -> None:
-    """Refuse single logits, multi-label targets and another batch size, even if the criterion accepts them."""
+    """Reject single logits, multi-label targets and mismatched batch sizes, even if the criterion accepts them."""
     check_logits(logits)
     dim = 1 if logits.ndim > 1 else 0
     check_classes(logits.movedim(dim, -1))

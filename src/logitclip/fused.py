@@ -1,7 +1,7 @@
-"""The two numbers every loss is made of: `log p_y` and the mean over classes of `log p_k`, clip included.
+"""The two numbers that every loss is computed from, with the clip: `log p_y` and the mean over classes of `log p_k`.
 
-`row_log_probs` has a plain form that works everywhere, and one for the CPU with a gradient in closed form: rows are
-taken in blocks that stay in the cache, and besides the gradient no second [N, K] array is stored.
+`row_log_probs` has a plain form that works everywhere, and one for the CPU with a gradient in closed form: it
+processes rows in blocks that stay in the cache, and stores no [N, K] array besides the gradient.
 """
 
 from __future__ import annotations
@@ -97,8 +97,8 @@ class _Blocked(torch.autograd.Function):
     """The closed form. With s = delta/|z| for clipped rows and 1 for the others, z' = s z and e = exp z':
 
     log p_y = z'_y - log sum e and mean log p = mean z' - log sum e. For upstream gradients g of the first and h of the
-    second, dz' = g 1_y + h/K - (g + h) e / sum e, and dz = s dz', less its part along z where clipped:
-    s (dz'.z) z/|z|^2. What belongs to a row is a column, [N, 1].
+    second, dz' = g 1_y + h/K - (g + h) e / sum e, and dz = s dz'; for clipped rows, minus its
+    component along z, s (dz'.z) z/|z|^2. Numbers per row are columns [N, 1].
     """
 
     @staticmethod
@@ -164,7 +164,7 @@ class _Blocked(torch.autograd.Function):
 
 def _statistics(logits: Tensor, tau: float | None, delta: float, mean: bool) -> tuple[Any, ...]:
     """e = exp(s z - shift), or None if there are too many, and columns: norm, s, shift, the sums of e and of e z, the
-    mean of s z - shift. What is not needed is None."""
+    mean of s z - shift. Values that are not needed are None."""
     if logits.numel() <= BLOCK:
         return _block_statistics(logits, tau, delta, mean)
     keep = logits.numel() <= KEPT

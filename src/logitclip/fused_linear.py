@@ -1,4 +1,4 @@
-"""The logits of a last linear layer in blocks: what is needed of them, and what they contribute to the gradients.
+"""The logits of a last linear layer in blocks: their statistics, and their contributions to the gradients.
 
 `LinearTerms` are the numbers per row that are linear in the hidden states, and `BlockedHead` the others, norm and
 log-sum-exp. Neither holds all logits. Classes may be sharded over processes, see `Shard`.
@@ -29,7 +29,7 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of hidden stat
 
 
 class Shard:
-    """Which classes this process has, and sums and maxima over the processes that have the others."""
+    """The classes of this process, and sums and maxima over all processes that share the classes."""
 
     def __init__(self, classes: int, device: torch.device, group: dist.ProcessGroup | None) -> None:
         self.group, self.first, self.num_classes, self.most = group, 0, classes, classes
@@ -55,7 +55,7 @@ class Shard:
 
 
 class LinearTerms:
-    """z_y = W_y h + b_y and v.z = (v W) h + v.b: what can be known of the logits without computing all of them."""
+    """z_y = W_y h + b_y and v.z = (v W) h + v.b: the numbers that do not need all logits."""
 
     def __init__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, v: Tensor | None, shard: Shard
@@ -78,7 +78,7 @@ class LinearTerms:
             self.v_sum = shard.sum(v.sum())
 
     def add_to(self, d_hidden: Tensor | None, d_weight: Tensor | None, d_bias: Tensor | None) -> Gradients:
-        """Add what z_y and v.z contribute to the gradients; each process adds its own part."""
+        """Add the contributions of z_y and v.z to the gradients; each process adds its own part."""
         at_target = (self.d_at_target * self.mine).unsqueeze(1)
         if d_hidden is not None:
             d_hidden.addcmul_(self.of_target, at_target)
@@ -168,7 +168,7 @@ class BlockedHead:
         return None if self.norm is None else self.norm.clone(), log_total, expected
 
     def add_gradients(self, d_log_total: Tensor, d_norm: Tensor | None) -> None:
-        """Add what the logits of the block contribute to the gradients, through the log of the sum and the norm."""
+        """Add the contributions of the block's logits to the gradients, through the log-sum-exp and the norm."""
         h = self.hidden[self.rows]
         of_e = (d_log_total / self.total).unsqueeze(1)
         of_z = None

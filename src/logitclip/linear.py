@@ -1,4 +1,4 @@
-"""The losses of a last linear layer, for up to millions of classes: the logits are never held as a whole.
+"""The losses of a last linear layer, for up to millions of classes: the whole logits are never stored.
 
 `linear_cross_entropy` and `LinearLogitClip` take the hidden states and the weight of the layer. Rows are processed in
 blocks, and the gradient with respect to a block of logits is computed together with its loss, so that three matrix
@@ -316,7 +316,7 @@ _loss: Any = torch.compiler.disable(_eager_loss)  # a graph break around blocks 
 
 
 def _compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
-    """What the matrix products are computed in. Gradients with respect to logits are below the range of float16."""
+    """Return the dtype of the matrix products. Gradients with respect to logits are below the range of float16."""
     device = weight.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
@@ -346,7 +346,7 @@ class _Fused(torch.autograd.Function):
             raise RuntimeError(
                 "The loss of a linear layer without its logits has no second derivative: use LogitClip on the logits."
             )
-        gradients, ctx.gradients = ctx.gradients, None  # they are given away: autograd may write into them
+        gradients, ctx.gradients = ctx.gradients, None  # autograd may write into them after this
         if gradients is None:
             _, gradients = _run(ctx.run, *ctx.saved_tensors, upstream, ctx.needs_input_grad[2:])
         elif not upstream.is_cpu or upstream != 1:

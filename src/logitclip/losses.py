@@ -31,7 +31,7 @@ Knobs = ParamSpec("Knobs")
 
 
 class TrainingState(NamedTuple):
-    """What a loss with a schedule knows about training; `Loss.start_epoch` sets it."""
+    """The state of training for a loss with a schedule; `Loss.start_epoch` sets it."""
 
     epoch: Tensor | int  # counted from 0
     class_counts: Tensor | None = None  # how many examples carry each label, [K]
@@ -454,7 +454,7 @@ def cores(
     at_least(0, beta=beta, warmup=warmup)
     at_least(1, ramp=ramp)
     reference = torch.logaddexp(log_probs, log_probs.new_tensor(math.log(1e-8)))  # -l_k
-    present = (~log_probs.isneginf()).to(reference.dtype)  # masked classes have no part in the means
+    present = (~log_probs.isneginf()).to(reference.dtype)  # masked classes do not enter the means
     mean = weighted = (reference * present).sum(-1) / present.sum(-1)
     if state is None:
         return beta * weighted - log_p, None

@@ -48,10 +48,10 @@ class SweepBoard:
     """The state of a sweep, on stderr: a live table on a terminal, lines in a pipe or a log file.
 
     Args:
-        configs: the runs, to find out what tells one from another.
+        configs: the runs; a run is described by the options that differ between them.
         tuned: the field that is being tuned, if any.
         opening: what to print before the first run starts.
-        quiet: print errors alone.
+        quiet: print only errors.
         verbose: print every event.
     """
 
@@ -146,7 +146,7 @@ class SweepBoard:
             self.errors.setdefault(found.error, []).append((self.label(config), see))
 
     def label(self, config: RunConfig) -> str:
-        """What tells a run from the others, in a few words."""
+        """Describe a run by the options that differ from the other runs."""
         values = {name: getattr(config, name) for name in self.fields if name not in ("noise_seed", "plugin")}
         values = {name: value for name, value in values.items() if value not in (None, ())}
         plain = {name: isinstance(value, str) and value != "none" for name, value in values.items()}

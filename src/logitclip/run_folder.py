@@ -40,7 +40,7 @@ HEARTBEAT = 5.0  # seconds between two heartbeats of a claim
 SILENCE = 60.0  # seconds without a heartbeat after which a claim from another machine is void
 LOCK_TIMEOUT = 10.0  # seconds to wait for the lock; after that, rely on exclusive creation of the claim
 KEPT = 2  # checkpoints to keep: the last one, and the one before in case the last is damaged
-PROC = Path("/proc")  # Linux alone has it
+PROC = Path("/proc")  # Linux only
 WINDOWS = os.name == "nt"
 
 
@@ -105,7 +105,7 @@ def claim(folder: Path) -> Iterator[str]:
             # One at a time, so that two processes cannot both take over the same void claim.
             with files.lock(folder / ".claim.lock", LOCK_TIMEOUT) as lock:
                 lock.touch()
-                now = lock.stat().st_mtime  # by the clock that stamps the files, which may be that of a file server
+                now = lock.stat().st_mtime  # by the clock of the file system, which may be a file server
                 _take(file, {**_identity(), "key": key}, now)
         heart.start()
         yield key
@@ -118,7 +118,7 @@ def claim(folder: Path) -> Iterator[str]:
 
 
 def claimed_by(folder: Path) -> str | None:
-    """The process that trains the run in `folder` now, in words; None if there is none."""
+    """Describe the process that trains the run in `folder` now; None if there is none."""
     file = folder / "claim"
     if not file.exists():
         return None
@@ -187,7 +187,7 @@ def _machine() -> str:
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):  # no /proc: the name alone
         parts += [(PROC / "sys/kernel/random/boot_id").read_text().strip(), os.readlink(PROC / "self/ns/pid")]
-    if WINDOWS:  # where nothing tells whether a process is alive: no other process knows, and the heartbeat decides
+    if WINDOWS:  # which cannot tell whether a process is alive: only the heartbeat decides
         parts.append(str(os.getpid()))
     return " ".join(parts)
 
@@ -516,7 +516,7 @@ def record_failure(folder: Path, error: str, trace: str = "", *, attempts: int =
     failure = Failure(folder.name, error, trace, earlier + attempts, final)
     try:
         files.write_json(folder / "failure.json", asdict(failure))
-    except files.CannotWrite as problem:  # then only the caller learns of it
+    except files.CannotWrite as problem:  # only the caller is told
         log.warning("%s", problem)
     return failure
 

@@ -56,7 +56,9 @@ def train(
 ) -> Result:
     """Train in the folder `runs/<id>` and return the result. A finished run is only read back.
 
-    If a run is interrupted, call this again to resume it from its last checkpoint; it ends with the same numbers.
+    If a run is interrupted, call this again to resume it from its last checkpoint; it ends with the same numbers. Under
+    torchrun the process group stays initialised and unused afterwards: a script may train again, or call
+    `torch.distributed.destroy_process_group()` before it ends.
 
     Args:
         config: the run.
@@ -65,9 +67,6 @@ def train(
         on_batch: called after each batch with the number of examples trained on in the epoch; not with several devices.
         download: get missing data from its official address.
         mirror: a folder or address to download from instead.
-
-    Under torchrun, the process group is left initialised, and nothing holds it any more: a script may train again, or
-    call `torch.distributed.destroy_process_group()` before it ends.
 
     Returns:
         The result, which is also in the folder of the run.
@@ -259,7 +258,7 @@ def _work(
                     _write_examples(record.folder / run_folder.EXAMPLES, dataset.train, **record.examples)
                 run_folder.write_rows(record.folder / run_folder.METRICS, record.rows)
                 run_folder.finish(record.folder, result, worker.weights())
-        except (files.CannotWrite, run_folder.Claimed):  # nothing can or should be written any more
+        except (files.CannotWrite, run_folder.Claimed):  # nothing can or should be written now
             raise
         except BaseException:
             record.rescue()
@@ -295,7 +294,7 @@ class _Record:
         if not self.writes:
             return
         run_folder.tidy(self.folder)
-        (self.folder / "result.json").unlink(missing_ok=True)  # it is damaged: an intact one ends `train` earlier
+        (self.folder / "result.json").unlink(missing_ok=True)  # a damaged one: `train` returns an intact one earlier
         files.write_json(self.folder / "config.json", asdict(config))
         files.write(self.folder / run_folder.NOISE, _line_per_key(noise))
         run_folder.write_rows(self.folder / run_folder.METRICS, self.rows)

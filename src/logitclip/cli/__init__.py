@@ -48,12 +48,12 @@ MARKERS = (OmitArgPrefixes, PositionalMetavarFromFieldName)
 
 
 def main() -> None:
-    """Run the command line; the console script `logitclip`."""
+    """Run the command line: the entry point of the console script `logitclip`."""
     logging.basicConfig(format="logitclip: %(message)s")
     try:
         _run(sys.argv[1:])
     except BrokenPipeError:  # `logitclip list losses | head`
-        sys.stderr.close()  # or the interpreter complains about the pipe when it ends
+        sys.stderr.close()  # else the interpreter reports the broken pipe at exit
         raise SystemExit(0) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
@@ -79,7 +79,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _overview(*, every_command: bool) -> None:
-    """What logitclip is and the first things to try, or all commands."""
+    """Show what logitclip is and the first things to try, or all commands."""
     show(
         f"[bold]logitclip {logitclip.__version__}[/]: train on labels you do not trust. It clips the norm of the "
         "logits before the loss, so that the network does not memorise wrong labels.\n"
@@ -93,7 +93,7 @@ def _overview(*, every_command: bool) -> None:
         return
     table = make_table("Three things to try", "", "")
     table.show_header = False
-    table.add_row("logitclip train --noise symmetric:rate=0.5", "half of the labels wrong: it memorises them")
+    table.add_row("logitclip train --noise symmetric:rate=0.5", "half of the labels wrong: the network memorises them")
     table.add_row("logitclip train --noise symmetric:rate=0.5 --clip norm:temp=1.5", "the same with the clip")
     table.add_row("logitclip sweep quickstart", "both for three losses, with a report: two minutes")
     show(table)
@@ -114,7 +114,7 @@ def _explain(error: Exception) -> NoReturn:
 
 
 def _hint(error: BaseException | None) -> str:
-    """What the command line can do about a name that no registry knows."""
+    """Suggest what to do about an unknown name."""
     while error is not None and not isinstance(error, UnknownName):
         error = error.__cause__
     if error is None:

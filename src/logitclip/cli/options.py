@@ -43,7 +43,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def run_options() -> Any:
-    """A function from the groups of options to a `RunConfig`, for tyro to call with what was typed."""
+    """Make a function from groups of options to a `RunConfig`, which tyro calls with the parsed command line."""
     defaults = _defaults()
     grouped = {field for names in GROUPS.values() for field in names}
     rest = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in grouped)
@@ -54,7 +54,7 @@ def run_options() -> Any:
 
     def build(**typed: Any) -> RunConfig:
         values = {name: value for group in typed.values() for name, value in vars(group).items()}
-        file = values.pop("config")  # its content is in the defaults, but for plugins
+        file = values.pop("config")  # the defaults hold its content, except plugins
         if file is not None:
             check_plugins(read_config(file).get("plugin", ()), values["plugin"], str(file))
         return RunConfig(**values)
@@ -71,7 +71,7 @@ RunOptions = Annotated[RunConfig, arg(constructor_factory=run_options, name="")]
 
 
 def _group(title: str, names: tuple[str, ...], defaults: RunConfig) -> type:
-    """A dataclass with some fields of `RunConfig`, their help, and the defaults to start from."""
+    """Make a dataclass of some fields of `RunConfig`, with their help and the given defaults."""
     hints, helps = config_module._hints(), _helps()
     fields = []
     for name in names:
@@ -94,7 +94,7 @@ def _group(title: str, names: tuple[str, ...], defaults: RunConfig) -> type:
 
 
 def _metavar(hint: Any) -> str:
-    """How an option that may be left to the dataset is written in the help.
+    """Return how the help shows an option that may default to the dataset's value.
 
     >>> _metavar(int | None), _metavar(typing.Literal["cosine", "constant"] | None)
     ('INT', '{cosine,constant}')
@@ -106,7 +106,7 @@ def _metavar(hint: Any) -> str:
 
 @functools.cache
 def _helps() -> dict[str, str]:
-    """The docstring of each field of `RunConfig`."""
+    """Return the docstring of each field of `RunConfig`."""
     (body,) = (node.body for node in ast.parse(inspect.getsource(RunConfig)).body if isinstance(node, ast.ClassDef))
     pairs = itertools.pairwise(body)
     return {
@@ -120,7 +120,7 @@ def _helps() -> dict[str, str]:
 
 
 def typed(option: str) -> str | None:
-    """The value of an option on this command line, before it is parsed."""
+    """Return the value of an option on this command line, before it is parsed."""
     for word, following in itertools.pairwise([*sys.argv, ""]):
         name, sign, value = word.partition("=")
         if name == option:
@@ -129,7 +129,7 @@ def typed(option: str) -> str | None:
 
 
 def _defaults() -> RunConfig:
-    """The config to start from: the file of --config, if there is one, and $LOGITCLIP_RUNS."""
+    """Return the defaults: those of the file of --config, if given, and $LOGITCLIP_RUNS."""
     path = typed("--config")
     values = {} if path is None else read_config(Path(path))
     RunConfig(**values)  # refuse values of a wrong type
@@ -138,9 +138,9 @@ def _defaults() -> RunConfig:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The options in a TOML file or in the config.json of a run.
+    """Read the options in a TOML file or in the config.json of a run.
 
-    A config.json also names the folder that its run was kept in; that is left out, because this is another run.
+    The folder of runs in a config.json is ignored, because this is another run.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -158,12 +158,12 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def runs_folder(given: Path | None = None) -> Path:
-    """The folder of runs: as given, or $LOGITCLIP_RUNS, or ./runs."""
+    """Return the folder of runs: the given one, $LOGITCLIP_RUNS, or ./runs."""
     return given or Path(os.environ.get("LOGITCLIP_RUNS") or "runs")
 
 
 def _default_of_dataset(field: str, _: str) -> str:
-    """What the help says about an option whose default depends on the dataset."""
+    """Return the help for an option whose default depends on the dataset."""
     data = typed("--data") or "digits"
     try:
         default = getattr(_resolved(data), field)

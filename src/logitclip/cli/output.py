@@ -13,12 +13,12 @@ from logitclip.progress import Printable, printable
 
 
 def show(what: Any) -> None:
-    """Print text or a table to stdout. Text is rich markup: escape what others wrote."""
+    """Print text or a table to stdout. Text is rich markup: escape text that comes from files or users."""
     from rich.console import Console
 
     console = Console(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 200  # a file or a pipe has no edge to fold a table at
+        console.width = 200  # a file or a pipe has no width to wrap a table at
     console.print(Printable(what))
 
 

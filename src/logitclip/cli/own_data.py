@@ -45,7 +45,7 @@ def fit(
 
     Example: logitclip fit train.csv --label kind --out model
 
-    It says first what it sees and plans. The same command continues where it was stopped.
+    It first prints what it found in the data and its plan. If it is interrupted, repeat the command to resume it.
 
     Args:
         data: A csv, tsv, parquet or npz file, or a folder with one folder of images per class.
@@ -54,7 +54,7 @@ def fit(
         image: The column with image files, if there is one.
         drop: Columns to leave out, separated by commas.
         out: The model folder to write.
-        find_issues: Judge every label out of fold (five more runs), instead of from the one run.
+        find_issues: Score every label by a model not trained on it (five more runs), instead of by the one run.
         clip: The clip; auto searches its number, grid tries the paper's values, none trains without a clip.
         loss: The loss, as in gce:q=0.7.
         model: The network, instead of the one that fits the data.
@@ -104,7 +104,7 @@ def issues(
         image: The column with image files, if there is one.
         drop: Columns to leave out, separated by commas.
         out: The folder to write issues.csv and page.html to.
-        fast: Judge by one training run instead of five folds.
+        fast: Score the labels with one training run instead of five folds.
         clip: The clip; auto searches its number.
         model: The network, instead of the one that fits the data.
         epochs: Passes over the data.
@@ -170,13 +170,13 @@ def _fit(
 
 
 class Pace:
-    """Tell the plan, then how far training is and how long it will still take, about twice a minute."""
+    """Print the plan, then the progress and the time left, about twice a minute."""
 
     EVERY = 30.0  # seconds
 
     def __init__(self) -> None:
         self.total = self.done = 0.0  # planned seconds
-        self.part = 0.0  # planned seconds of the present epoch that are over
+        self.part = 0.0  # planned seconds of the current epoch that have passed
         self.started = self.told = time.monotonic()
 
     def plan(self, plan: Any) -> None:
@@ -208,7 +208,7 @@ class Pace:
 
 
 def _report(model: Any) -> None:
-    """Print what was found, with a word on what the accuracy was measured on."""
+    """Print the findings, and which labels the accuracy was measured on."""
     from logitclip.noise.estimate import CLEAN
 
     facts, noise = model.facts, model.noise

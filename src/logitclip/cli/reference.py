@@ -127,7 +127,7 @@ def _list_recipes(json: bool) -> None:
         runs = ", ".join(f"{recipe.scale} {len(recipe.cells)}" for recipe in scales)
         table.add_row(f"[bold]{name}[/]", scales[0].paper or "", escape(scales[0].title), runs)
     show(table)
-    show("Not counted: trainings to choose a value. `logitclip sweep NAME --scale SCALE` runs one; own ones by path.")
+    show("Without the trials that choose a value. `logitclip sweep NAME --scale SCALE` runs one; your own by path.")
 
 
 def bound(
@@ -233,8 +233,8 @@ def noise(
     from logitclip import noise as noises
     from logitclip.progress import noise_preview
 
-    noises.NOISES.parse(spec)  # a mistake in it is found before the data is looked for
-    RunConfig(noise_seed=noise_seed)  # as is one in the seed
+    noises.NOISES.parse(spec)  # check the spec before the data
+    RunConfig(noise_seed=noise_seed)  # and the seed
     load = partial(datasets.load, root=root, download=download or mirror is not None, mirror=mirror)
     dataset = load(data)
     record = noises.apply(spec, dataset, noise_seed, load=load)
@@ -273,7 +273,7 @@ def _noise_for_theory(spec: str | None, classes: int, data: str | None) -> dict[
 
 
 class _Home(NamedTuple):
-    """The place of an item of the paper."""
+    """Return where an item of the paper is."""
 
     name: str
     file: str
@@ -282,7 +282,7 @@ class _Home(NamedTuple):
 
 
 def _homes() -> dict[str, _Home]:
-    """The functions and classes with a line `Paper: ...` in their docstrings, and the recipes. Nothing is imported."""
+    """Find the functions and classes with a line `Paper: ...` in their docstrings, and the recipes, without imports."""
     root, homes = Path(__file__).parents[1], dict[str, _Home]()
     for file in sorted(root.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -303,7 +303,7 @@ def _homes() -> dict[str, _Home]:
 
 
 def _by_number(item: str) -> list[tuple[int, str]]:
-    """A key to sort by: Table 2 comes before Table 10."""
+    """Return a sort key that puts Table 2 before Table 10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", item)]
 
 

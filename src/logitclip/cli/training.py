@@ -44,7 +44,7 @@ def train(
     stop_on_sigterm()
     bar = TrainingBar(quiet=quiet, verbose=verbose)
     try:
-        with without_destructors():  # a process of torchrun has joined a group
+        with without_destructors():  # under torchrun it has joined a process group
             result = train(config, on_epoch=bar, download=download, mirror=mirror)
     except (KeyboardInterrupt, SystemExit):
         bar.stop()
@@ -166,7 +166,7 @@ def tune(
 
 
 def _tried(option: str, scores: Mapping[Any, float | None], best: Any, parts: Mapping[Any, Any]) -> Any:
-    """The values that were tried, their scores, and what the scores are made of."""
+    """Return a table of the tried values, their scores and the parts of the scores."""
     from rich.console import Group
     from rich.markup import escape
 

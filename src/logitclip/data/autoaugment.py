@@ -99,7 +99,7 @@ def cutout(x: Tensor, generator: Generator, length: int = 16) -> Tensor:
 
 
 def _affine(x: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor, f: Tensor) -> Tensor:
-    """The pixel at (u, v) becomes that at (a u + b v + c, d u + e v + f), nearest, or black outside; each [n]."""
+    """Map pixel (u, v) to that at (a u + b v + c, d u + e v + f): nearest neighbour, black outside; each [n]."""
     n, channels, height, width = x.shape
     u = torch.arange(width, device=x.device, dtype=torch.float64) + 0.5
     v = torch.arange(height, device=x.device, dtype=torch.float64)[:, None] + 0.5
@@ -164,7 +164,7 @@ def _sharpness(x: Tensor, factor: float, _: Tensor) -> Tensor:
     kernel[..., 1, 1] = 5
     inner = conv2d(x.float().flatten(0, 1)[:, None], kernel).div(13).add(0.5).floor().clamp(0, 255)
     smooth = x.float()
-    smooth[..., 1:-1, 1:-1] = inner.view(*x.shape[:2], *inner.shape[-2:])  # the border stays as it is
+    smooth[..., 1:-1, 1:-1] = inner.view(*x.shape[:2], *inner.shape[-2:])  # the border does not change
     return _blend(smooth, x, factor)
 
 

@@ -1,7 +1,7 @@
 """Labels from files: the human label sets CIFAR-10N and CIFAR-100N.
 
-The official files are pickles, and a pickle can execute any code. So none is trusted here: the few names that such a
-file needs (an array, its type, its bytes) are replaced by harmless classes of our own, and all others are refused.
+The official files are pickles, and a pickle can execute any code, so none is trusted: the few names that such a file
+needs (an array, its type, its bytes) are replaced by harmless stand-ins, and all others are rejected.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 class _DType:
-    """Stands for numpy.dtype: only plain numbers."""
+    """A stand-in for numpy.dtype, limited to plain numbers."""
 
     def __init__(self, code: str, *_: Any) -> None:
         if code not in {f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)}:
@@ -31,7 +31,7 @@ class _DType:
 
 
 class _Array:
-    """Stands for numpy.ndarray, which is pickled as an empty array and, as its state, its shape, type and bytes."""
+    """A stand-in for numpy.ndarray, which is pickled as an empty array with its shape, type and bytes as state."""
 
     def __init__(self, *_: Any) -> None:
         self.value = np.empty(0, np.uint8)
@@ -43,12 +43,12 @@ class _Array:
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """Stands for _codecs.encode, by which old pickles spell bytes."""
+    """A stand-in for _codecs.encode, which old pickles use for bytes."""
     return text.encode("latin1")
 
 
 def _scalar(dtype: _DType, raw: bytes | str) -> int:
-    """Stands for the function that makes a numpy number."""
+    """A stand-in for the function that makes a numpy number."""
     return int(np.frombuffer(raw.encode("latin1") if isinstance(raw, str) else raw, dtype.code)[0])
 
 
@@ -110,7 +110,7 @@ def _damaged(path: Path, other: str, error: Exception) -> ValueError:
     reason = str(error)
     if name := re.search(r"GLOBAL (\S+)", reason):
         reason = _UNKNOWN.format(name[1])
-    elif "weights_only" in reason:  # torch goes on to advise that the file be trusted
+    elif "weights_only" in reason:  # the rest of torch's message advises to trust the file
         reason = "it contains more than integers"
     first_line = reason.partition("\n")[0]
     if " " not in first_line:  # the bare key of a KeyError, say, or nothing

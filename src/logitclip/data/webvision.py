@@ -36,10 +36,10 @@ def webvision(
     Classes are numbered in the order of their WordNet ids, so that ILSVRC12's numbers are the same.
 
     Args:
-        test: the images tested on: the validation images of ILSVRC12 or of WebVision, of the same classes.
-        ilsvrc: where ILSVRC12's are, as it stands or within `root` (`ilsvrc12` in either folder unless given): a folder
-            with one folder per WordNet id, in it or in its `val`; a folder with the images and a list `val.txt`; or
-            such a list, of lines `name label`, its names relative to where it is or to `val` there.
+        test: the test images: the validation images of ILSVRC12 or of WebVision, of the same classes.
+        ilsvrc: path of the ILSVRC12 images, as written or within `root`; by default `ilsvrc12` in either folder. It is
+            a folder with one folder per WordNet id, in it or in its `val`; a folder with the images and a list
+            `val.txt`; or such a list of lines `name label`, with names relative to its folder or to `val` there.
         size: side of the decoded images; training crops 7/8 of it, 224 of 256.
     """
     places = (Path(root), Path(root) / "webvision")

@@ -1,4 +1,4 @@
-"""Which labels are wrong: out-of-fold for every row, or from what one run refused to memorise."""
+"""Find wrong labels: by out-of-fold predictions for every row, or by the margins of one run."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Issues:
     """A score for every label, and the noise that follows from the same predictions."""
 
     way: str  # "out of fold" or "one run"
-    scores: np.ndarray  # [N]; NaN where a label cannot be judged
+    scores: np.ndarray  # [N]; NaN where a label cannot be scored
     suggested: np.ndarray  # [N] class positions
     wrong: np.ndarray  # [N] bool: more likely wrong than right
     noise: NoiseEstimate
 
     @property
     def ranking(self) -> np.ndarray:
-        """Rows from the most to the least suspicious, without those that cannot be judged."""
+        """Rows from the most to the least suspicious, without those that cannot be scored."""
         order = np.argsort(-np.where(np.isnan(self.scores), -np.inf, self.scores), kind="stable")
         return order[: int((~np.isnan(self.scores)).sum())]
 
 
 def out_of_fold(config: RunConfig, labels: np.ndarray, log_prior: np.ndarray, folds: int, **where: Any) -> Issues:
-    """Judge every label with a model that was not trained on it.
+    """Score every label with a model that was not trained on it.
 
     The rows are divided into `folds` parts; an ordinary run on the other parts predicts each. The score of a label is
     the probability that it is wrong, by Bayes' rule from the calibrated prediction and the estimated noise.
@@ -74,7 +74,7 @@ def fold_logits(config: RunConfig, rows: int, classes: int, folds: int, **where:
 
 
 def fold_configs(config: RunConfig, folds: int) -> list[RunConfig]:
-    """Return the runs of cross-validation: each holds out another part of the rows."""
+    """Return the runs of cross-validation: each holds out a different part of the rows."""
     share = tuning.with_value(config, "data.test", 1 / folds)
     return [tuning.with_value(share, "data.fold", fold) for fold in range(folds)]
 
@@ -96,7 +96,7 @@ def judged(logits: np.ndarray, labels: np.ndarray, log_prior: np.ndarray, way: s
 
 
 def one_run(result: Result, config: RunConfig, labels: np.ndarray, log_prior: np.ndarray) -> tuple[Issues, np.ndarray]:
-    """Judge the labels with a single training run.
+    """Score the labels with a single training run.
 
     A clipped network learns wrong labels late or never. A training row is ranked by its margin, the log-probability of
     its label minus that of the best other class, averaged over the epochs (the area under the margin of Pleiss et al.,
@@ -151,7 +151,7 @@ def _quantiles(values: np.ndarray) -> np.ndarray:
 
 
 def write(path: Path, issues: Issues, names: Sequence[str], class_names: Sequence[str], labels: np.ndarray) -> None:
-    """Write all judged rows as CSV, the most suspicious first."""
+    """Write all scored rows as CSV, the most suspicious first."""
     text = io.StringIO()
     table = csv.writer(text)
     table.writerow(["row", "given", "suggested", "score", "wrong"])

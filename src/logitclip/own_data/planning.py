@@ -19,7 +19,7 @@ from logitclip.search import TRIALS
 
 AUTO = "norm:temp=auto"
 FOLDS = 5
-STEPS = 20_000  # of a run, at most, unless that is fewer than 10 epochs
+STEPS = 20_000  # limit of a run, unless that is fewer than 10 epochs
 SEARCHED_ROWS = 20_000  # rows on which the clip is searched, if there are twice as many
 CPU_PIXELS = 64  # without a GPU, larger images are reduced to this
 IN_MEMORY = 2_000_000_000  # bytes of decoded images that are kept in memory

@@ -1,4 +1,4 @@
-"""What somebody's data holds: rows, classes, features, and how a dataset spec describes it."""
+"""Inspect the user's data: rows, classes, features, and the dataset spec that describes it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from logitclip.data.images import IMAGE_SUFFIXES, ImageFiles
 from logitclip.data.listings import Listing, collect
 from logitclip.data.table import image_listing, load_table, require
 
-HELD_OUT = 0.1  # share of the rows that the final model is judged and calibrated on, with their noisy labels
-SAMPLE = 500  # image files whose size is looked up
+HELD_OUT = 0.1  # share of the rows to validate and calibrate the final model on, with their noisy labels
+SAMPLE = 500  # number of image files whose size is read
 WORDS = 3  # a column of text with more words on average is probably free text
 
 
@@ -37,7 +37,7 @@ class Source:
     features: int  # of a table: how many inputs the network has
     used: dict[str, str]  # column -> number, category, text or image
     left_out: dict[str, str]  # column -> why
-    load_seconds: float = 0.0  # that reading and preprocessing take, measured
+    load_seconds: float = 0.0  # measured time of reading and preprocessing
     pixels: int = 0  # of images: the median of the shorter sides
     texts: Sequence[str] | None = None  # [N] what to show of each row
 
@@ -70,11 +70,11 @@ def look(
         path: A csv, tsv, parquet or npz file, or a folder with one folder of images per class.
         label: The label column of a table.
         text: Columns with free text.
-        image: A column with image files; found by itself if its values end in .jpg, .png and so on.
+        image: A column with image files; detected if its values end in .jpg, .png and so on.
         drop: Columns to leave out.
 
     Raises:
-        ValueError: If something cannot be used, in one sentence that says what and why.
+        ValueError: If the data cannot be used.
     """
     path = Path(os.path.expanduser(path))
     if path.is_dir():

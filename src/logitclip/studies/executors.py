@@ -83,7 +83,7 @@ def execute(
         raise ValueError(f"An address is for the executor ray, not for {executor}.")
     queue = _Queue(configs, on_event, then)
     for folder in {job.folder.parent for job in queue.todo}:
-        _check_writable(folder)  # checked here, or every run would fail with the same error
+        _check_writable(folder)  # check here, else every run would fail with the same error
     if queue.left:
         EXECUTORS[executor](queue, jobs, address)
 
@@ -417,7 +417,7 @@ def _ray(queue: _Queue, jobs: int | None, address: str | None) -> None:
 
 
 def _check_answers(address: str | None) -> None:
-    """Refuse an address at which nothing listens: Ray itself would retry silently for minutes."""
+    """Reject an address at which nothing listens; Ray itself would retry silently for minutes."""
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if not host or not port.isdecimal():  # auto, local, or none
         return

@@ -360,8 +360,8 @@ def _config(values: _Values) -> RunConfig:
     for name, registry in registries().items():
         spec = getattr(config, name)
         if spec is not None and not config.plugin:
-            registry[registry.split(spec)[0]]  # refuses an unknown name
-        _canonical(name, spec)  # refuses a wrong spec
+            registry[registry.split(spec)[0]]  # rejects an unknown name
+        _canonical(name, spec)  # rejects a wrong spec
     if word_to_tune(config):
         search_for(config)  # and an option without a search
     return replace(config, noise_seed=values.get("noise_seed", config.seed))
@@ -401,7 +401,7 @@ def _canonical(field: str, value: Any) -> Any:
 def _canonical_spec(field: str, spec: str) -> str:
     words = r"=\s*(grid|auto|published)\s*(?=,|$)"
     numbered = spec if field in ("data", "noise", "augment") else re.sub(words, "=1", spec)
-    canonical = registries()[field].canonical(numbered)  # refuses unknown knobs
+    canonical = registries()[field].canonical(numbered)  # rejects unknown knobs
     return canonical if numbered == spec else spec  # a value to tune stays as written
 
 

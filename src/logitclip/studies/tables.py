@@ -195,7 +195,7 @@ class Table:
 
     @property
     def caption(self) -> str:
-        """What the numbers mean."""
+        """Return the caption, which explains the numbers."""
         what = "; ".join(kind_of(statistic).title for statistic in self.statistics)
         spread = f" Mean ± sample standard deviation over {self.most} runs." if self.most > 1 else ""
         bold = " Bold: best within each group that differs in the clip or the penalty alone." if self.has_best else ""
