@@ -222,19 +222,19 @@ PUBLIC = (
 
 
 def _public() -> dict[str, Any]:
-    """Every public function and class by its full name."""
+    """Return every public function and class by its (shortest) full name."""
     found: dict[str, Any] = {"losses.loss": losses.loss}  # not in dir(losses), which shows losses alone
     for path in PUBLIC:
         module = importlib.import_module(f"logitclip.{path}".rstrip("."))
         for name in getattr(module, "__all__", None) or dir(module):
             value = getattr(module, name)
-            if inspect.isroutine(value) or inspect.isclass(value):
+            if (inspect.isroutine(value) or inspect.isclass(value)) and value not in found.values():
                 found[f"{path}.{name}".lstrip(".")] = value
     return found
 
 
 def _documented(doc: str, *sections: str) -> set[str]:
-    """The names that the sections of a docstring explain."""
+    """Return the names that the sections of a docstring explain."""
     names: set[str] = set()
     for text in re.findall(rf"(?m)^(?:{'|'.join(sections)}):\n((?:    .*\n|\n)+)", doc + "\n"):
         for entry in re.findall(r"(?m)^    (\**\w+(?:, \**\w+)*):", text):
@@ -244,7 +244,7 @@ def _documented(doc: str, *sections: str) -> set[str]:
 
 @pytest.mark.parametrize(("name", "value"), [pytest.param(*item, id=item[0]) for item in _public().items()])
 def test_public_names_are_documented(name: str, value: Any) -> None:
-    """Args (Attributes for a dataclass), Returns, Raises and an example, which the doctests run."""
+    """A name has Args (or Attributes), Returns, Raises, an example that runs as a doctest, and a place in the docs."""
     doc, source = inspect.getdoc(value) or "", inspect.getsource(value)
     explained = _documented(doc, "Args", "Attributes")
     explained |= set(re.findall(r'(?m)^    (\w+): .*\n    """', source))  # a docstring below a field
@@ -252,6 +252,9 @@ def test_public_names_are_documented(name: str, value: Any) -> None:
     if takes_arguments and not getattr(value, "_is_protocol", False):
         assert set(inspect.signature(value).parameters) - explained == set(), "not explained"
     assert ">>> " in doc, "no example"
+    module = re.escape(f"logitclip.{name}".rpartition(".")[0])
+    reference = (SOURCE.parents[1] / "docs" / "reference.md").read_text(encoding="utf-8")
+    assert re.search(rf"(?m):: {module}\.{value.__name__}$|automodule:: {module}$", reference), "not in the reference"
     if inspect.isclass(value):
         members = {key: member for key, member in vars(value).items() if not key.startswith("_")}
         members = {key: member for key, member in members.items() if callable(member) or isinstance(member, property)}
