@@ -9,7 +9,7 @@ JOBS ?= 2
 
 .PHONY: demo test lint types layers tests test-slow coverage docs links package clean
 
-demo: $(VENV)/.for-use  ## the effect on real digits: 36 short runs, a table and a page to look at
+demo: $(VENV)/.for-use  ## the effect on real digits: 36 short runs, a table and a page
 	$(BIN)/logitclip sweep quickstart
 	$(BIN)/logitclip report quickstart -o quickstart.html
 
@@ -28,13 +28,13 @@ layers: $(VENV)/.for-development
 tests: $(VENV)/.for-development  ## tests and doctests, without the slow ones
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow"
 
-test-slow: $(VENV)/.for-development  ## the slow tests alone
+test-slow: $(VENV)/.for-development  ## only the slow tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow
 
-coverage: $(VENV)/.for-development  ## which lines the tests reach, child processes included; docs/_build/coverage
+coverage: $(VENV)/.for-development  ## line coverage, including child processes; in docs/_build/coverage
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow" --cov --cov-report=term --cov-report=html:docs/_build/coverage
 
-links: $(VENV)/.for-development  ## ask every address outside that the site links to; needs the network
+links: $(VENV)/.for-development  ## request every external link of the site; needs the network
 	$(BIN)/sphinx-build -q -b linkcheck docs docs/_build/links
 
 docs: $(VENV)/.for-development  ## the documentation site, in docs/_build/html; a warning is an error
