@@ -69,7 +69,7 @@ def in_closed_form(z: Tensor, y: Tensor, tau: float | None = 1.0, p: float = 2.0
     return type(node).__name__ == "_BlockedBackward"
 
 
-# -- which form is taken -----------------------------------------------------------------------------------------------
+# -- which form is used ------------------------------------------------------------------------------------------------
 
 
 class Subclass(Tensor):

@@ -329,7 +329,7 @@ def imports_plugins() -> bool:
 
 
 def check_plugins(named: Iterable[str], given: Iterable[str], where: str) -> None:
-    """Refuse plugins that a file names, unless the user gives the same files: plugins are code that is executed.
+    """Reject plugins that a file names, unless the user gives the same files: importing a plugin executes its code.
 
     Args:
         named: the plugins in the file.

@@ -145,7 +145,7 @@ def _from_arrow(path: Path, read: Callable[[], Any]) -> dict[str, Column]:
         table = read()
     except (_pyarrow().ArrowException, builtin_csv.Error, OSError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
-        raise ValueError(f"{path} could not be read ({reason}); repair it or save it anew.") from error
+        raise ValueError(f"{path} could not be read ({reason}); repair it or save it again.") from error
     return _unique(zip(table.column_names, table.columns, strict=True), path)
 
 
