@@ -248,6 +248,18 @@ def test_zero_logits() -> None:
         assert_same(loss, F.cross_entropy(F.linear(hidden, weight), target), [hidden, weight], tolerance=1e-6)
 
 
+def test_what_would_get_no_gradient_is_refused() -> None:
+    hidden, weight, bias, target = layer()
+    learnt = torch.ones(len(target), dtype=torch.float64, requires_grad=True)
+    soft = F.one_hot(target, K).double().requires_grad_()
+    with pytest.raises(ValueError, match="example_weight would get no gradient here: detach it, or use LogitClip"):
+        linear_cross_entropy(hidden, weight, target, linear_bias=bias, example_weight=learnt)
+    with pytest.raises(ValueError, match="target would get no gradient"):
+        linear_cross_entropy(hidden, weight, soft, linear_bias=bias)
+    with torch.no_grad():
+        linear_cross_entropy(hidden, weight, soft, linear_bias=bias, example_weight=learnt)
+
+
 # -- CORES -------------------------------------------------------------------------------------------------------------
 
 

@@ -61,7 +61,7 @@ def linear_cross_entropy(
     Args:
         input: hidden states, [..., D].
         linear_weight: [K, D].
-        linear_bias: [K] or None.
+        linear_bias: [K] or None; finite, so it cannot mask a class.
         target: class indices [...], or probabilities [..., K].
         weight: a weight per class, [K].
         reduction: "mean", "sum" or "none". The mean divides by the sum of the weights of the class indices, or by the
@@ -79,7 +79,8 @@ def linear_cross_entropy(
         A scalar, or [...] for "none"; float32 for half-precision arguments.
 
     Raises:
-        ValueError: if shapes do not fit, a target is out of range or an option is invalid.
+        ValueError: if shapes do not fit, a target is out of range or an option is invalid; also if a target or a weight
+            of examples or classes requires a gradient, as it would get none.
 
     >>> hidden, head = torch.ones(2, 3), torch.zeros(1000, 3)
     >>> linear_cross_entropy(hidden, head, torch.tensor([0, 999]), tau=1.0)
@@ -291,6 +292,11 @@ def _eager_loss(
         raise ValueError(f"weight has {len(class_weight)} entries for {shard.num_classes} classes.")
     if example_weight is not None and example_weight.shape != shape:
         raise ValueError(f"example_weight must have the shape {tuple(shape)}, got {tuple(example_weight.shape)}.")
+
+    if torch.is_grad_enabled():
+        for name, x in (("target", target), ("example_weight", example_weight), ("class weight", class_weight)):
+            if x is not None and x.requires_grad:
+                raise ValueError(f"{name} would get no gradient here: detach it, or use LogitClip on the logits.")
 
     soft = target.is_floating_point()
     rows = hidden.reshape(-1, hidden.shape[-1])
