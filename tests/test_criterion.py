@@ -442,6 +442,12 @@ def test_diagnose_counts_and_measures() -> None:
     assert LogitClip("ce", tau=1.0).diagnose(torch.tensor([3.0, 4.0])).clipped == 1.0
     with pytest.raises(ValueError, match=r"nothing to diagnose in logits of shape \(0, 5\)"):
         LogitClip("ce", tau=1.0).diagnose(torch.zeros(0, 5))
+    ignored = LogitClip("ce", tau=1.0).diagnose(logits, torch.tensor([-100, 1, 1, 0]))
+    assert ignored.clipped == pytest.approx(1 / 3)
+    with pytest.raises(ValueError, match="nothing to diagnose"):
+        LogitClip("ce", tau=1.0).diagnose(logits, torch.full((4,), -100))
+    with pytest.raises(ValueError, match="need targets of shape"):
+        LogitClip("ce", tau=1.0).diagnose(logits, torch.zeros(3, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n != "cores"])  # the bound of cores is not sharp

@@ -323,13 +323,13 @@ class LogitClip(Linked):
 
         Args:
             logits: [N, K, ...] or [K].
-            target: as for the call, or None.
+            target: as for the call, or None. Examples whose target is `ignore_index` do not count.
 
         Returns:
             A `Diagnosis`.
 
         Raises:
-            ValueError: if there are no logits.
+            ValueError: if there are no logits that count.
 
         >>> report = LogitClip("ce", tau=1.0).diagnose(torch.tensor([[30.0, 40.0], [0.3, 0.4]]))
         >>> report.clipped, report.norm_quantiles[0.5]
@@ -340,6 +340,9 @@ class LogitClip(Linked):
         z = full_precision(logits)
         masked = z.isneginf()
         norms = vector_norm(z.masked_fill(masked, 0.0), self.p, dim).flatten()
+        if target is not None and isinstance(self.criterion, Loss):
+            _, kept = check_target(logits, target, self.criterion.ignore_index, dim)
+            norms = norms if kept is None else norms[kept.flatten()]
         if not norms.numel():
             raise ValueError(f"There is nothing to diagnose in logits of shape {tuple(logits.shape)}.")
         at = (0.05, 0.25, 0.5, 0.75, 0.95)
