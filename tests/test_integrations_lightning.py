@@ -75,6 +75,18 @@ def test_without_a_clip_or_true_labels_there_is_less_to_log(data):
     assert set(logged) == {f"norm_{q}" for q in (0.05, 0.25, 0.5, 0.75, 0.95)}
 
 
+def test_masked_classes_do_not_count_in_the_norm(data):
+    x, noisy, _ = data
+    logits = torch.cat([x, torch.full((len(x), 1), -torch.inf)], 1)
+    monitor, module = ClipMonitor(), nn.ModuleList([lc.LogitClip("ce", tau=3.0)])
+    monitor.on_train_start(None, module)
+    monitor.on_train_epoch_start(None, module)
+    monitor.on_train_batch_start(None, module, data, 0)
+    module[0](logits, noisy.clamp(max=1))
+    monitor.teardown(None, module, "fit")
+    torch.testing.assert_close(torch.cat(monitor._norms), x.norm(dim=1))
+
+
 def test_a_module_without_a_criterion_is_refused(data):
     with pytest.raises(ValueError, match="found no criterion"):
         fitted(nn.CrossEntropyLoss(), data)

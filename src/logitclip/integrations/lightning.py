@@ -71,7 +71,8 @@ class ClipMonitor(Callback):
         logits, target = (*args, *(kwargs[name] for name in ("logits", "target") if name in kwargs))[:2]
         dim = 1 if logits.ndim > 1 else 0
         p = criterion.p if isinstance(criterion, LogitClip) else 2.0
-        self._norms.append(vector_norm(full_precision(logits), p, dim).flatten())
+        z = full_precision(logits)
+        self._norms.append(vector_norm(z.masked_fill(z.isneginf(), 0.0), p, dim).flatten())
         if self._truth is not None:
             predicted, wrong = logits.argmax(dim), target != self._truth
             memorised, recovered = wrong & (predicted == target), wrong & (predicted == self._truth)
