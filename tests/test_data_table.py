@@ -72,6 +72,9 @@ def test_a_column_of_image_files(tmp_path):
     write(tmp_path / "x.csv", "file,y\n" + "gone.png,a\n0.png,b\n" * 3)
     with pytest.raises(ValueError, match=r"x.csv, line 2: there is no image .*gone.png \(and 2 others\)"):
         table(tmp_path, path="x.csv", label="y", image="file")
+    write(tmp_path / "x.csv", "file,y\n" + "0.png,a\n,b\n" * 3)
+    with pytest.raises(ValueError, match=r"x.csv, row 2: the image file 'file' is missing \(and in 2 other rows\)"):
+        table(tmp_path, path="x.csv", label="y", image="file")
 
 
 def test_a_column_of_text(tmp_path):

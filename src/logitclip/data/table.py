@@ -153,8 +153,8 @@ def image_listing(path: str | Path, label: str, image: str) -> tuple[Listing, li
     names = column_text(columns, image, path)
     labels = column_text(columns, label, path)
     classes = class_names([columns[label]], label, path)
-    for text, name in ((names, image), (labels, label)):
-        _refuse_missing(text, name, path)
+    _refuse_missing(names, image, path, what="image file")
+    _refuse_missing(labels, label, path)
     rows = [
         (i + 2, names.values[file], labels.values[value])  # line 1 is the header
         for i, (file, value) in enumerate(zip(names.codes, labels.codes, strict=True))
@@ -228,10 +228,10 @@ def class_positions(column: Column, name: str, classes: Sequence[str], path: str
     return torch.from_numpy(labels)
 
 
-def _refuse_missing(text: Text, name: str, path: str | Path) -> None:
+def _refuse_missing(text: Text, name: str, path: str | Path, what: str = "label") -> None:
     missing = np.flatnonzero(text.codes < 0)
     if len(missing):
         others = f" (and in {len(missing) - 1} other rows)" if len(missing) > 1 else ""
         raise ValueError(
-            f"{path}, row {missing[0] + 1}: the label {name!r} is missing{others}; fill it in or remove the row."
+            f"{path}, row {missing[0] + 1}: the {what} {name!r} is missing{others}; fill it in or remove the row."
         )
