@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import logitclip as lc
 from logitclip.own_data import find_issues
@@ -123,7 +124,11 @@ def test_columns_missing_unknown_and_new(people, fitted):
     sentence = fitted.agreement(new, fitted.predict(new))
     assert "75.0% agree with the column 'kind'" in sentence
     assert "perfect classifier would agree with about 1 - r" in sentence
-    assert "1 classes are new to the model and count as wrong: violet" in sentence
+    assert "1 class is new to the model and counted as wrong: violet" in sentence
+    some = new.assign(kind=["red", None, "blue", None])
+    assert "100.0% agree" in fitted.agreement(some, fitted.predict(some))
+    none = new.assign(kind=None)
+    assert fitted.agreement(none, fitted.predict(none)) is None
 
 
 def test_a_data_frame_and_a_search(people, tmp_path):
@@ -132,6 +137,33 @@ def test_a_data_frame_and_a_search(people, tmp_path):
     assert model.facts["clip"].startswith("norm:tau=")
     assert len(list((tmp_path / "m" / "runs").glob("*/result.json"))) == 6
     assert (lc.load(tmp_path / "m").predict(frame)["class"] == np.array(["red", "green", "blue"])[true]).mean() > 0.8
+
+
+def test_the_index_of_a_data_frame_is_no_feature_and_mixed_values_are_text(people, tmp_path):
+    class Planned(Exception):
+        pass
+
+    def stop(plan):
+        raise Planned(plan)
+
+    frame = people[1].sample(frac=1, random_state=0).drop(columns="id")
+    frame["town"] = frame["town"].where(frame["town"] == "ab", 7)
+    with pytest.raises(Planned) as stopped:
+        lc.fit(frame, "kind", drop="y", out=tmp_path, on_plan=stop, **QUICK)
+    assert stopped.value.args[0].source.used == {"x": "number", "town": "category"}
+    with pytest.raises(ValueError, match="fit has no option 'runs'"):
+        lc.fit(frame, "kind", out=tmp_path, runs="elsewhere", **QUICK)
+
+
+def test_the_plan_measures_on_the_device_of_the_runs(people, tmp_path, monkeypatch):
+    waited = []
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: torch.device("cpu"))
+    monkeypatch.setattr("torch.accelerator.synchronize", lambda: waited.append(1))
+    make_plan(look(people[0], "kind"), out=str(tmp_path), accelerator="cpu", **QUICK)
+    assert not waited
+    make_plan(look(people[0], "kind"), out=str(tmp_path), **QUICK)
+    assert waited
 
 
 def test_a_damaged_folder_is_one_sentence(fitted, tmp_path):
@@ -323,6 +355,23 @@ def test_commands(people, tmp_path, capsys, monkeypatch):
     assert code == 2
     assert "has no column 'kidn'. Did you mean 'kind'" in told
     assert "Traceback" not in told
+
+
+def test_names_of_classes_are_shown_as_they_are(tmp_path, capsys, monkeypatch):
+    """Some mean something to rich (markup) or to pandas (a missing value)."""
+    names = np.array(["[/b]", "None"])
+    frame = pd.DataFrame({"x": np.arange(60) % 2 + np.linspace(0, 0.1, 60), "kind": names[np.arange(60) % 2]})
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    quick = ("--clip", "norm:temp=2.5", "--epochs", 1, "--fast", "-o", tmp_path / "m")
+    code, printed, told = run(capsys, monkeypatch, "issues", tmp_path / "x.csv", "--label", "kind", *quick)
+    assert (code, "Traceback" in told) == (0, False)
+    assert "[/b]" in printed
+    assert set(lc.load(tmp_path / "m").issues["given"]) == set(names)
+    code, printed, _ = run(
+        capsys, monkeypatch, "noise", "pair:rate=0.5", "--data", f"table:path={tmp_path / 'x.csv'},label=kind"
+    )
+    assert code == 0
+    assert "[/b]" in printed
 
 
 def test_train_points_to_fit(capsys, monkeypatch):

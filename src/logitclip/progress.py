@@ -342,6 +342,7 @@ def noise_preview(record: NoisyLabels, class_names: Sequence[str] | None = None)
     With more than 12 classes, the range of the rates and the largest confusions replace the matrix.
     """
     from rich.console import Group
+    from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
@@ -358,11 +359,11 @@ def noise_preview(record: NoisyLabels, class_names: Sequence[str] | None = None)
     if record.num_classes <= 12:
         head.append("\ntrue class (row), label (column), in % of the row", "dim")
         table.add_column("", no_wrap=True, max_width=12)
-        for title in ("examples", " wrong ", *(f"{name[:4]} " for name in names)):
+        for title in ("examples", " wrong ", *(escape(f"{name[:4]} ") for name in names)):
             table.add_column(title, justify="right", no_wrap=True)
         for j, (name, size) in enumerate(zip(names, record.class_sizes.tolist(), strict=True)):
             cells = [_cell(value, right=j == k) for k, value in enumerate(percent[j].tolist())]
-            table.add_row(name, f"{size:,}", f"{rates[j]:.1f} ", *cells)
+            table.add_row(escape(name), f"{size:,}", f"{rates[j]:.1f} ", *cells)
         return Group(head, table)
 
     order = rates.argsort().tolist()
@@ -376,7 +377,7 @@ def noise_preview(record: NoisyLabels, class_names: Sequence[str] | None = None)
     for cell in wrong_only.flatten().topk(15).indices.tolist():
         j, k = divmod(cell, record.num_classes)
         if wrong_only[j, k] > 0:
-            table.add_row(names[j], names[k], _cell(float(percent[j, k]), right=False))
+            table.add_row(escape(names[j]), escape(names[k]), _cell(float(percent[j, k]), right=False))
     return Group(head, table)
 
 

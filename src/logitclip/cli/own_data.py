@@ -66,6 +66,8 @@ def fit(
         jobs: Runs at the same time.
         json: Print the facts of the model as one JSON object on stdout.
     """
+    from rich.markup import escape
+
     settings: dict[str, Any] = {"loss": loss, "model": model, "epochs": epochs, "batch_size": batch_size, "lr": lr}
     settings |= {"augment": augment, "seed": seed}
     fitted = _fit(data, label, text, image, drop, out, clip, find_issues=find_issues, jobs=jobs, **settings)
@@ -73,7 +75,7 @@ def fit(
         show_json(fitted.facts)
         return
     _report(fitted)
-    show(f"The model is in {out}; predict with: logitclip predict {out} new.csv -o out.csv")
+    show(escape(f"The model is in {out}; predict with: logitclip predict {out} new.csv -o out.csv"))
 
 
 def issues(
@@ -112,6 +114,8 @@ def issues(
         jobs: Runs at the same time.
         json: Print the ranking as a JSON list on stdout.
     """
+    from rich.markup import escape
+
     settings = {"model": model, "epochs": epochs, "seed": seed}
     fitted = _fit(data, label, text, image, drop, out, clip, find_issues=not fast, jobs=jobs, **settings)
     if json:
@@ -120,9 +124,9 @@ def issues(
     _report(fitted)
     table = make_table("Most suspicious labels", "row", "given", "suggested", "score")
     for row in fitted.issues.head(SHOWN).to_dict("records"):
-        table.add_row(*(str(row[name]) for name in ("row", "given", "suggested")), f"{row['score']:.3f}")
+        table.add_row(*(escape(row[name]) for name in ("row", "given", "suggested")), f"{row['score']:.3f}")
     show(table)
-    show(f"All of them: {out / 'issues.csv'}; with {_content(fitted)}: {out / 'page.html'}.")
+    show(escape(f"All of them: {out / 'issues.csv'}; with {_content(fitted)}: {out / 'page.html'}."))
 
 
 def predict(model: Positional[Path], data: Data, /, *, out: Out = Path("predictions.csv"), json: Flag = False) -> None:

@@ -34,7 +34,7 @@ def fit(
     *,
     text: str | Sequence[str] = (),
     image: str | None = None,
-    drop: Sequence[str] = (),
+    drop: str | Sequence[str] = (),
     out: str | Path = "model",
     clip: str = AUTO,
     find_issues: bool = False,
@@ -51,9 +51,9 @@ def fit(
     Args:
         data: A csv, tsv, parquet or npz file, a folder with one folder of images per class, or a pandas data frame.
         label: The label column of a table.
-        text: Columns with free text.
+        text: A column with free text, or several.
         image: A column with image files; detected if its values end in .jpg, .png and so on.
-        drop: Columns to leave out.
+        drop: A column to leave out, or several.
         out: The model folder to write.
         clip: The clip: ``norm:temp=auto`` and ``norm:tau=auto`` search, ``=grid`` tries the paper's values, ``none`` is
             plain training.
@@ -81,7 +81,8 @@ def fit(
     ['herb', 'shrub']
     """
     out = Path(out)
-    source = look(_as_file(data, out), label, text=[text] if isinstance(text, str) else text, image=image, drop=drop)
+    text, drop = ([names] if isinstance(names, str) else names for names in (text, drop))
+    source = look(_as_file(data, out), label, text=text, image=image, drop=drop)
     plan = make_plan(source, clip=clip, folds=FOLDS if find_issues else 0, out=str(out), **options)
     if on_plan is not None:
         on_plan(plan)
@@ -107,7 +108,7 @@ def find_issues(
     *,
     text: str | Sequence[str] = (),
     image: str | None = None,
-    drop: Sequence[str] = (),
+    drop: str | Sequence[str] = (),
     out: str | Path = "issues",
     clip: str = AUTO,
     fast: bool = False,
@@ -151,8 +152,13 @@ def _as_file(data: Any, out: Path) -> str | Path:
     if not hasattr(data, "to_parquet"):
         raise ValueError(f"data must be a file, a folder or a pandas data frame, got {type(data).__name__}.")
     out.mkdir(parents=True, exist_ok=True)
-    data.to_parquet(out / "data.parquet")
-    return out / "data.parquet"
+    path = out / "data.parquet"
+    try:
+        data.to_parquet(path, index=False)  # an index is no feature
+    except (TypeError, ValueError):  # a column with values of several types, which are read as text
+        mixed = [name for name, kind in data.dtypes.items() if kind.kind == "O"]
+        data.astype(dict.fromkeys(mixed, "string")).to_parquet(path, index=False)
+    return path
 
 
 def _with_clip(plan: Plan, where: dict[str, Any]) -> RunConfig:

@@ -74,7 +74,11 @@ class Model:
         """The labels that are probably wrong, most suspicious first: a pandas data frame, see docs/wrong_labels.md."""
         import pandas as pd
 
-        return pd.read_csv(self.folder / ISSUES, dtype={"row": str, "given": str, "suggested": str})
+        return pd.read_csv(
+            self.folder / ISSUES,
+            dtype={"row": str, "given": str, "suggested": str},
+            keep_default_na=False,  # a class may be called None
+        )
 
     def predict(self, data: Any) -> Any:
         """Predict the class of each row.
@@ -112,7 +116,7 @@ class Model:
             predicted: Its return value.
 
         Returns:
-            A sentence with the accuracy and how to read it; None without labels.
+            A sentence with the accuracy over the rows that have a label, and how to read it; None without labels.
         """
         label = self.facts["label"]
         if label is None or (isinstance(data, str | os.PathLike) and Path(data).is_dir()):
@@ -121,12 +125,17 @@ class Model:
         if label not in columns:
             return None
         text = column_text(columns, label, "the data")
-        given = np.array([*text.values, ""], dtype=object)[text.codes]
-        new = sorted({str(value) for value in given} - {*self.class_names, ""})
-        unknown = f" {len(new)} classes are new to the model and count as wrong: {', '.join(new[:3])}." if new else ""
+        known = text.codes >= 0
+        if not known.any():
+            return None
+        given = np.array(text.values, dtype=object)[text.codes[known]]
+        new = sorted(set(given) - set(self.class_names))
+        are = "classes are" if len(new) > 1 else "class is"
+        unknown = f" {len(new)} {are} new to the model and counted as wrong: {', '.join(new[:3])}." if new else ""
+        share = (given == predicted["class"].to_numpy()[known]).mean()
         return (
-            f"{(given == predicted['class'].to_numpy()).mean():.1%} agree with the column {label!r}. If a share r of "
-            f"these labels is wrong, a perfect classifier would agree with about 1 - r.{unknown}"
+            f"{share:.1%} agree with the column {label!r}. If a share r of these labels is wrong, a perfect "
+            f"classifier would agree with about 1 - r.{unknown}"
         )
 
     def probabilities(self, data: Any) -> tuple[list[str], np.ndarray]:

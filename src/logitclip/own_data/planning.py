@@ -131,7 +131,8 @@ def make_plan(source: Source, *, clip: str = AUTO, folds: int = 0, out: str = "m
     counts = source.counts
     settings["balance"] = bool(counts.max() > UNBALANCED * counts.min())
     settings |= {"schedule": "cosine", "momentum": 0.9, "nesterov": True, "drop_last": False}
-    unknown = [name for name in options if name not in RunConfig.__dataclass_fields__]
+    planned = ("data", "runs", "per_example")
+    unknown = [name for name in options if name not in RunConfig.__dataclass_fields__ or name in planned]
     if unknown:
         raise ValueError(f"fit has no option {unknown[0]!r}.")
     settings |= {name: value for name, value in options.items() if value is not None}
@@ -156,16 +157,20 @@ def _step_seconds(source: Source, config: RunConfig, size: int) -> float:
     """Time a few training steps of the network on random inputs."""
     side = size * 7 // 8 if "crop" in str(config.augment) else size
     shape = (3, side, side) if source.kind == "image" else (source.features,)
-    model = models.build(str(config.model), len(source.class_names), shape)
+    on_cpu = config.accelerator == "cpu" or not torch.accelerator.is_available()
+    device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
+    model = models.build(str(config.model), len(source.class_names), shape).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
-    x = torch.zeros(int(config.batch_size or 1), *shape)
-    y = torch.zeros(len(x), dtype=torch.int64)
+    x = torch.zeros(int(config.batch_size or 1), *shape, device=device)
+    y = torch.zeros(len(x), dtype=torch.int64, device=device)
     times = []
     for _ in range(MEASURED):
         started = time.perf_counter()
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
+        if not on_cpu:
+            torch.accelerator.synchronize()
         times.append(time.perf_counter() - started)
     return min(times)
 
