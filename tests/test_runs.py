@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from logitclip import files, run_folder
-from logitclip.config import RunConfig
+from logitclip.config import RunConfig, plugins_ignored
 from logitclip.engine import Diverged
 from logitclip.studies import runs as studies
 from logitclip.training import train
@@ -118,6 +118,9 @@ def test_what_differs(original):
     assert "lr" not in found
     clipped = RunConfig(clip="norm:temp=1.5", lr=0.1, data="digits").resolved()
     assert studies.changed_options(clipped) == {"clip": "norm:temp=1.5"}  # lr is the default of digits
+    with plugins_ignored():  # the dataset of a plugin has no known defaults
+        theirs = replace(clipped, data="theirs", plugin=("gone.py",))
+        assert studies.changed_options(theirs).items() >= {"clip": "norm:temp=1.5", "lr": 0.1}.items()
 
 
 def test_index_has_a_line_for_each_finished_run(folder):

@@ -119,8 +119,11 @@ def ordered(runs: Iterable[Run], name: str, *, descending: bool = False) -> list
 
 
 def changed_options(config: RunConfig) -> dict[str, Any]:
-    """The options of a resolved config that differ from the defaults for its dataset."""
-    plain = RunConfig(data=config.data, plugin=config.plugin, root=config.root).resolved()
+    """The options of a resolved config that differ from the defaults for its dataset, if it has any."""
+    try:
+        plain = RunConfig(data=config.data, plugin=config.plugin, root=config.root).resolved()
+    except ValueError:  # no defaults, or a dataset of a plugin, which is not imported to read, or of another version
+        plain = RunConfig()
     hidden = {*UNCOUNTED, "data"}
     return {
         field.name: getattr(config, field.name)
