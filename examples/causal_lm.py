@@ -3,10 +3,10 @@
     pip install 'logitclip[huggingface]'
     python examples/causal_lm.py [--noise 0.5] [--steps 200] [--losses ce gce:q=0.7]
 
-The model and its language are made on the spot: sentences of a random grammar, in which each pair of tokens has one
-usual successor. The model first learns the grammar of a large clean corpus, then is fine-tuned on a small corpus of
-another grammar whose target tokens are partly replaced by random ones. `loss_func` handles the shift of the labels,
--100 and `num_items_in_batch`. Printed is the accuracy of the next token on clean sentences of the second grammar.
+The model and its language are made on the spot: sentences of a random grammar, in which each token has one usual
+successor. The model first learns the grammar of a large clean corpus, then is fine-tuned on a small corpus of another
+grammar whose target tokens are partly replaced by random ones. `loss_func` handles the shift of the labels, -100 and
+`num_items_in_batch`. The script prints the accuracy of the next token on clean sentences of the second grammar.
 """
 
 from __future__ import annotations
