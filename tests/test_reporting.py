@@ -392,7 +392,7 @@ epochs = 1
 limit = 64
 noise = "symmetric:rate=0.5"
 [grid]
-what = ["=pwned()", "</script><script>pwned()</script>", "bell \u0007\u001b]0;pwned\u0007 [/] $\\input{x}$ | `x`"]
+"=a [/b]" = ["=pwned()", "</script><script>pwned()</script>", "bell \u0007\u001b]0;pwned\u0007 [/] $\\input{x}$ | `x`"]
 [variant."=pwned()"]
 loss = "ce"
 [variant."</script><script>pwned()</script>"]
@@ -400,7 +400,7 @@ loss = "mae"
 [variant."bell \u0007\u001b]0;pwned\u0007 [/] $\\input{x}$ | `x`"]
 loss = "gce"
 [table]
-rows = ["what"]
+rows = ["=a [/b]"]
 """
 
 
@@ -432,7 +432,7 @@ def test_no_writer_lets_a_name_be_more_than_text(hostile, command):
     rows_of_table = [line for line in texts["markdown"].splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in rows_of_table} == {3}
     assert "\\input" not in texts["latex"]
-    assert [line["what"][:2] for line in csv.DictReader(io.StringIO(texts["csv"]))] == ["'=", "</", "be"]
+    assert [line["'=a [/b]"][:2] for line in csv.DictReader(io.StringIO(texts["csv"]))] == ["'=", "</", "be"]
     code, out, err = command("report", *recipe.command("report").split()[2:])
     assert code == 0, err
     assert "\x1b" not in out + err

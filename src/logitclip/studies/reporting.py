@@ -44,7 +44,9 @@ def terminal(table: Table) -> Any:
     shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, axis in enumerate(table.row_axes):
         longest = max(len(table.labels(row)[i]) for row in table.rows)
-        shown.add_column(axis, overflow="fold", min_width=min(longest, 16))  # on a narrow terminal, numbers wrap first
+        shown.add_column(
+            escape(axis), overflow="fold", min_width=min(longest, 16)
+        )  # on a narrow terminal, numbers wrap first
     for head in table.heads():
         shown.add_column(escape(head.replace(", ", "\n")), justify="right", overflow="fold")
     before = None
@@ -182,10 +184,9 @@ def csv(table: Table) -> str:
     """The table in long form, a line for each cell and statistic."""
     text = io.StringIO()
     rows = [{**record, "ids": " ".join(record["ids"])} for record in records(table)]
-    names = list(rows[0]) if rows else []
-    writer = csv_module.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _csv(value) for name, value in row.items()} for row in rows)
+    writer = csv_module.writer(text, lineterminator="\n")
+    writer.writerow(map(_csv, rows[0] if rows else ()))
+    writer.writerows(map(_csv, row.values()) for row in rows)
     return text.getvalue()
 
 
