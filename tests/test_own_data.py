@@ -358,15 +358,19 @@ def test_commands(people, tmp_path, capsys, monkeypatch):
 
 
 def test_names_of_classes_are_shown_as_they_are(tmp_path, capsys, monkeypatch):
-    """Some mean something to rich (markup) or to pandas (a missing value)."""
-    names = np.array(["[/b]", "None"])
+    """Some mean something to rich (markup), to pandas (a missing value) or to a spreadsheet (a formula)."""
+    names = np.array(["=[/b]", "None"])
     frame = pd.DataFrame({"x": np.arange(60) % 2 + np.linspace(0, 0.1, 60), "kind": names[np.arange(60) % 2]})
     frame.to_csv(tmp_path / "x.csv", index=False)
-    quick = ("--clip", "norm:temp=2.5", "--epochs", 1, "--fast", "-o", tmp_path / "m")
+    quick = ("--clip", "norm:temp=2.5", "--epochs", 3, "--fast", "-o", tmp_path / "m")
     code, printed, told = run(capsys, monkeypatch, "issues", tmp_path / "x.csv", "--label", "kind", *quick)
     assert (code, "Traceback" in told) == (0, False)
     assert "[/b]" in printed
-    assert set(lc.load(tmp_path / "m").issues["given"]) == set(names)
+    assert set(lc.load(tmp_path / "m").issues["given"]) == {"'=[/b]", "None"}
+    assert "=[/b]" in set(lc.load(tmp_path / "m").predict(frame)["class"])
+    run(capsys, monkeypatch, "predict", tmp_path / "m", tmp_path / "x.csv", "-o", tmp_path / "out.csv")
+    assert ",'=[/b]," in (tmp_path / "out.csv").read_text()
+    assert ",=[/b]," not in (tmp_path / "out.csv").read_text()
     code, printed, _ = run(
         capsys, monkeypatch, "noise", "pair:rate=0.5", "--data", f"table:path={tmp_path / 'x.csv'},label=kind"
     )

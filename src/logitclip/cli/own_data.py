@@ -142,13 +142,15 @@ def predict(model: Positional[Path], data: Data, /, *, out: Out = Path("predicti
     """
     from logitclip.files import write
     from logitclip.own_data import load
+    from logitclip.own_data.issues import plain
 
     loaded = load(model)
     found = loaded.predict(data)
     if json:
         show_json(found.to_dict("records"))
     else:
-        write(out, found.to_csv(index=False).encode())
+        names = {name: found[name].map(plain, na_action="ignore") for name in ("row", "class")}
+        write(out, found.assign(**names).to_csv(index=False).encode())
         tell(f"{len(found):,} predictions in {out}.")
     judged = loaded.agreement(data, found)
     if judged is not None:
