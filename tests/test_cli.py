@@ -228,7 +228,7 @@ def test_noise_previews_and_saves(command, tmp_path):
         (["train", "--data", "table:path=~nobody-here/x.csv,label=y"], ["~nobody-here"]),
         (["train", "--data", "cifar10", "--root", "~nobody-here"], ["~nobody-here"]),
         (["report", "~nobody-here/x.toml"], ["There is no recipe file ~nobody-here/x.toml"]),
-        (["train", "--config", "~nobody-here/x.toml"], ["~nobody-here"]),
+        (["train", "--config", "~nobody-here/x.toml"], ["~nobody-here/x.toml, cannot be read: No such file"]),
         (["train", "--config", "/dev/null"], ["is neither TOML"]),
         (["train", "--loss", "mine"], ["Unknown loss 'mine'", "--plugin FILE.py"]),
         (

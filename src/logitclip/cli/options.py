@@ -145,6 +145,8 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         values = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise ValueError(f"The file of --config, {path}, cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is neither TOML (a name that ends in .toml) nor JSON: {error}.") from None
     if not isinstance(values, dict):
