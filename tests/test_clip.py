@@ -324,6 +324,12 @@ def test_clip_by_value(seed: int, classes: int, limit: float) -> None:
     assert lower - 1e-12 <= ce.min() <= ce.max() <= upper + 1e-12
 
 
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float16, 70_000.0), (torch.float32, 1e39)])
+def test_clip_by_value_beyond_the_range_of_the_logits(dtype: torch.dtype, limit: float) -> None:
+    z = torch.tensor([3.0, -60_000.0, -math.inf], dtype=dtype)
+    assert torch.equal(clip_by_value(z, limit), z)
+
+
 def test_clip_by_value_can_change_the_prediction() -> None:
     z = torch.tensor([2.0, 9.0])
     assert z.argmax() == 1

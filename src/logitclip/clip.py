@@ -237,6 +237,7 @@ def clip_by_value(logits: Tensor, limit: float) -> Tensor:
     """
     check_positive("limit", limit)
     check_logits(logits)
+    limit = min(limit, torch.finfo(logits.dtype).max)  # torch refuses bounds beyond it
     return logits.clamp(-limit, limit).masked_fill(logits.isneginf(), -math.inf)
 
 
