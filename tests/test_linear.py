@@ -488,6 +488,21 @@ def test_bad_arguments(change: dict[str, Any], message: str) -> None:
         linear_cross_entropy(**arguments)
 
 
+def test_a_masked_class_with_a_clip_is_refused_instead_of_nan() -> None:
+    hidden, weight, bias, target = layer()
+    bias = bias.detach().clone()
+    target[target == 3] = 4
+    bias[3] = -torch.inf
+    for call in (
+        lambda: linear_cross_entropy(hidden, weight, target, linear_bias=bias, tau=1.0),
+        lambda: clip_hidden(hidden, weight, 1.0, bias=bias),
+    ):
+        with pytest.raises(ValueError, match="the bias must be finite, got -inf: to mask a class, use LogitClip"):
+            call()
+    expected = F.cross_entropy(hidden @ weight.t() + bias, target)  # without a clip it works
+    torch.testing.assert_close(linear_cross_entropy(hidden, weight, target, linear_bias=bias), expected)
+
+
 # -- speed -------------------------------------------------------------------------------------------------------------
 
 

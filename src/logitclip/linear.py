@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from logitclip.clip import clip_factor, threshold_and_scale
+from logitclip.clip import clip_factor, eager_on_cpu, threshold_and_scale
 from logitclip.criterion import Loss, Reduction
 from logitclip.fused_linear import (
     STEP,
@@ -61,7 +61,8 @@ def linear_cross_entropy(
     Args:
         input: hidden states, [..., D].
         linear_weight: [K, D].
-        linear_bias: [K] or None; finite, so it cannot mask a class.
+        linear_bias: [K] or None; finite, so it cannot mask a class. With a clip, -inf is refused on a CPU and gives NaN
+            elsewhere, as do logits whose norm overflows when it is squared (1.8e19 in float32).
         target: class indices [...], or probabilities [..., K].
         weight: a weight per class, [K].
         reduction: "mean", "sum" or "none". The mean divides by the sum of the weights of the class indices, or by the
@@ -196,7 +197,7 @@ def clip_hidden(
         The rescaled hidden states, [..., D], and the factor s, [..., 1].
 
     Raises:
-        ValueError: if shapes do not fit, or the clip is not exactly one of tau and temp.
+        ValueError: if shapes do not fit, the bias masks a class, or the clip is not exactly one of tau and temp.
 
     >>> hidden, head = torch.tensor([[3.0, 4.0]]), torch.eye(2)
     >>> clip_hidden(hidden, head, tau=1.0)
@@ -204,6 +205,7 @@ def clip_hidden(
     """
     threshold, scale = threshold_and_scale(tau, delta, temp)
     _check_layer(hidden, weight, bias)
+    _check_unmasked(bias)
     if gram is None:
         gram = gram_matrix(weight, bias)
     size = weight.shape[1] + (bias is not None)
@@ -270,6 +272,11 @@ def _check_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         raise ValueError(f"The bias must have the shape {tuple(weight.shape[:1])}, got {tuple(bias.shape)}.")
 
 
+def _check_unmasked(bias: Tensor | None) -> None:
+    if bias is not None and eager_on_cpu(bias) and bias.isneginf().any():  # elsewhere it would wait for the device
+        raise ValueError("With a clip the bias must be finite, got -inf: to mask a class, use LogitClip on the logits.")
+
+
 def _eager_loss(
     criterion: Loss,
     hidden: Tensor,
@@ -311,6 +318,8 @@ def _eager_loss(
     row_weight = None if row_weight is None else row_weight.to(full)
 
     run = _by_autograd if soft or criterion.function.second == "log_probs" else _closed_form
+    if clip is not None and run is _closed_form:
+        _check_unmasked(bias)
     run = run(criterion, target, clip, row_weight, dtype, shard, smoothing)
     values = _Fused.apply(run, torch.is_grad_enabled() and criterion.reduction != "none", rows, weight, bias)
     if criterion.reduction != "none":
