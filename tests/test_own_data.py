@@ -13,6 +13,7 @@ import torch
 
 import logitclip as lc
 from logitclip.own_data import find_issues
+from logitclip.own_data.model import original, plain
 from logitclip.own_data.planning import make_plan
 from logitclip.own_data.source import look
 from logitclip.run_folder import read_result
@@ -366,7 +367,8 @@ def test_names_of_classes_are_shown_as_they_are(tmp_path, capsys, monkeypatch):
     code, printed, told = run(capsys, monkeypatch, "issues", tmp_path / "x.csv", "--label", "kind", *quick)
     assert (code, "Traceback" in told) == (0, False)
     assert "[/b]" in printed
-    assert set(lc.load(tmp_path / "m").issues["given"]) == {"'=[/b]", "None"}
+    assert set(lc.load(tmp_path / "m").issues["given"]) == {"=[/b]", "None"}
+    assert ",'=[/b]," in (tmp_path / "m" / "issues.csv").read_text()
     assert "=[/b]" in set(lc.load(tmp_path / "m").predict(frame)["class"])
     run(capsys, monkeypatch, "predict", tmp_path / "m", tmp_path / "x.csv", "-o", tmp_path / "out.csv")
     assert ",'=[/b]," in (tmp_path / "out.csv").read_text()
@@ -376,6 +378,12 @@ def test_names_of_classes_are_shown_as_they_are(tmp_path, capsys, monkeypatch):
     )
     assert code == 0
     assert "[/b]" in printed
+
+
+def test_each_name_comes_back_from_a_csv_file():
+    names = ["=a", "'=a", "''=a", "'a", "'", "", "-", "-1", "'-1", "-a", "+1", "@", "\tx", "a"]
+    assert [original(plain(name)) for name in names] == names
+    assert not [name for name in names if plain(name).startswith(("=", "+", "@", "-a", "\t"))]
 
 
 def test_train_points_to_fit(capsys, monkeypatch):

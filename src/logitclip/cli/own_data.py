@@ -142,7 +142,7 @@ def predict(model: Positional[Path], data: Data, /, *, out: Out = Path("predicti
     """
     from logitclip.files import write
     from logitclip.own_data import load
-    from logitclip.own_data.issues import plain
+    from logitclip.own_data.model import plain
 
     loaded = load(model)
     found = loaded.predict(data)

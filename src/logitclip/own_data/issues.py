@@ -16,7 +16,7 @@ from logitclip.config import RunConfig
 from logitclip.data.augment import transform
 from logitclip.noise.estimate import NoiseEstimate, estimate_noise
 from logitclip.own_data.calibration import find_temperature, given_the_label, softmax
-from logitclip.own_data.model import logits_of
+from logitclip.own_data.model import logits_of, plain
 from logitclip.run_folder import Result, outcome
 from logitclip.studies import executors, tuning
 from logitclip.training import build_model
@@ -159,9 +159,3 @@ def write(path: Path, issues: Issues, names: Sequence[str], class_names: Sequenc
         cells = [names[i], class_names[int(labels[i])], class_names[int(issues.suggested[i])]]
         table.writerow([*map(plain, cells), f"{issues.scores[i]:.4f}", str(bool(issues.wrong[i])).lower()])
     files.write(path, text.getvalue().encode())
-
-
-def plain(text: str) -> str:
-    """Keep spreadsheets from reading text as a formula."""
-    formula = text[:1] in ("=", "+", "@", "\t", "\r") or (text[:1] == "-" and not text[1:2].isdigit())
-    return f"'{text}" if formula else text

@@ -74,9 +74,10 @@ class Model:
         """The labels that are probably wrong, most suspicious first: a pandas data frame, see docs/wrong_labels.md."""
         import pandas as pd
 
+        names = ("row", "given", "suggested")
         return pd.read_csv(
             self.folder / ISSUES,
-            dtype={"row": str, "given": str, "suggested": str},
+            converters=dict.fromkeys(names, original),
             keep_default_na=False,  # a class may be called None
         )
 
@@ -251,3 +252,18 @@ def load(folder: str | Path) -> Model:
         raise ValueError(f"The model in {folder} cannot be read: {reason}.") from error
     preprocessor = None if facts["kind"] == "image" else Preprocessor.load(folder / PREPROCESSING)
     return Model(folder, facts, network.eval(), preprocessor)
+
+
+def plain(text: str) -> str:
+    """Keep spreadsheets from reading text as a formula: a quote comes first, which `original` removes."""
+    return f"'{text}" if _formula(text) else text
+
+
+def original(text: str) -> str:
+    """Undo `plain`."""
+    return text[1:] if text[:1] == "'" and _formula(text) else text
+
+
+def _formula(text: str) -> bool:
+    text = text.lstrip("'")  # a quote before a formula gets another one, so that each text has its own `plain` form
+    return text[:1] in ("=", "+", "@", "\t", "\r") or (text[:1] == "-" and not text[1:2].isdigit())
