@@ -17,6 +17,7 @@ from logitclip.own_data.model import original, plain
 from logitclip.own_data.planning import make_plan
 from logitclip.own_data.source import look
 from logitclip.run_folder import read_result
+from logitclip.studies import tuning
 from logitclip.training import train
 
 QUICK = {"clip": "norm:temp=2.5", "epochs": 12}
@@ -165,6 +166,23 @@ def test_the_plan_measures_on_the_device_of_the_runs(people, tmp_path, monkeypat
     assert not waited
     make_plan(look(people[0], "kind"), out=str(tmp_path), **QUICK)
     assert waited
+
+
+@pytest.mark.parametrize(
+    ("clip", "tried", "trained", "folded"),
+    [("norm:temp=2.5", None, 405, 360), ("norm:temp=auto", 405, 540, 480), ("norm:temp=grid", 405, 540, 480)],
+)
+def test_the_plan_knows_what_val_holds_out(people, tmp_path, clip, tried, trained, folded):
+    plan = make_plan(look(people[0], "kind"), clip=clip, folds=5, out=str(tmp_path), epochs=2, val=0.25)
+    expected = {"judge every label out of fold": (5, folded), "train the model": (1, trained)}
+    if tried is not None:
+        trial = tuning.trial(replace(plan.config, per_example=False), tuning.search_for(plan.config), 1.0)
+        assert plan.rows_of(trial) == tried
+        expected["choose the clip"] = (11 if "grid" in clip else 5, tried)
+    final = plan.config if tried is None else replace(plan.config, val=0.0)  # as `fit` does
+    assert plan.rows_of(final) == trained
+    assert plan.rows_of(replace(final, per_example=False)) == folded
+    assert plan.runs == expected
 
 
 def test_a_damaged_folder_is_one_sentence(fitted, tmp_path):

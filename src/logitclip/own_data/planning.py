@@ -16,6 +16,7 @@ from logitclip.own_data.source import HELD_OUT, Source
 from logitclip.progress import duration
 from logitclip.search import HELD_OUT as SEARCH_HELD_OUT
 from logitclip.search import TRIALS
+from logitclip.studies.tuning import GRID_VAL
 
 AUTO = "norm:temp=auto"
 FOLDS = 5
@@ -25,6 +26,7 @@ CPU_PIXELS = 64  # without a GPU, larger images are reduced to this
 IN_MEMORY = 2_000_000_000  # bytes of decoded images that are kept in memory
 UNBALANCED = 5.0  # ratio of the largest to the smallest class from which classes are weighted
 MEASURED = 4  # training steps that are timed
+CHOOSE = "choose the clip"
 OVERHEAD = 1.0  # seconds to start and to write a run
 
 
@@ -62,8 +64,8 @@ class Plan:
 
     def rows_of(self, config: RunConfig) -> int:
         """Return how many rows a run of this plan trains on."""
-        if config.val:
-            return round(next(iter(self.runs.values()))[1])
+        if config.val and CHOOSE in self.runs:  # the other runs then have no val
+            return self.runs[CHOOSE][1]
         folds = self.runs.get("judge every label out of fold")
         return folds[1] if folds and not config.per_example else self.runs["train the model"][1]
 
@@ -139,16 +141,17 @@ def make_plan(source: Source, *, clip: str = AUTO, folds: int = 0, out: str = "m
     spec = replace(source, knobs={**knobs, "test": HELD_OUT}).spec
     config = RunConfig(data=spec, clip=clip, runs=f"{out}/runs", per_example=True, **settings)
 
-    trained = round(rows * (1 - HELD_OUT))
     runs = {}
     wanted = word_to_tune(config)
+    val = config.val if wanted is None else 0.0  # once the clip is chosen, nothing is held out to choose it
+    trained = round(rows * (1 - HELD_OUT) * (1 - val))
     if wanted is not None:
         tried = min(trained, SEARCHED_ROWS) if rows > 2 * SEARCHED_ROWS else trained
         # The grid of eleven holds out a tenth, the search a half.
-        grid = wanted[2] == "grid"
-        runs["choose the clip"] = (11, tried) if grid else (TRIALS, round(tried * (1 - SEARCH_HELD_OUT)))
+        count, held_out = (11, GRID_VAL) if wanted[2] == "grid" else (TRIALS, SEARCH_HELD_OUT)
+        runs[CHOOSE] = (count, round(tried * (1 - (config.val or held_out))))
     if folds:
-        runs["judge every label out of fold"] = (folds, round(rows * (1 - 1 / folds)))
+        runs["judge every label out of fold"] = (folds, round(rows * (1 - 1 / folds) * (1 - val)))
     runs["train the model"] = (1, trained)
     return Plan(source, config, size, runs, _step_seconds(source, config, size))
 
