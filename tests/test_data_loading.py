@@ -275,6 +275,22 @@ def test_folds_are_disjoint_and_cover_every_example(share):
         assert shares.abs().max() <= 1
 
 
+@pytest.mark.parametrize("share", [0.5, 0.25, 0.2, 0.1])
+@pytest.mark.parametrize("size", range(2, 10))
+def test_folds_of_tiny_classes_are_disjoint_and_cover_every_example(share, size):
+    labels = torch.arange(size * 40) % 40
+    splits = [stratified_split(labels, share, 0, fold=k) for k in range(round(1 / share))]
+    assert torch.equal(torch.cat([test for _, test in splits]).sort().values, torch.arange(len(labels)))
+    assert all(len(labels[train].unique()) == 40 for train, _ in splits)
+
+
+def test_the_first_fold_does_not_depend_on_the_others():
+    """Fold 1 would be empty, so the examples of the others are dealt out; fold 0 has one of each class."""
+    labels = torch.arange(12) % 4
+    assert sorted(labels[stratified_split(labels, 0.2, 0)[1]].tolist()) == [0, 1, 2, 3]
+    assert [len(stratified_split(labels, 0.2, 0, fold=k)[1]) for k in range(5)] == [4, 2, 2, 2, 2]
+
+
 def test_a_class_with_one_example_is_always_trained_on():
     labels = torch.tensor([0] * 9 + [1])
     assert all(9 in stratified_split(labels, 0.2, 0, fold=k)[0] for k in range(5))

@@ -96,11 +96,21 @@ def stratified_split(labels: Tensor, share: float, seed: int, *, fold: int = 0) 
     order = order[labels[order].argsort(stable=True)]  # sorted by class, in random order within each
     counts = torch.bincount(labels)
     rank = torch.arange(len(labels)) - (counts.cumsum(0) - counts).repeat_interleave(counts)
-    start, stop = ((counts * share * part).round().long() for part in (fold, fold + 1))
-    stop = torch.minimum(stop, start + counts - 1)  # keep at least one example of every class for training
-    tested = (rank >= start.repeat_interleave(counts)) & (rank < stop.repeat_interleave(counts))
-    if not tested.any() and share * len(labels) >= 1:  # only tiny classes: take every n-th example of all classes
-        tested = (torch.arange(len(labels)) % folds == fold) & (counts > 1).repeat_interleave(counts)
+
+    def part(fold: int) -> Tensor:
+        start, stop = ((counts * share * k).round().long() for k in (fold, fold + 1))
+        stop = torch.minimum(stop, start + counts - 1)  # keep at least one example of every class for training
+        return (rank >= start.repeat_interleave(counts)) & (rank < stop.repeat_interleave(counts))
+
+    tested, first = part(fold), part(0)
+    related = range(folds) if fold else [0]  # fold 0 does not depend on the others
+    if share * len(labels) >= 1 and not all(part(k).any() for k in related):
+        # Only tiny classes. Fold 0 takes every n-th example if it is empty; the others take turns with the rest.
+        several = (counts > 1).repeat_interleave(counts)
+        if not first.any():
+            first = (torch.arange(len(labels)) % folds == 0) & several
+        rest = several & ~first
+        tested = first if fold == 0 else rest & ((rest.cumsum(0) - 1) % (folds - 1) == fold - 1)
     if not tested.any():
         raise ValueError(f"test={share} of each class is less than one of {len(labels)} examples; raise it.")
     return order[~tested].sort().values, order[tested].sort().values
