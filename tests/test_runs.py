@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import shutil
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,6 +153,64 @@ def test_gc_removes_only_what_nobody_needs(folder):
     after = {run.id: run.outcome for run in studies.read_runs(folder)}
     assert after == {id: found for id, found in before.items() if id != "0" * 16}
     assert studies.collect_garbage(folder) == {}
+
+
+def test_gc_leaves_alone_what_is_claimed_after_it_looked(folder, monkeypatch):
+    stopped, empty = folder_of(folder, seed=2), folder / ("0" * 16)
+    (stopped / f"{files.SCRATCH}1-x").touch()
+    empty.mkdir()
+    read, claims = studies.read_runs, contextlib.ExitStack()
+
+    def read_then_claimed(folder: Path) -> list[studies.Run]:
+        found = read(folder)
+        monkeypatch.setattr(studies, "read_runs", read)
+        for path in (stopped, empty):
+            claims.enter_context(run_folder.claim(path))
+        return found
+
+    monkeypatch.setattr(studies, "read_runs", read_then_claimed)
+    with claims:
+        assert studies.collect_garbage(folder) == {}
+        assert all(run_folder.claimed_by(path) for path in (stopped, empty))
+    assert (stopped / f"{files.SCRATCH}1-x").exists()
+
+
+def test_no_claim_is_made_while_gc_removes(folder, monkeypatch):
+    done, removed = folder_of(folder), []
+    (done / "checkpoints").mkdir()
+
+    def rmtree(path: Path) -> None:
+        with pytest.raises(TimeoutError, match="held"), files.lock(done / run_folder.CLAIM_LOCK, 0, late="held"):
+            pass
+        removed.append(path)
+
+    monkeypatch.setattr(studies.shutil, "rmtree", rmtree)
+    studies.collect_garbage(folder)
+    assert removed == [done / "checkpoints"]
+
+
+def test_a_claim_that_waits_while_gc_removes_its_folder_makes_it_again(tmp_path, monkeypatch):
+    folder, remove = tmp_path / ("0" * 16), studies._remove_unstarted
+    folder.mkdir()
+    owners: list[str | None] = []
+
+    def claim() -> None:
+        with run_folder.claim(folder):
+            owners.append(run_folder.claimed_by(folder))
+
+    waiting = threading.Thread(target=claim)
+
+    def slowly(path: Path) -> None:
+        waiting.start()
+        time.sleep(0.3)
+        assert not owners
+        remove(path)
+
+    monkeypatch.setattr(studies, "_remove_unstarted", slowly)
+    studies.collect_garbage(tmp_path)
+    waiting.join()
+    assert len(owners) == 1
+    assert owners[0] is not None
 
 
 def test_a_run_that_is_trained_is_not_removed(folder):

@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 HEARTBEAT = 5.0  # seconds between two heartbeats of a claim
 SILENCE = 60.0  # seconds without a heartbeat after which a claim from another machine is void
+CLAIM_LOCK = ".claim.lock"  # held while a claim is made, and while what nobody needs is removed
 LOCK_TIMEOUT = 10.0  # seconds to wait for the lock; after that, rely on exclusive creation of the claim
 KEPT = 2  # checkpoints to keep: the last one, and the one before in case the last is damaged
 PROC = Path("/proc")  # Linux only
@@ -101,12 +102,10 @@ def claim(folder: Path) -> Iterator[str]:
     heart = threading.Thread(target=beat, daemon=True)
     try:  # an interrupt at any point must not leave the claim behind
         with files.explained(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            # One at a time, so that two processes cannot both take over the same void claim.
-            with files.lock(folder / ".claim.lock", LOCK_TIMEOUT) as lock:
-                lock.touch()
-                now = lock.stat().st_mtime  # by the clock of the file system, which may be a file server
-                _take(file, {**_identity(), "key": key}, now)
+            try:
+                _lock_and_take(file, key)
+            except FileNotFoundError:  # the folder was empty, and `runs gc` has just removed it
+                _lock_and_take(file, key)
         heart.start()
         yield key
     finally:
@@ -131,6 +130,15 @@ def check_claim(folder: Path, key: str) -> None:
     owner = _owner(folder / "claim")
     if owner.get("key") != key:
         raise Claimed(f"{folder} is no longer claimed by this process but by {_who(owner)}; this one stops.")
+
+
+def _lock_and_take(file: Path, key: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # One at a time, so that two processes cannot both take over the same void claim.
+    with files.lock(file.parent / CLAIM_LOCK, LOCK_TIMEOUT) as lock:
+        lock.touch()
+        now = lock.stat().st_mtime  # by the clock of the file system, which may be a file server
+        _take(file, {**_identity(), "key": key}, now)
 
 
 def _take(file: Path, me: dict[str, Any], now: float) -> None:

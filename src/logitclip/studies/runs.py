@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import operator
 import re
@@ -151,7 +152,7 @@ def remove(run: Run) -> int:
         for file in run.folder.iterdir():
             if file.name != "claim":
                 shutil.rmtree(file) if file.is_dir() and not file.is_symlink() else file.unlink()
-    (run.folder / ".claim.lock").unlink(missing_ok=True)
+    (run.folder / run_folder.CLAIM_LOCK).unlink(missing_ok=True)
     run.folder.rmdir()
     return size
 
@@ -170,21 +171,43 @@ def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
     """
     freed: dict[str, int] = {}
     for run in read_runs(folder):
-        if run.owner is not None:
+        if not _needless(run):
             continue
-        needless = [*run.folder.glob(f"{files.SCRATCH}*"), *run.folder.glob(f"checkpoints/{files.SCRATCH}*")]
-        if run.status == "done":
-            needless += [path for path in (run.folder / "checkpoints", run.folder / "failure.json") if path.exists()]
-        if {path.name for path in run.folder.iterdir()} <= {".claim.lock", "claim"}:
-            needless = [run.folder]
-        for path in needless:
-            sizes = [file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()]
-            freed[str(path.relative_to(folder))] = sum(sizes)
-            if not dry:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        late = f"{run.folder} is being claimed by another process: try again."
+        lock = files.lock(run.folder / run_folder.CLAIM_LOCK, run_folder.LOCK_TIMEOUT, late=late)
+        with contextlib.nullcontext() if dry else lock:
+            for path in _needless(read_run(run.folder)):  # again, as it may have been claimed since
+                sizes = [file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()]
+                freed[str(path.relative_to(folder))] = sum(sizes)
+                if not dry:
+                    _remove_unstarted(path) if path == run.folder else _remove(path)
     if not dry:
         files.write(folder / run_folder.INDEX, as_csv(read_runs(folder)).encode())
     return freed
+
+
+def _needless(run: Run) -> list[Path]:
+    """The files and folders of a run that nobody needs; the whole folder if the run never started."""
+    if run.owner is not None:
+        return []
+    if {path.name for path in run.folder.iterdir()} <= {run_folder.CLAIM_LOCK, "claim"}:
+        return [run.folder]
+    needless = [*run.folder.glob(f"{files.SCRATCH}*"), *run.folder.glob(f"checkpoints/{files.SCRATCH}*")]
+    if run.status == "done":
+        needless += [path for path in (run.folder / "checkpoints", run.folder / "failure.json") if path.exists()]
+    return needless
+
+
+def _remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _remove_unstarted(folder: Path) -> None:
+    """Remove the folder of a run that never started. The lock goes last: without it, a new claim may be made."""
+    for name in ("claim", run_folder.CLAIM_LOCK):
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty: it has just been claimed
+        folder.rmdir()
 
 
 def _parsed(condition: str) -> tuple[str, str, str]:
