@@ -144,6 +144,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     engine.make_fabric(accelerator="cpu")  # imported once, before any fork
     if args.end == "destroy":
