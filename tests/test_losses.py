@@ -358,6 +358,7 @@ def test_help_shows_what_a_caller_passes() -> None:
     for name in NAMES:
         parameters = inspect.signature(LOSSES[name]).parameters
         assert list(parameters) == ["logits", "target", *LOSSES.knobs(name)]
+        assert not any(isinstance(p.annotation, str) for p in parameters.values())  # float, not 'float'
         doc = inspect.getdoc(LOSSES[name]) or ""
         assert all(f"    {p}: " in doc for p in parameters), name  # each has a line
         assert all(section in doc for section in ("Args:", "Returns:", "Raises:", f">>> {name}(")), name

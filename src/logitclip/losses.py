@@ -68,7 +68,7 @@ def loss(phi: Callable[..., Any]) -> Callable[..., Tensor]:
     >>> squared(torch.zeros(1, 4), torch.tensor([2]), scale=16.0)
     tensor([9.])
     """
-    parameters = list(inspect.signature(phi).parameters.values())
+    parameters = list(inspect.signature(phi, eval_str=True).parameters.values())
 
     @functools.wraps(phi)
     def function(logits: Tensor, target: Tensor, **knobs: Any) -> Tensor:

@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from logitclip.methods import METHODS
 from logitclip.methods.base import Augment, Job, Step
@@ -67,7 +66,7 @@ def perturbed(network: nn.Module, rho: float) -> Iterator[None]:
 @contextlib.contextmanager
 def frozen_statistics(network: nn.Module, criterion: nn.Module) -> Iterator[None]:
     """Batch norm keeps its running statistics, and the criterion is in evaluation mode."""
-    flags = [(m, "track_running_stats") for m in network.modules() if isinstance(m, _NormBase)]
+    flags = [(m, "track_running_stats") for m in network.modules() if hasattr(m, "track_running_stats")]
     flags += [(m, "training") for m in criterion.modules()]
     flags = [(module, flag) for module, flag in flags if getattr(module, flag)]
     for module, flag in flags:
