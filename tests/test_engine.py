@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.multiprocessing import ProcessRaisedException
 
 from logitclip import engine, models
-from logitclip.clip import CLIPS, norm_penalty
+from logitclip.clip import CLIPS, QUANTILES, norm_penalty
 from logitclip.criterion import LogitClip, Loss, clipped
 from logitclip.data import Dataset, Split, batch_indices, transform
 from logitclip.engine import Diverged, Progress, Settings, fit, launch, learning_rate
@@ -693,7 +693,7 @@ def test_statistics_of_training_are_over_both_processes(pair):
     assert last["train_accuracy"] == pytest.approx(100 * float((logits.argmax(1) == y).double().mean()))
     norms = logits.norm(dim=1)
     assert last["clipped"] == pytest.approx(100 * float((norms >= 1).double().mean()))
-    expected = torch.quantile(norms, torch.tensor(engine.QUANTILES)).tolist()
+    expected = torch.quantile(norms, torch.tensor(QUANTILES)).tolist()
     assert last["norm_quantiles"] == pytest.approx(expected, abs=1e-5)
 
 

@@ -215,6 +215,15 @@ def vector_norm(z: Tensor, p: float, dim: int) -> Tensor:
     return largest * torch.linalg.vector_norm(z / largest, p, dim=dim, keepdim=True)
 
 
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+def norm_quantiles(norms: Tensor) -> list[float]:
+    """The `QUANTILES` of norms [N]."""
+    few = norms[:: 1 + len(norms) // 2**24]  # torch.quantile is limited to 2**24 values
+    return torch.quantile(few, few.new_tensor(QUANTILES)).tolist()
+
+
 def clip_by_value(logits: Tensor, limit: float) -> Tensor:
     """Clamp every logit to [-limit, limit]: the paper's LC-V.
 

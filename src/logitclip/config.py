@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from logitclip.files import sha256
 from logitclip.registry import Registry
 
 # Increased when the maths changes, so that old results are not reused.
@@ -380,8 +381,10 @@ def _digests(registry: Registry, spec: str, root: str | None) -> dict[str, str]:
 
     Files are found as the data and noise functions find them: as written, in the root, and in the folder of a `path`.
     """
+    from logitclip.data.dataset import data_folder
+
     knobs = registry.parse(spec)[1]
-    folders = [Path(), _root(root)]
+    folders = [Path(), data_folder(root)]
     if isinstance(knobs.get("path"), str):
         folders += [folder / knobs["path"] for folder in folders]
     found = {}
@@ -395,10 +398,6 @@ def _digests(registry: Registry, spec: str, root: str | None) -> dict[str, str]:
     return found
 
 
-def _root(root: str | None) -> Path:
-    return Path(os.path.expanduser(root or os.environ.get("LOGITCLIP_DATA") or "data"))
-
-
 def _digest(path: Path) -> str:
     file = Path(os.path.expanduser(path))
     stat = file.stat()
@@ -407,5 +406,4 @@ def _digest(path: Path) -> str:
 
 @functools.cache
 def _digest_of(path: str, changed: int, size: int) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    return sha256(Path(path))

@@ -17,7 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from logitclip import theory
-from logitclip.clip import CLIPS, check_logits, clip_logits, full_precision, threshold_and_scale, vector_norm
+from logitclip.clip import (
+    CLIPS,
+    QUANTILES,
+    check_logits,
+    clip_logits,
+    full_precision,
+    norm_quantiles,
+    threshold_and_scale,
+    vector_norm,
+)
 from logitclip.losses import LOSSES, TrainingState, check_classes, check_target, evaluate
 from logitclip.registry import suggest
 
@@ -345,12 +354,9 @@ class LogitClip(Linked):
             norms = norms if kept is None else norms[kept.flatten()]
         if not norms.numel():
             raise ValueError(f"There is nothing to diagnose in logits of shape {tuple(logits.shape)}.")
-        at = (0.05, 0.25, 0.5, 0.75, 0.95)
-        # torch.quantile takes at most 2**24 numbers; dense outputs can have more.
-        values = torch.quantile(norms[:: 1 + norms.numel() // 2**24], norms.new_tensor(at))
         report = Diagnosis(
             clipped=float((norms >= self.tau).float().mean()),
-            norm_quantiles={q: round(float(v), 6) for q, v in zip(at, values, strict=True)},
+            norm_quantiles={q: round(v, 6) for q, v in zip(QUANTILES, norm_quantiles(norms), strict=True)},
         )
         if target is None or not isinstance(self.criterion, Loss):
             return report

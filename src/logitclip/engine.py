@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from logitclip.clip import norm_quantiles
 from logitclip.criterion import LogitClip
 from logitclip.data import Dataset, Split
 from logitclip.data.augment import transform
@@ -33,7 +34,6 @@ __all__ = ["Diverged", "Progress", "Settings", "fit", "learning_rate", "make_fab
 for talkative in ("distributed", "rank_zero"):  # here, because spawned processes import this module too
     logging.getLogger(f"lightning_fabric.utilities.{talkative}").setLevel(logging.WARNING)
 
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 SAVING = 60.0  # seconds in which interrupted processes must save their last epoch
 
 
@@ -424,8 +424,7 @@ def _train(
     row = {"loss": loss / n, "train_accuracy": 100 * hit / n if hits else None, "clipped": None, "norm_quantiles": None}
     if norms:
         norm = _gathered(fabric, torch.cat(norms)).cpu()
-        few = norm[:: 1 + len(norm) // 2**24]  # torch.quantile is limited to 2**24 values
-        row["norm_quantiles"] = [round(q, 6) for q in torch.quantile(few, torch.tensor(QUANTILES)).tolist()]
+        row["norm_quantiles"] = [round(value, 6) for value in norm_quantiles(norm)]
         if tau is not None:
             row["clipped"] = 100 * int((norm >= tau).sum()) / len(norm)
     return row

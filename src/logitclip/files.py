@@ -1,14 +1,15 @@
-"""Whole files: atomic writes, JSON, and a lock between processes."""
+"""Whole files: atomic writes, JSON, digests, and a lock between processes."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import logging
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,12 @@ def write_json(path: Path, content: Any) -> None:
     write(path, (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
 
 
+def write_record(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object with one line for each key, however long its value, atomically."""
+    lines = (f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in content.items())
+    write(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file; None if it is missing, or if it is not valid, which is logged."""
     try:
@@ -105,6 +112,12 @@ def append(path: Path, line: bytes) -> None:
         except OSError:
             stream.truncate(end)
             raise
+
+
+def sha256(path: Path) -> str:
+    """The digest of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 @contextlib.contextmanager

@@ -116,9 +116,8 @@ class _Blocked(torch.autograd.Function):
             log_p, mean_log_p = _plain(logits, target, tau, delta)
             return log_p, mean_log_p if mean else None
         log_total = total.log()
-        log_p = (_exponent(at_target, scale, shift).div_(LOG2_E) - log_total).clamp_(
-            max=0
-        )  # p_y must not round to above 1
+        log_p = _exponent(at_target, scale, shift).div_(LOG2_E) - log_total
+        log_p.clamp_(max=0)  # p_y must not round to above 1
         mean_log_p = None if average is None else (average - log_total).squeeze(1)
         ctx.save_for_backward(logits, index, at_target, exps, norm, scale, shift, total, dot, average)
         ctx.overwritten = exps is None

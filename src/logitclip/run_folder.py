@@ -423,7 +423,7 @@ def finish(folder: Path, result: Result, weights: dict[str, Any]) -> None:
     """Write the weights and the result, with the digests of all files that belong to it, and remove the checkpoints."""
     files.write(folder / WEIGHTS, _as_safetensors(weights))
     names = (METRICS, NOISE, WEIGHTS, VALIDATION, EXAMPLES)
-    digests = {name: _digest(folder / name) for name in names if (folder / name).exists()}
+    digests = {name: files.sha256(folder / name) for name in names if (folder / name).exists()}
     files.write_json(folder / "result.json", {**asdict(result), "sha256": digests})
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     _add_to_index(result, folder)
@@ -502,7 +502,7 @@ def _checked_result(folder: Path) -> Result | None:
         file = folder / Path(name).name
         if not file.is_file():
             raise Damaged(_damage(folder, f"{name} is missing"))
-        if name != WEIGHTS and _digest(file) != digest:  # weights are large: they are checked when they are read
+        if name != WEIGHTS and files.sha256(file) != digest:  # weights are large: they are checked when they are read
             raise Damaged(_damage(folder, f"{name} has been changed"))
     result.config["runs"] = str(folder.parent)  # folders may be moved
     return result
@@ -546,8 +546,3 @@ def _of_type(kind: type[T], content: Any) -> T:
 
 def _damage(folder: Path, reason: str) -> str:
     return f"The result in {folder} is not used: {reason}. Repeat the command to train it again."
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

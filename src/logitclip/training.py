@@ -296,7 +296,7 @@ class _Record:
         run_folder.tidy(self.folder)
         (self.folder / "result.json").unlink(missing_ok=True)  # a damaged one: `train` returns an intact one earlier
         files.write_json(self.folder / "config.json", asdict(config))
-        files.write(self.folder / run_folder.NOISE, _line_per_key(noise))
+        files.write_record(self.folder / run_folder.NOISE, noise)
         run_folder.write_rows(self.folder / run_folder.METRICS, self.rows)
         if config.tensorboard:
             self.board = _tensorboard(self.folder, len(self.rows))
@@ -459,11 +459,6 @@ def _tensorboard(folder: Path, epoch: int) -> Any:
     except ImportError as error:
         raise ImportError("--tensorboard needs TensorBoard: pip install 'logitclip[tensorboard]'.") from error
     return SummaryWriter(str(folder / "tensorboard"), purge_step=epoch)  # drop steps after the checkpoint
-
-
-def _line_per_key(content: dict[str, Any]) -> bytes:
-    lines = (f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in content.items())
-    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def _mean(values: list[float]) -> float:

@@ -10,11 +10,19 @@
 from __future__ import annotations
 
 import inspect
-import os
 from pathlib import Path
 
 from logitclip.data.augment import AUGMENTS, normalise, transform
-from logitclip.data.dataset import DATASETS, Dataset, Examples, Split, asymmetric_of, protocol_of, with_protocol
+from logitclip.data.dataset import (
+    DATASETS,
+    Dataset,
+    Examples,
+    Split,
+    asymmetric_of,
+    data_folder,
+    protocol_of,
+    with_protocol,
+)
 from logitclip.data.loading import Holdout, batch_indices, batches, hold_out
 
 __all__ = [
@@ -59,5 +67,4 @@ def load(
     function = DATASETS.build(spec)
     wanted = inspect.signature(function).parameters
     given = {"download": download, "mirror": mirror}
-    folder = Path(os.path.expanduser(root if root is not None else os.environ.get("LOGITCLIP_DATA") or "data"))
-    return function(folder, **{name: value for name, value in given.items() if name in wanted})
+    return function(data_folder(root), **{name: value for name, value in given.items() if name in wanted})

@@ -212,6 +212,11 @@ class Dataset:
         return f"Dataset({self.name!r}, train={self.train}, test={self.test}, {self.num_classes} classes)"
 
 
+def data_folder(root: str | Path | None = None) -> Path:
+    """Return the folder of all data: `root` if given, else $LOGITCLIP_DATA, else ``data``."""
+    return Path(os.path.expanduser(root or os.environ.get("LOGITCLIP_DATA") or "data"))
+
+
 def locate(path: str, root: str | Path) -> Path:
     """Return `path` itself if it exists, else `path` within `root`."""
     plain = Path(os.path.expanduser(path))

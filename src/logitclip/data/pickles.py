@@ -1,7 +1,7 @@
-"""Labels from files: the human label sets CIFAR-10N and CIFAR-100N.
+"""Safe reading of pickled arrays: CIFAR's Python files, and the human labels of CIFAR-10N and CIFAR-100N.
 
-The official files are pickles, and a pickle can execute any code, so none is trusted: the few names that such a file
-needs (an array, its type, its bytes) are replaced by harmless stand-ins, and all others are rejected.
+A pickle can execute any code, so none is trusted: the few names that such a file needs (an array, its type, its bytes)
+are replaced by harmless stand-ins, and all others are rejected.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from logitclip import files
 from logitclip.data.columns import Column, Columns, Text, Unusable, as_text, is_number
 from logitclip.registry import suggest
 
@@ -104,12 +104,7 @@ class Preprocessor:
     def save(self, path: str | Path) -> None:
         """Write a skops file (JSON and arrays in a zip, no pickle), atomically."""
         state = {"version": 1, "kinds": self.kinds, "dropped": self.dropped, "transformer": self.transformer}
-        part = Path(f"{path}.{os.getpid()}.part")
-        try:
-            part.write_bytes(_skops().dumps(state, compression=zipfile.ZIP_DEFLATED))
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
+        files.write(Path(path), _skops().dumps(state, compression=zipfile.ZIP_DEFLATED))
 
     @classmethod
     def load(cls, path: str | Path) -> Preprocessor:

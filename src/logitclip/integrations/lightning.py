@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from logitclip.clip import full_precision, vector_norm
+from logitclip.clip import QUANTILES, full_precision, norm_quantiles, vector_norm
 from logitclip.criterion import Linked, LogitClip, Loss
-from logitclip.engine import QUANTILES
 
 try:
     from lightning.pytorch.callbacks import Callback
@@ -83,9 +82,7 @@ class ClipMonitor(Callback):
         if not self._norms:
             return
         norms = torch.cat(self._norms)
-        few = norms[:: 1 + len(norms) // 2**24]  # torch.quantile is limited to 2**24 values
-        values = torch.quantile(few, few.new_tensor(QUANTILES)).tolist()
-        row = {f"norm_{q}": value for q, value in zip(QUANTILES, values, strict=True)}
+        row = {f"norm_{q}": value for q, value in zip(QUANTILES, norm_quantiles(norms), strict=True)}
         if isinstance(self._criterion, LogitClip):
             row["clipped"] = (norms >= self._criterion.tau).float().mean().item()
         if self._counts:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import inspect
+import io
 import json
 import math
 import operator
 import os
-import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from logitclip import files
 from logitclip.noise.checks import class_labels, inputs_of, is_integer, noisy_labels
 from logitclip.noise.rules import NOISES
 from logitclip.rng import hashed_seed
@@ -128,13 +128,11 @@ class NoisyLabels:
     def save(self, path: str | Path) -> Path:
         """Write `path`.npz (arrays) and `path`.json (everything else), each atomically; return the path of the .npz."""
         npz, text = _record_files(path)
-        npz.parent.mkdir(parents=True, exist_ok=True)
         arrays: dict[str, Any] = {name: array.numpy() for name, array in self._arrays().items()}
-        with _replacing(npz) as stream:
-            np.savez_compressed(stream, **arrays)
-        with _replacing(text) as stream:  # last: it holds the hash of both
-            lines = (f'"{key}": {json.dumps(value)}' for key, value in self.describe().items())
-            stream.write("{{\n{}\n}}\n".format(",\n".join(lines)).encode())
+        content = io.BytesIO()
+        np.savez_compressed(content, **arrays)
+        files.write(npz, content.getvalue())
+        files.write_record(text, self.describe())  # last: it holds the hash of both
         return npz
 
     @classmethod
@@ -357,15 +355,3 @@ def _sha256(*parts: Any) -> str:
 def _record_files(path: str | Path) -> tuple[Path, Path]:
     stem = os.fspath(path).removesuffix(".npz").removesuffix(".json")
     return Path(f"{stem}.npz"), Path(f"{stem}.json")
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[typing.BinaryIO]:
-    """A stream whose content replaces `path` atomically when the block completes."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(draft, "wb") as stream:
-            yield stream
-        os.replace(draft, path)
-    finally:
-        draft.unlink(missing_ok=True)

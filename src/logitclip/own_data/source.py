@@ -44,9 +44,9 @@ class Source:
     @property
     def spec(self) -> str:
         """The dataset spec of an ordinary run."""
-        name = "folder" if self.path.is_dir() else "table"
-        spec = f"{name}:" + ",".join(f"{key}={value}" for key, value in self.knobs.items())
-        if DATASETS.split(spec)[1] != {key: str(value) for key, value in self.knobs.items()}:
+        knobs = {key: str(value) for key, value in self.knobs.items()}
+        spec = DATASETS.format("folder" if self.path.is_dir() else "table", knobs)
+        if DATASETS.split(spec)[1] != knobs:
             raise ValueError(f"The names {list(self.knobs.values())} cannot be written as a spec: rename the column.")
         return spec
 

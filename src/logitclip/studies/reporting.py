@@ -44,9 +44,8 @@ def terminal(table: Table) -> Any:
     shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, axis in enumerate(table.row_axes):
         longest = max(len(table.labels(row)[i]) for row in table.rows)
-        shown.add_column(
-            escape(axis), overflow="fold", min_width=min(longest, 16)
-        )  # on a narrow terminal, numbers wrap first
+        # On a narrow terminal, numbers wrap first.
+        shown.add_column(escape(axis), overflow="fold", min_width=min(longest, 16))
     for head in table.heads():
         shown.add_column(escape(head.replace(", ", "\n")), justify="right", overflow="fold")
     before = None

@@ -126,9 +126,7 @@ def _ball(tau: float, num_classes: int, delta: float | None, p: float) -> Ball:
     dual = 1 - 1 / p
     lead = radius * (1 + (num_classes - 1) ** (1 - 1 / dual)) ** dual if dual else radius
     log_others = math.log(num_classes - 1)
-    upper = _log_sum_exp(
-        0.0, log_others + lead
-    )  # z_y low and the others equal: the maximum, unless one rival does better
+    upper = _log_sum_exp(0.0, log_others + lead)  # z_y low, the others equal: the maximum, unless one rival does better
     if 1 < p < math.inf and num_classes > 2 and radius < math.inf:
         upper = max(upper, _one_rival_upper(radius, num_classes - 2, p))
     return Ball(_log_sum_exp(0.0, log_others - lead), upper, lead, num_classes)
