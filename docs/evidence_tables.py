@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,13 @@ def counts() -> str:
     """How many cells agree with the paper, for each table and scale."""
     lines = ["| runs | cells | agree | disagree | undecided |", "|---|---|---|---|---|"]
     total: Counter[str] = Counter()
-    for path in sorted(RESULTS.glob("table*_*.csv")):
+    for path in sorted([*RESULTS.glob("table*_*.csv"), *RESULTS.glob("figure*_*.csv")], key=lambda path: path.name):
         rows = read(path)
         found = Counter(row["verdict"] for row in rows if row.get("verdict") in VERDICTS)
         if found:
             total += found
-            name = f"Table {rows[0]['recipe'].removeprefix('table')}, {rows[0]['scale']} scale, {rows[0]['data']}"
+            name = re.sub(r"([a-z]+)(\d+)", lambda part: f"{part[1].capitalize()} {part[2]}", rows[0]["recipe"])
+            name = f"{name}, {rows[0]['scale']} scale, {rows[0]['data']}"
             lines.append(f"| {name} | {found.total()} | " + " | ".join(str(found[word]) for word in VERDICTS) + " |")
     lines.append(f"| **all** | {total.total()} | " + " | ".join(f"**{total[word]}**" for word in VERDICTS) + " |")
     return "\n".join(lines)
@@ -70,7 +72,8 @@ def cells(rows: list[dict[str, Any]]) -> str:
         line = [label(axis, row[axis], bare={"loss"}) for axis in varying]
         line += [" ".join(label("clip", clip) for clip in str(row["chosen"]).split()), str(row["runs"])]
         line += [f"{row['without']:.1f}", f"{row['with_clip']:.1f}", _signed(row["difference"]) + error]
-        line += [_signed(row["paper_difference"]), row["verdict"]]
+        paper = row["paper_difference"]
+        line += [row.get("claim") or "–" if paper is None else _signed(paper), row["verdict"]]
         line += ["–" if None in memorised else "{:.0f} → {:.0f} %".format(*memorised)]
         lines.append(f"| {' | '.join(line)} |")
     return "\n".join(lines)
