@@ -171,6 +171,20 @@ def test_mistakes(options, message):
         execute([], **options)
 
 
+def test_an_executor_is_one_function(command, tmp_path, monkeypatch):
+    def lazy(queue, jobs, address):
+        assert (len(queue.todo), jobs, address) == (12, 3, None)
+
+    monkeypatch.setitem(executors.EXECUTORS, "lazy", lazy)
+    words = ("sweep", "quickstart", "--scale", "smoke", "--runs", tmp_path, "--jobs", 3, "--executor")
+    code, out, _ = command(*words, "lazy")
+    assert code == 4  # no run has a result
+    assert out.startswith("0 runs done")
+    code, _, err = command(*words, "lasy")
+    assert code == 2
+    assert "lazy" in err
+
+
 def test_a_name_that_does_not_exist_is_found_before_anything_runs(tmp_path):
     log = Log()
     with pytest.raises(ValueError, match="Did you mean"):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, arg
+from tyro.extras import literal_type_from_choices
 
 from logitclip import config as config_module
 from logitclip.config import RunConfig, check_plugins
@@ -28,6 +29,23 @@ Whole = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 Plugins = Annotated[tuple[str, ...], arg(metavar="FILE", help_behavior_hint="")]
 Quiet = Annotated[Flag, arg(aliases=["-q"], help="Print no progress, only warnings and errors.")]
 Verbose = Annotated[Flag, arg(aliases=["-v"], help="Print more: a line for every epoch, and the log.")]
+
+
+def _executors() -> type:
+    """The names of the executors. They are looked up when a command that has them is parsed: their module is heavy."""
+    from logitclip.studies.executors import EXECUTORS
+
+    return literal_type_from_choices(list(EXECUTORS))
+
+
+Executor = Annotated[
+    str,
+    arg(
+        constructor_factory=_executors,
+        help="Where to run: processes on this machine (local), this process alone (inline), or a Ray cluster (ray).",
+        help_behavior_hint="(default: local)",
+    ),
+]
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "data": ("data", "root", "limit", "test_limit", "val", "val_rule", "augment"),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from logitclip.cli.options import File, Flag, Plugins, Quiet, Text, Verbose, Whole, runs_folder
+from logitclip.cli.options import Executor, File, Flag, Plugins, Quiet, Text, Verbose, Whole, runs_folder
 from logitclip.cli.output import Exit, show, show_json, tell
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
 from logitclip.config import plugins_ignored, word_to_tune
@@ -25,7 +25,7 @@ def sweep(
     /,
     *,
     scale: str = "full",
-    executor: Literal["local", "inline", "ray"] = "local",
+    executor: Executor = "local",
     jobs: Whole = None,
     address: Text = None,
     shard: str = "1/1",
@@ -44,7 +44,6 @@ def sweep(
     Args:
         recipe: A recipe, see `logitclip list recipes`, or the path of a .toml file.
         scale: The scale to run it at, as in cpu or smoke.
-        executor: Processes on this machine, this process alone, or a Ray cluster.
         jobs: Number of runs at the same time; as many as fit if not given.
         address: The address of a Ray cluster, or auto; without it, Ray is started on this machine.
         shard: Run one of several parts, 1/4 to 4/4, each as a job of its own.

@@ -9,9 +9,9 @@ import signal
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from logitclip.cli.options import Flag, Quiet, RunOptions, Text, Verbose, Whole
+from logitclip.cli.options import Executor, Flag, Quiet, RunOptions, Text, Verbose, Whole
 from logitclip.cli.output import Exit, fail, show, show_json, tell
 from logitclip.config import RunConfig
 from logitclip.progress import RESUME, SweepBoard, TrainingBar, make_table, result_table
@@ -74,7 +74,7 @@ def tune(
     linear: Flag = False,
     trials: Whole = None,
     storage: Text = None,
-    executor: Literal["local", "inline", "ray"] = "local",
+    executor: Executor = "local",
     jobs: Whole = None,
     address: Text = None,
     download: Flag = False,
@@ -98,7 +98,6 @@ def tune(
         linear: Sample uniformly instead of log-uniformly.
         trials: Number of trials of the study, including those in its storage; 20 if not given.
         storage: Where the study is kept: a file, a journal (a name that ends in .log), or any SQL address.
-        executor: Processes on this machine, this process alone, or a Ray cluster.
         jobs: Number of runs at the same time; as many as fit if not given.
         address: The address of a Ray cluster, or auto.
         download: Download the data if it is missing.
