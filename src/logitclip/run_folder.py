@@ -33,12 +33,13 @@ import numpy as np
 
 from logitclip import files
 from logitclip.config import UNCOUNTED, RunConfig, checked
+from logitclip.registry import first_line
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT = 5.0  # seconds between two heartbeats of a claim
 SILENCE = 60.0  # seconds without a heartbeat after which a claim from another machine is void
-CLAIM_LOCK = ".claim.lock"  # held while a claim is made, and while what nobody needs is removed
+CLAIM_LOCK = ".claim.lock"  # held while a claim is made, and while unneeded files are removed
 LOCK_TIMEOUT = 10.0  # seconds to wait for the lock; after that, rely on exclusive creation of the claim
 KEPT = 2  # checkpoints to keep: the last one, and the one before in case the last is damaged
 PROC = Path("/proc")  # Linux only
@@ -292,8 +293,7 @@ def load_checkpoint(folder: Path, run: str) -> Checkpoint | None:
                 [json.loads(row) for row in rows.splitlines()],
             )
         except Exception as error:  # whatever the damage, an older one may be intact
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            log.warning("Skipped the checkpoint %s: it is damaged (%s).", checkpoint, reason)
+            log.warning("Skipped the checkpoint %s: it is damaged (%s).", checkpoint, first_line(error))
     return None
 
 

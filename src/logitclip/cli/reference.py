@@ -273,7 +273,7 @@ def _noise_for_theory(spec: str | None, classes: int, data: str | None) -> dict[
 
 
 class _Home(NamedTuple):
-    """Return where an item of the paper is."""
+    """Where an item of the paper is."""
 
     name: str
     file: str

@@ -18,7 +18,7 @@ from logitclip.data.pickles import as_labels, human_labels, read_labels, read_pi
 PIXELS = 3 * 32 * 32
 
 
-# -- what was published ----------------------------------------------------------------------------------------------
+# -- the releases ----------------------------------------------------------------------------------------------------
 
 
 Constants = tuple[tuple[float, ...], tuple[float, ...]]  # mean and deviation of each channel
@@ -320,13 +320,13 @@ def _read(release: Release, folder: Path, files: Mapping[str, str], official: in
         if len(x) != official:
             raise ValueError(
                 f"{folder} has {len(x):,} records in {', '.join(files)} where {release.title} has {official:,}: put "
-                f"the official files there, or write '{release.name}:subset=true' if a part of the data is meant."
+                f"the official files there, or write '{release.name}:subset=true' to use a part of the data."
             )
         for name, digest in files.items():
             if md5(folder / name) != digest:
                 raise ValueError(
                     f"{folder / name} is damaged: its checksum is not the official file's. Unpack the archive of "
-                    f"{release.title} again, or write '{release.name}:subset=true' if changed data are meant."
+                    f"{release.title} again, or write '{release.name}:subset=true' to use changed data."
                 )
     return Split(x, torch.cat([labels[kind] for _, labels in parts]))
 

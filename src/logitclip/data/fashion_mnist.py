@@ -126,6 +126,6 @@ def _read_idx(folder: Path, name: str, subset: bool) -> np.ndarray:
     if not subset and hashlib.md5(raw, usedforsecurity=False).hexdigest() != CONTENT[name]:
         raise ValueError(
             f"{path} is not Fashion-MNIST's: damaged, or another dataset's of the same name, such as MNIST's. Replace "
-            f"it, or write 'fashion_mnist:subset=true' if changed data are meant."
+            f"it, or write 'fashion_mnist:subset=true' to use changed data."
         )
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape).copy()

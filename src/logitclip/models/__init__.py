@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from logitclip.registry import Registry
+from logitclip.registry import Registry, first_line
 
 __all__ = ["MODELS", "build"]
 
@@ -64,8 +64,7 @@ def _check(model: nn.Module, name: str, shape: tuple[int, ...], num_classes: int
         with torch.no_grad():
             logits = model.eval()(torch.zeros(1, *shape))
     except Exception as error:
-        reason = (str(error) or type(error).__name__).strip().partition("\n")[0]
-        raise ValueError(f"The model {name!r} cannot take inputs of shape {shape}: {reason}") from error
+        raise ValueError(f"The model {name!r} cannot take inputs of shape {shape}: {first_line(error)}.") from error
     if not isinstance(logits, Tensor) or logits.shape != (1, num_classes):
         got = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else type(logits).__name__
         raise ValueError(f"The model {name!r} must return logits of shape (N, {num_classes}), got {got} for N = 1.")

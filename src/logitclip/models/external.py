@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from logitclip.models import MODELS
+from logitclip.registry import first_line
 
 
 @MODELS.register
@@ -33,7 +34,7 @@ def _load(package: str, module: str) -> Any:
         return importlib.import_module(module)
     except Exception as error:  # builds for another torch fail with RuntimeError, AttributeError or OSError
         raise ImportError(
-            f"'{package}:NAME' needs {package}, which cannot be imported here ({_first_line(error)}); install one that "
+            f"'{package}:NAME' needs {package}, which cannot be imported here ({first_line(error)}); install one that "
             f"fits torch: pip install {package}"
         ) from error
 
@@ -42,8 +43,4 @@ def _make(package: str, create: Any, name: str, **options: Any) -> nn.Module:
     try:
         return create(name, **options)
     except Exception as error:  # each library has its own for an unknown name or a network that is no classifier
-        raise ValueError(f"{package} cannot make {name!r} ({_first_line(error)}).") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).strip().partition("\n")[0]
+        raise ValueError(f"{package} cannot make {name!r} ({first_line(error)}).") from error

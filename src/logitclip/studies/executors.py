@@ -97,7 +97,7 @@ def _check_writable(folder: Path) -> None:
         raise files.CannotWrite(f"Cannot write runs to {folder}: {error.strerror or error}.") from error
 
 
-# -- what is left to do ------------------------------------------------------------------------------------------------
+# -- the queue ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)

@@ -405,7 +405,7 @@ def _canonical_spec(field: str, spec: str) -> str:
     return canonical if numbered == spec else spec  # a value to tune stays as written
 
 
-# -- what is made of them ----------------------------------------------------------------------------------------------
+# -- tables and figures ------------------------------------------------------------------------------------------------
 
 
 def _table(section: _Values | None, grid: _Grid) -> tuple[tuple[str, ...], ...]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from logitclip import run_folder
 from logitclip.config import RunConfig, load_plugins, registries, word_to_tune
-from logitclip.registry import suggest
+from logitclip.registry import first_line, suggest
 from logitclip.run_folder import LAST, Failure, Result, outcome
 from logitclip.search import HELD_OUT, Score, Trial, best, proposed, score_parts, scored
 from logitclip.studies import executors
@@ -256,9 +256,9 @@ def _kept_in(storage: str | None) -> Iterator[None]:
     except ImportError:  # of a database's driver
         raise
     except Exception as error:
-        reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
         raise ValueError(
-            f"The study cannot be stored in {storage!r}: {reason}. Its finished runs are kept and will not be repeated."
+            f"The study cannot be stored in {storage!r}: {first_line(error)}. Its finished runs are kept and will not "
+            "be repeated."
         ) from error
 
 
