@@ -140,18 +140,24 @@ def test_mistakes_are_one_sentence():
         loss_func()({"logits": torch.zeros(2, 4)}, None)
 
 
-@pytest.mark.parametrize("batch_size", [4, 1])
-def test_sft_trainer(tmp_path, batch_size):
-    trl = pytest.importorskip("trl")
-    datasets = pytest.importorskip("datasets")
+TEXTS = ["a b c", "c d", "e f a b d", "b"]
+
+
+def words():
+    """Make a tokenizer of eight words."""
     tokenizers = pytest.importorskip("tokenizers")
     vocabulary = {word: i for i, word in enumerate(["[PAD]", "[EOS]", "a", "b", "c", "d", "e", "f"])}
     raw = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[PAD]"))
     raw.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="[PAD]", eos_token="[EOS]")
-    data = datasets.Dataset.from_dict({"text": ["a b c", "c d", "e f a b d", "b"]})
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="[PAD]", eos_token="[EOS]")
+
+
+def supervised(folder, compute_loss_func=None, batch_size=4, **more):
+    """Take one SGD step of SFTTrainer on four texts; return the model."""
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
     arguments = trl.SFTConfig(
-        output_dir=str(tmp_path),
+        output_dir=str(folder),
         per_device_train_batch_size=batch_size,
         gradient_accumulation_steps=4 // batch_size,
         max_steps=1,
@@ -166,22 +172,41 @@ def test_sft_trainer(tmp_path, batch_size):
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
+        **more,
     )
     trainer = trl.SFTTrainer(
         model_for("causal"),
         arguments,
-        train_dataset=data,
-        processing_class=tokenizer,
-        compute_loss_func=loss_func("ce", "norm:tau=1"),
+        train_dataset=datasets.Dataset.from_dict({"text": TEXTS}),
+        processing_class=words(),
+        compute_loss_func=compute_loss_func,
     )
     trainer.train()
+    return trainer.model
+
+
+@pytest.mark.parametrize("batch_size", [4, 1])
+def test_sft_trainer(tmp_path, batch_size):
+    trained = supervised(tmp_path, loss_func("ce", "norm:tau=1"), batch_size)
     # The same step by hand, on all four texts at once.
-    ids = [tokenizer(text)["input_ids"] + [1] for text in data["text"]]
+    tokenizer = words()
+    ids = [tokenizer(text)["input_ids"] + [1] for text in TEXTS]
     longest = max(map(len, ids))
     padded = torch.tensor([row + [0] * (longest - len(row)) for row in ids])
     labels = torch.tensor([row + [-100] * (longest - len(row)) for row in ids])
     model = model_for("causal")
     loss = loss_func("ce", "norm:tau=1")(model(input_ids=padded, attention_mask=(labels >= 0).long()), labels)
     loss.backward()
-    for by_hand, parameter in zip(model.parameters(), trainer.model.parameters(), strict=True):
+    for by_hand, parameter in zip(model.parameters(), trained.parameters(), strict=True):
         torch.testing.assert_close(parameter, by_hand - by_hand.grad, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "loss"), [("dft", "mae:scale=1"), ("dft", "gce:q=1"), ("nll", "ce"), ("nll", "gce:q=0.0001")]
+)
+def test_gce_runs_from_supervised_to_dynamic_fine_tuning(tmp_path, loss_type, loss):
+    """TRL's own step equals ours: DFT is mae:scale=1 and gce:q=1, SFT is ce and gce with q near 0."""
+    theirs = nn.utils.parameters_to_vector(supervised(tmp_path, loss_type=loss_type).parameters())
+    ours = nn.utils.parameters_to_vector(supervised(tmp_path, loss_func(loss, "none")).parameters())
+    start = nn.utils.parameters_to_vector(model_for("causal").parameters())
+    assert (ours - theirs).norm() <= 1e-3 * (theirs - start).norm()

@@ -87,6 +87,16 @@ def test_masked_classes_do_not_count_in_the_norm(data):
     torch.testing.assert_close(torch.cat(monitor._norms), x.norm(dim=1))
 
 
+def test_a_criterion_that_is_not_called_is_a_warning(data):
+    monitor, module = ClipMonitor(), nn.ModuleList([lc.LinearLogitClip(2, 3, tau=3.0)])
+    monitor.on_train_start(None, module)
+    monitor.on_train_epoch_start(None, module)
+    monitor.on_train_batch_start(None, module, data, 0)
+    module[0](*data[:2])
+    with pytest.warns(UserWarning, match="ClipMonitor has nothing to log"):
+        monitor.on_train_epoch_end(None, module)
+
+
 def test_a_module_without_a_criterion_is_refused(data):
     with pytest.raises(ValueError, match="found no criterion"):
         fitted(nn.CrossEntropyLoss(), data)

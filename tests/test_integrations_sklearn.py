@@ -9,6 +9,7 @@ import torch
 from scipy import sparse
 from sklearn.base import clone
 from sklearn.datasets import load_digits, load_iris
+from sklearn.linear_model import SGDClassifier
 from sklearn.model_selection import GridSearchCV, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
@@ -29,6 +30,11 @@ EXPECTED_FAILURES = dict.fromkeys(
 )
 def test_scikit_learn_contract(estimator, check):
     check(estimator)
+
+
+def test_expected_failures_are_those_of_sgd_classifier():
+    generator = pytest.importorskip("sklearn.utils._test_common.instance_generator")
+    assert EXPECTED_FAILURES.keys() <= generator.PER_ESTIMATOR_XFAIL_CHECKS[SGDClassifier].keys()
 
 
 def small(**options) -> LogitClipClassifier:

@@ -350,6 +350,25 @@ def test_compile() -> None:
     got = torch.compile(loss, backend="aot_eager")(hidden)
     torch.testing.assert_close(got, expected)
     torch.testing.assert_close(torch.autograd.grad(got, hidden)[0], slope)
+    head = LinearLogitClip(D, K, "gce", tau=4.0, dtype=torch.float64)
+    for function in (loss, lambda hidden: 2 * head(hidden.tanh(), target)):
+        torch._dynamo.reset()
+        assert torch._dynamo.explain(function)(hidden).graph_break_count == 1  # around the hand-written part
+
+
+def test_the_clip_alone_compiles_without_a_graph_break() -> None:
+    hidden, weight, bias, _ = layer()
+
+    def total(hidden: Tensor) -> Tensor:
+        scaled, factor = clip_hidden(hidden, weight, 4.0, 0.5, bias)
+        return (scaled.cos().sum() + factor.sum()).sin()
+
+    expected = total(hidden)
+    got = torch.compile(total, backend="aot_eager", fullgraph=True)(hidden)
+    torch.testing.assert_close(got, expected)
+    slopes = [torch.autograd.grad(x, [hidden, weight, bias]) for x in (got, expected)]
+    for a, b in zip(*slopes, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -372,6 +391,27 @@ def test_half_precision(dtype: torch.dtype, autocast: bool) -> None:
     torch.testing.assert_close(loss, expected, rtol=error, atol=error)
     for a, b in zip(got, torch.autograd.grad(expected, exact[:3]), strict=True):
         assert (a - b).norm() <= 3 * error * b.norm()
+
+
+def test_a_loss_scale_saves_small_gradients() -> None:
+    """Gradients of float16 hidden states are multiplied by the factor of a GradScaler before they are rounded."""
+    hidden, weight, bias, target = layer(60, 8, 40, torch.float32)
+    hidden = hidden.detach().half().requires_grad_()
+    exact = hidden.detach().float().requires_grad_()
+    tiny = torch.full((60,), 2.0**-20)
+    for loss in ("ce", "cores"):
+        with torch.autocast("cpu", torch.float16):
+            total = fused(loss, hidden, weight, bias, target, (1.5, None), tiny, reduction="sum")
+        got = torch.autograd.grad(2.0**20 * total, hidden)[0]
+        expected = torch.autograd.grad(fused(loss, exact, weight, bias, target, (1.5, None), reduction="sum"), exact)[0]
+        assert (got - expected).norm() <= torch.finfo(torch.float16).eps * expected.norm()
+
+
+def test_autocast_leaves_float64_alone() -> None:
+    hidden, weight, bias, target = layer()
+    expected = linear_cross_entropy(hidden, weight, target, linear_bias=bias, tau=4.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(linear_cross_entropy(hidden, weight, target, linear_bias=bias, tau=4.0), expected)
 
 
 def test_the_logits_are_never_held(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
@@ -582,17 +622,21 @@ def _rank(world: int, store: str, rank: int) -> None:
             slopes = torch.autograd.grad(got.sum(), [hidden, *part])
             for a, b in zip(slopes, [expected[0], expected[1][mine], expected[2][mine]], strict=True):
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
-    head = LinearLogitClip(D, K, "nce_mae", tau=4.0, group=group, dtype=torch.float64)
     sizes = [K // world + (r < K % world) for r in range(world)]
     mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
-    with torch.no_grad():
-        head.weight.copy_(weight[mine])
-        head.bias.copy_(bias[mine])
-    expected = fused("nce_mae", hidden, weight, bias, target, (4.0, None))
-    got = head(hidden, target)
-    torch.testing.assert_close(got, expected)
-    slope = torch.autograd.grad(expected, weight)[0][mine]
-    torch.testing.assert_close(torch.autograd.grad(got, head.weight)[0], slope)
+    for loss in LOSSES:
+        if loss == "cores":
+            continue
+        head = LinearLogitClip(D, K, loss, tau=4.0, group=group, dtype=torch.float64)
+        with torch.no_grad():
+            head.weight.copy_(weight[mine])
+            head.bias.copy_(bias[mine])
+        got, expected = head(hidden, target), fused(loss, hidden, weight, bias, target, (4.0, None))
+        torch.testing.assert_close(got, expected)
+        slopes = torch.autograd.grad(expected, [hidden, weight, bias])
+        parts = torch.autograd.grad(got, [hidden, head.weight, head.bias])
+        for a, b in zip(parts, [slopes[0], slopes[1][mine], slopes[2][mine]], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
     with pytest.raises(ValueError, match="cores cannot be used with sharded classes"):
         LinearLogitClip(D, K, "cores", group=group, dtype=torch.float64)(hidden, target)
     dist.barrier()

@@ -8,6 +8,7 @@ products suffice, as without fusion. `clip_hidden` does the clip alone, for othe
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -91,9 +92,8 @@ def linear_cross_entropy(
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}.")
     if ignore_index is not None and target.is_floating_point():
         raise ValueError(f"ignore_index={ignore_index} needs class indices, got probability targets.")
-    criterion = Loss(
-        "ce", reduction=reduction, weight=weight, ignore_index=-100 if ignore_index is None else ignore_index
-    )
+    ignored = -100 if ignore_index is None else ignore_index
+    criterion = partial(Loss, "ce", reduction=reduction, weight=weight, ignore_index=ignored)
     clip = _clip(tau, delta, temp)
     return _loss(
         criterion, input, linear_weight, linear_bias, target, clip, example_weight, group, smoothing=label_smoothing
@@ -173,9 +173,9 @@ def clip_hidden(
     weight: Tensor,
     tau: float | None = None,
     delta: float | None = None,
+    bias: Tensor | None = None,
     *,
     temp: float | None = None,
-    bias: Tensor | None = None,
     gram: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Rescale hidden states so that their logits are clipped: `W(s h) + s b = clip(W h + b)`.
@@ -278,7 +278,7 @@ def _check_unmasked(bias: Tensor | None) -> None:
 
 
 def _eager_loss(
-    criterion: Loss,
+    criterion: Loss | Callable[[], Loss],
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -289,6 +289,8 @@ def _eager_loss(
     smoothing: float = 0.0,
 ) -> Tensor:
     """The reduced loss of `criterion` on the logits of a linear layer."""
+    if not isinstance(criterion, Loss):  # made here, as torch.compile cannot trace that
+        criterion = criterion()
     _check_layer(hidden, weight, bias)
     shard = Shard(len(weight), weight.device, group)
     shape = hidden.shape[:-1]
@@ -332,11 +334,9 @@ _loss: Any = torch.compiler.disable(_eager_loss)  # a graph break around blocks 
 
 def _compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
     """Return the dtype of the matrix products. Gradients with respect to logits are below the range of float16."""
-    device = weight.device.type
-    if torch.is_autocast_enabled(device):
+    device, dtype = weight.device.type, torch.promote_types(hidden.dtype, weight.dtype)
+    if dtype != torch.float64 and torch.is_autocast_enabled(device):  # autocast leaves float64 alone
         dtype = torch.get_autocast_dtype(device)
-    else:
-        dtype = torch.promote_types(hidden.dtype, weight.dtype)
     return torch.float32 if dtype == torch.float16 else dtype
 
 
@@ -372,12 +372,16 @@ class _Fused(torch.autograd.Function):
 
 
 def _run(run: Run, hidden: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> tuple[Tensor, list[Any]]:
-    """`run`, outside autocast, with gradients in the dtypes of their arguments."""
+    """`run`, outside autocast, with gradients in the dtypes of their arguments.
+
+    For float16 they stay float32, and autograd converts them when they have been multiplied by the upstream gradient:
+    without the factor of a `GradScaler`, small ones would be lost.
+    """
     arguments: Any = [None if x is None else x.detach() for x in (hidden, weight, bias)]
     with torch.autocast(weight.device.type, enabled=False):
         values, gradients = run(*arguments, *args)
     pairs = zip(gradients, arguments, strict=True)
-    return values, [None if g is None or x is None else g.to(x.dtype) for g, x in pairs]
+    return values, [g if g is None or x.dtype == torch.float16 else g.to(x.dtype) for g, x in pairs]
 
 
 # -- losses of log p_y and the mean log-probability --------------------------------------------------------------------
@@ -496,10 +500,11 @@ def _by_autograd(
 
     def run(hidden: Tensor, weight: Tensor, bias: Tensor | None, upstream: Tensor | None, needs: tuple[bool, ...]):
         hidden, w = hidden.to(dtype), weight.to(dtype)
-        values, weights = (torch.zeros(len(hidden), dtype=full, device=weight.device) for _ in range(2))
-        d_hidden = torch.zeros(hidden.shape, dtype=full, device=weight.device) if needs[0] else None
-        d_weight = torch.zeros(weight.shape, dtype=full, device=weight.device) if needs[1] else None
-        d_bias = torch.zeros(len(weight), dtype=full, device=weight.device) if bias is not None and needs[2] else None
+        zeros = partial(torch.zeros, dtype=full, device=weight.device)
+        values, weights = zeros(len(hidden)), zeros(len(hidden))
+        d_hidden = zeros(hidden.shape) if needs[0] else None
+        d_weight = zeros(weight.shape) if needs[1] else None
+        d_bias = zeros(len(weight)) if bias is not None and needs[2] else None
         for rows in row_blocks(len(hidden), -(-block_size(len(hidden), len(weight)) // 4)):
             h = hidden[rows]
             logits = (h @ w.t()).to(full)
@@ -518,15 +523,16 @@ def _by_autograd(
                     add_product(dz, w, d_hidden[rows])
                 if d_weight is not None:
                     add_product(dz.t(), h, d_weight)
+        gradients = d_hidden, d_weight, d_bias
         if criterion.reduction == "none":
-            return values, (d_hidden, d_weight, d_bias)
+            return values, gradients
         if criterion.reduction == "sum":
-            return values.sum(), (d_hidden, d_weight, d_bias)
+            return values.sum(), gradients
         total = weights.sum()
         total = torch.where(total == 0, 1.0, total)
-        for gradient in (d_hidden, d_weight, d_bias):
+        for gradient in gradients:
             if gradient is not None:
                 gradient /= total
-        return values.sum() / total, (d_hidden, d_weight, d_bias)
+        return values.sum() / total, gradients
 
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,11 @@ class ClipMonitor(Callback):
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Log the epoch."""
         if not self._norms:
+            warnings.warn(
+                "ClipMonitor has nothing to log: its criterion was not called in this epoch. A LinearLogitClip has no "
+                "logits to look at.",
+                stacklevel=1,
+            )
             return
         norms = torch.cat(self._norms)
         row = {f"norm_{q}": value for q, value in zip(QUANTILES, norm_quantiles(norms), strict=True)}
