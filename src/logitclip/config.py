@@ -24,6 +24,9 @@ PROTOCOL = 2
 # Fields that change no number of the result, and are not part of the id.
 UNCOUNTED = ("root", "runs", "workers", "checkpoint_seconds", "tensorboard")
 
+# Fields with a spec, in which one number may be the word `grid` or `auto`.
+TUNABLE = ("clip", "penalty", "loss", "method", "model")
+
 _LEAST = {"noise_seed": 0, "seed": 0, "limit": 0, "test_limit": 0, "measure_every": 0, "checkpoint_seconds": 0}
 _LEAST |= {"workers": 0, "devices": 1, "nodes": 1, "epochs": 1, "batch_size": 1, "threads": 1}
 _MOST = {"noise_seed": 2**63 - 1, "seed": 2**63 - 1, "threads": 1024, "devices": 1024, "nodes": 65536, "workers": 1024}
@@ -255,7 +258,7 @@ def word_to_tune(config: RunConfig) -> tuple[str, str, str] | None:
     """
     found = [
         (field, knob, word)
-        for field in ("clip", "penalty", "loss", "method", "model")
+        for field in TUNABLE
         if "grid" in (spec := getattr(config, field) or "") or "auto" in spec
         for knob, word in registries()[field].split(spec)[1].items()
         if word in ("grid", "auto")

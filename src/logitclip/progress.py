@@ -14,6 +14,7 @@ from logitclip.config import RunConfig, resolved_id, word_to_tune
 
 if TYPE_CHECKING:
     from logitclip.noise import NoisyLabels
+    from logitclip.run_folder import Result
 
 
 RESUME = "Ctrl-C saves and stops; repeat the command to resume."
@@ -282,7 +283,7 @@ def epoch_text(row: dict[str, Any], epochs: int | None, data: str) -> str:
     return text + ("" if memorised is None else f", memorised {memorised:.1f} %")
 
 
-def result_table(result: Any) -> Any:
+def result_table(result: Result) -> Any:
     """The result of a run as a table."""
     from rich.markup import escape
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from logitclip.config import RunConfig
 from logitclip.engine import Diverged
 from logitclip.registry import suggest
 from logitclip.run_folder import Failure, Result, read_outcome, record_failure
-from logitclip.training import train
+from logitclip.training import OnBatch, OnEpoch, train
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +187,9 @@ class _Queue:
             self.finish(job, record_failure(job.folder, error, attempts=job.deaths))
 
 
-def _attempt(config: RunConfig, folder: Path, on_epoch: Any, on_batch: Any = None) -> Result | Failure | None:
+def _attempt(
+    config: RunConfig, folder: Path, on_epoch: OnEpoch | None, on_batch: OnBatch | None = None
+) -> Result | Failure | None:
     """Train a run and record any failure; None means that another process trains it."""
     try:
         result = train(config, on_epoch=on_epoch, on_batch=on_batch)
@@ -209,7 +212,7 @@ def _inline(queue: _Queue, _jobs: int | None, _address: str | None) -> None:
         if job is None:
             time.sleep(queue.pause or 0.0)
             continue
-        on_epoch: Any = partial(_shown, queue, job)
+        on_epoch: OnEpoch | None = partial(_shown, queue, job)
         if job.config.devices > 1:  # callbacks do not reach spawned processes: report only the start
             on_epoch = None
             queue.progress(job, None)
@@ -227,7 +230,7 @@ def _shown(queue: _Queue, job: _Job, _config: RunConfig, row: dict[str, Any] | N
 class _Worker:
     """A worker process that trains the runs sent through its pipe, one after the other."""
 
-    process: Any
+    process: BaseProcess
     pipe: Connection
     job: _Job | None = None
 

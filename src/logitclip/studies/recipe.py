@@ -70,7 +70,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from logitclip.config import RunConfig, check_plugins, imports_plugins, load_plugins, registries, word_to_tune
+from logitclip.config import (
+    TUNABLE,
+    RunConfig,
+    check_plugins,
+    imports_plugins,
+    load_plugins,
+    registries,
+    word_to_tune,
+)
 from logitclip.registry import suggest
 
 FOLDER = Path(__file__).parents[1] / "recipes"
@@ -400,7 +408,7 @@ def _canonical(field: str, value: Any) -> Any:
 @cache
 def _canonical_spec(field: str, spec: str) -> str:
     words = r"=\s*(grid|auto|published)\s*(?=,|$)"
-    numbered = spec if field in ("data", "noise", "augment") else re.sub(words, "=1", spec)
+    numbered = re.sub(words, "=1", spec) if field in TUNABLE else spec
     canonical = registries()[field].canonical(numbered)  # rejects unknown knobs
     return canonical if numbered == spec else spec  # a value to tune stays as written
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from logitclip.clip import CLIPS
-from logitclip.config import word_to_tune
+from logitclip.config import UNCOUNTED, word_to_tune
 from logitclip.data.dataset import trusted_test
 from logitclip.run_folder import Failure, Result
-from logitclip.studies.recipe import Cell, Recipe, load_recipe, published
+from logitclip.studies.recipe import Cell, Published, Recipe, load_recipe, published
 from logitclip.studies.sweeping import Row
 
 ABBREVIATIONS = {  # of the paper
@@ -271,7 +271,7 @@ def _chosen(rows: Iterable[Row], varying: Collection[str]) -> str:
     return ", ".join(found)
 
 
-def _published(paper: Iterable[Any], coordinates: Mapping[str, Any], statistic: str) -> Any:
+def _published(paper: Iterable[Published], coordinates: Mapping[str, Any], statistic: str) -> Published | None:
     """The paper's number for these coordinates, if exactly one matches on the axes of this recipe."""
     found = [
         number
@@ -349,7 +349,7 @@ def headline(rows: Sequence[Row]) -> str:
     for without, clipped in pairs:
         gain = clipped.last10_accuracy - without.last10_accuracy
         seeds.setdefault(without.config["seed"], []).append(gain)
-        setting = {name: value for name, value in without.config.items() if name not in (*AVERAGED, "runs", "root")}
+        setting = {name: value for name, value in without.config.items() if name not in (*AVERAGED, *UNCOUNTED)}
         settings.setdefault(str(setting), []).append(gain)
     if not pairs:
         return ""
