@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
+from torch.optim import Optimizer
 
 from logitclip.clip import check_positive
 from logitclip.data import DATASETS
@@ -131,7 +132,7 @@ class DivideMix(Standard):
             "confidence_penalty": kind in ("asymmetric", "pair"),
         }
 
-    def optimizers(self) -> list[Any]:
+    def optimizers(self) -> list[Optimizer]:
         return [optimizer for _, _, optimizer in self.nets]
 
     def train_epoch(
@@ -263,7 +264,7 @@ class DivideMix(Standard):
     def _mean_softmax(self, logits: list[Tensor]) -> Tensor:
         return torch.stack([self._linked(z, self.clip_guesses).softmax(1) for z in logits]).mean(0)
 
-    def _step(self, loss: Tensor, model: Any, optimizer: Any) -> None:
+    def _step(self, loss: Tensor, model: nn.Module, optimizer: Optimizer) -> None:
         optimizer.zero_grad()
         self.fabric.backward(loss)
         self.update(model, optimizer)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from logitclip.criterion import Linked, Loss
 from logitclip.methods import METHODS
@@ -27,7 +28,7 @@ class Standard:
         self.criterion: Any = job.criterion.to(job.fabric.device)
         self.network, self.model, self.optimizer = self.set_up(self.settings.seed)
 
-    def set_up(self, seed: int) -> tuple[nn.Module, Any, Any]:
+    def set_up(self, seed: int) -> tuple[nn.Module, Any, Optimizer]:
         """Make a network; returns it, its wrapped (and compiled) form for training, and its optimiser."""
         settings = self.settings
         network = self.job.make_model(seed)
@@ -53,7 +54,7 @@ class Standard:
         if hasattr(self.criterion, "start_epoch"):
             self.criterion.start_epoch(epoch, counts.float().to(self.fabric.device))
 
-    def optimizers(self) -> list[Any]:
+    def optimizers(self) -> list[Optimizer]:
         """The optimisers that follow the learning-rate schedule."""
         return [self.optimizer]
 
@@ -86,7 +87,7 @@ class Standard:
         """The loss, plus the penalty on the logits if there is one."""
         return loss if self.settings.penalty is None else loss + self.settings.penalty(logits)
 
-    def update(self, model: Any, optimizer: Any) -> None:
+    def update(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Step along the gradients, with their global norm clipped to `grad_clip` if it is set.
 
         Paper: gradient clipping.
