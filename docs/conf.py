@@ -9,7 +9,7 @@ from sphinx.application import Sphinx
 import logitclip
 
 project = "logitclip"
-author = "The logitclip developers"
+author = copyright = "The logitclip developers"
 release = version = logitclip.__version__
 extensions = [
     "myst_parser",
@@ -23,6 +23,8 @@ myst_heading_anchors = 3
 myst_links_external_new_tab = True
 exclude_patterns = ["_build"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_title = f"logitclip {version}"
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"

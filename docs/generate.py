@@ -73,20 +73,22 @@ SECONDS = {"cpu": 4.5, "mini": 47}  # for one run on one core; measured
 def cost(name: str, scale: str) -> str:
     """Runs and trials of a recipe, with the hours of one core they take, or at full scale with their epochs."""
     from logitclip.data import protocol_of
+    from logitclip.search import TRIALS
     from logitclip.studies import tuning
     from logitclip.studies.recipe import load_recipe
 
     recipe = load_recipe(name, scale)
-    searches = {recipe.to_tune(cell) for cell in recipe.cells if tuning.tuned(cell.config)}
-    trials = {trial for config in searches for trial in tuning.trials(config, lambda _: None)}
     if not recipe.cells:
         return "none"
-    text = f"{len(recipe.cells)} + {len(trials)}" if trials else f"{len(recipe.cells)}"
+    runs = [cell.config for cell in recipe.cells]
+    for config in {recipe.to_tune(cell) for cell in recipe.cells if tuning.tuned(cell.config)}:
+        runs += [config] * (len(tuning.search_for(config).values) or TRIALS)
+    trials = len(runs) - len(recipe.cells)
+    text = f"{len(recipe.cells)} + {trials}" if trials else f"{len(recipe.cells)}"
     if scale in SECONDS:
-        minutes = (len(recipe.cells) + len(trials)) * SECONDS[scale] / 60
+        minutes = len(runs) * SECONDS[scale] / 60
         return f"{text}: {minutes / 60:.1f} h" if minutes >= 60 else f"{text}: {minutes:.0f} min"
-    configs = [*(cell.config for cell in recipe.cells), *trials]
-    epochs = sum(config.epochs or protocol_of(config.data)["epochs"] for config in configs)
+    epochs = sum(config.epochs or protocol_of(config.data)["epochs"] for config in runs)
     return f"{text}: {epochs:,} epochs"
 
 

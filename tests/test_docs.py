@@ -1,5 +1,6 @@
 """The documentation is correct: its Python runs, its commands parse, its links exist."""
 
+import importlib
 import json
 import re
 import shlex
@@ -29,8 +30,22 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_block_is_of_a_kind_that_is_tested(page):
+    """Python runs, commands and TOML are read; plain text is for the generated help and for lists of files."""
+    languages = set(re.findall(r"^```+([a-z]+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE))
+    assert languages <= {"python", "console", "bash", "toml"} | ({"text"} if page.name == "cli.md" else set())
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
-def test_python_runs_from_top_to_bottom(page):
+def test_python_runs_from_top_to_bottom(page, tmp_path):
+    if "init_process_group" in page.read_text(encoding="utf-8"):
+        code = [*blocks(page, "python"), "import os", "os._exit(0)  # gloo's destructors may wait for each other"]
+        (tmp_path / "train.py").write_text("\n".join(code), encoding="utf-8")
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
+        done = subprocess.run(torchrun, cwd=tmp_path, capture_output=True, text=True, timeout=500)
+        assert done.returncode == 0, done.stderr
+        return
     exec(compile("\n".join(blocks(page, "python")), str(page), "exec"), {"__name__": "__main__"})
 
 
@@ -54,8 +69,11 @@ def test_generated_parts_are_current():
 
 
 def commands() -> list[str]:
-    lines = [line for page in PAGES for block in blocks(page, "console") for line in block.splitlines()]
-    return sorted({line.removeprefix("$ ").strip() for line in lines if "logitclip " in line and "pip" not in line})
+    """Every call of the command line; not those whose parser prints and exits (help, completion)."""
+    shell = "\n".join(block for page in PAGES for kind in ("console", "bash") for block in blocks(page, kind))
+    shell = shell.replace("\\\n", " ").replace("$SLURM_ARRAY_TASK_ID", "1")
+    found = re.findall(r"^(?:\$ |torchrun .*-m )?(logitclip .*)", shell, flags=re.MULTILINE)
+    return sorted({line.strip() for line in found if "--help" not in line and "--tyro" not in line})
 
 
 @pytest.mark.parametrize("command", commands())
@@ -79,6 +97,44 @@ def test_commands_are_understood(command, monkeypatch):
     monkeypatch.setattr("sys.argv", [*shlex.split(command, comments=True)])
     cli.main()
     assert called == [name]
+
+
+def test_the_recipe_of_the_documentation_can_be_loaded(tmp_path, monkeypatch):
+    """With the loss of another page as its plugin, as the text says."""
+    from logitclip.studies.recipe import load_recipe
+
+    monkeypatch.chdir(tmp_path)
+    (text,) = blocks(ROOT / "docs" / "studies.md", "toml")
+    (tmp_path / "my_study.toml").write_text(text, encoding="utf-8")
+    (tmp_path / "my_loss.py").write_text(blocks(ROOT / "docs" / "extend.md", "python")[0], encoding="utf-8")
+    for scale, runs in {"smoke": 12, "cpu": 60, "full": 60}.items():
+        cells = load_recipe("my_study.toml", scale, plugin=["my_loss.py"]).cells
+        assert len(cells) == runs
+        mine = [cell.config for cell in cells if cell.coordinates["loss"] == "mine"]
+        assert {config.loss for config in mine} == {"squared:scale=2"}
+        assert {config.lr for config in mine if config.noise.startswith("asymmetric")} == {0.05}
+
+
+def test_the_config_file_of_the_documentation_can_be_read(tmp_path):
+    from logitclip.cli.options import read_config
+    from logitclip.config import RunConfig
+
+    (text,) = blocks(ROOT / "docs" / "cli.md", "toml")
+    (tmp_path / "run.toml").write_text(text, encoding="utf-8")
+    assert RunConfig(**read_config(tmp_path / "run.toml")).clip == "norm:temp=1.5"
+
+
+def test_names_beside_those_of_other_code_exist():
+    from logitclip.config import registries
+
+    page = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
+    options = re.findall(r"--(clip|noise|model|data) ([^ `]+)", page)
+    losses = re.findall(r"`((?:ce|focal|[ans]?mae|[nrsg]ce|agce|aul|ael|nce_\w+)(?::[^`]*)?)`", page)
+    assert len(options) > 10
+    assert len(losses) > 20
+    for kind, spec in [*options, *(("loss", spec) for spec in losses)]:
+        if spec != "none":
+            registries()[kind].parse(spec)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -142,3 +198,30 @@ def test_the_reference_has_every_public_name():
     reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     for name in logitclip.__all__:
         assert re.search(rf":: logitclip\.{name}\b", reference), name
+    for module in (ROOT / "src" / "logitclip" / "integrations").glob("[!_]*.py"):
+        assert f":: logitclip.integrations.{module.stem}" in reference
+
+
+def test_the_documentation_shows_every_registry(monkeypatch):
+    """Tables of all kinds of names are generated into pages, and the page on losses says when to take each."""
+    from logitclip.config import registries
+
+    shown = set(re.findall(r"<!-- generated: ([a-z]+) -->", "".join(p.read_text(encoding="utf-8") for p in PAGES)))
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    kinds = importlib.import_module("generate").KINDS
+    assert set(kinds.values()) == set(registries())
+    assert set(kinds) <= shown
+    page = (ROOT / "docs" / "losses.md").read_text(encoding="utf-8")
+    when = page.partition("## When")[2].partition("## ")[0]
+    for name in registries()["loss"]:
+        assert f"`{name}`" in when, name
+
+
+def test_the_diagram_of_the_architecture_has_every_module():
+    drawn = (ROOT / "docs" / "img" / "architecture.svg").read_text(encoding="utf-8")
+    listed = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    package = ROOT / "src" / "logitclip"
+    for entry in package.glob("[!_]*"):
+        if entry.suffix == ".py" or (entry / "__init__.py").exists():
+            assert f">{entry.stem}<" in drawn, entry.name
+            assert re.search(rf"^  {entry.stem}(\.py|/) ", listed, flags=re.MULTILINE), entry.name
