@@ -13,7 +13,7 @@ import pytest
 from logitclip import cli
 from logitclip.run_folder import Result
 from logitclip.studies import figures, sweeping
-from logitclip.studies.recipe import load_recipe
+from logitclip.studies.recipe import FIGURES, load_recipe
 
 RECIPE = """
 title = "Temps"
@@ -35,7 +35,6 @@ cells = ["memorised"]
 kind = "lines"
 x = "clip"
 y = "last10_accuracy"
-colour = "noise"
 panel = "model"
 reference = "none"
 """
@@ -82,6 +81,22 @@ def test_bounds_are_those_of_the_proposition():
     assert dict(zip(dash["domain"], map(tuple, dash["range"]), strict=True)) == {"upper": (5, 3), "lower": (1, 0)}
 
 
+def test_a_figure_kind_is_one_function(tmp_path, monkeypatch):
+    def dots(recipe, rows, *, x: str, size: str = ""):
+        import altair
+
+        return altair.Chart(altair.Data(values=[{"x": x, "size": size}])).mark_point()  # type: ignore[arg-type]
+
+    monkeypatch.setitem(FIGURES._entries, "dots", dots)
+    file = tmp_path / "mine.toml"
+    file.write_text(RECIPE.partition("[figure]")[0] + '[figure]\nkind = "dots"\nx = "clip"\nsize = "big"')
+    recipe = load_recipe(str(file), runs=str(tmp_path))
+    assert figures.draw(recipe, []).to_dict()["data"]["values"] == [{"x": "clip", "size": "big"}]
+    file.write_text(file.read_text().replace("size", "sise"))
+    with pytest.raises(ValueError, match=r"Unknown key 'sise' in \[figure\] of kind dots. Did you mean 'size'"):
+        load_recipe(str(file))
+
+
 def test_lines_have_a_panel_a_colour_and_a_band(folder, rows, tmp_path):
     chart = figures.draw(load(folder), rows)
     values = data(chart)
@@ -117,7 +132,7 @@ def test_lines_over_the_reciprocal(folder, rows, tmp_path):
 
 
 def test_bars_are_grouped(folder, rows, tmp_path):
-    recipe = replace(load(folder), figure={"kind": "bars", "x": "noise", "y": "memorised", "colour": "clip"})
+    recipe = replace(load(folder), figure={"kind": "bars", "x": "noise", "y": "memorised"})
     one = [row for row in rows if row.cell.coordinates["model"] == "mlp"]
     chart = figures.draw(recipe, one)
     assert {value["series"] for value in data(chart)} == {"no clip", "temp=0.02", "temp=0.5"}

@@ -444,7 +444,6 @@ FIGURE = """
 kind = "bars"
 x = "noise"
 y = "last10_accuracy"
-colour = "method"
 """
 
 
@@ -638,16 +637,16 @@ BAD = {
     "no statistic": ("[table]\ncells = []", "cells in [table] must be one statistic or more of last10_accuracy"),
     "unknown kind of figure": (
         '[figure]\nkind = "pie"',
-        "kind in [figure] must be one of bounds, lines, bars; got 'pie'.",
+        "kind in [figure] must be one of bars, bounds, lines; got 'pie'.",
     ),
     "figure without an axis": ('[figure]\nkind = "bars"', "[figure] of kind bars needs x."),
     "figure over what is no axis": (
-        '[grid]\nloss = ["ce"]\n[figure]\nkind = "bars"\nx = "noise"\ny = "temp"\ncolour = "loss"',
+        '[grid]\nloss = ["ce"]\n[figure]\nkind = "bars"\nx = "noise"\ny = "temp"',
         "x in [figure] is not an axis of the grid: 'noise'.",
     ),
     "unknown key of a figure": (
-        '[figure]\nkind = "bounds"\ncolour = "loss"',
-        "Unknown key 'colour' in [figure] of kind bounds.",
+        '[figure]\nkind = "bounds"\npanel = "loss"',
+        "Unknown key 'panel' in [figure] of kind bounds.",
     ),
     "one class": (
         '[figure]\nkind = "bounds"\nclasses = [1]\ntau = [1, 2]',

@@ -19,7 +19,7 @@ from logitclip import theory
 from logitclip.files import write
 from logitclip.progress import printable
 from logitclip.run_folder import Result
-from logitclip.studies.recipe import Recipe
+from logitclip.studies.recipe import FIGURES, Recipe
 from logitclip.studies.sweeping import Row
 from logitclip.studies.tables import AVERAGED, axes_of, bare_axes, kind_of, label, results_of, series, tabulate, title
 
@@ -39,8 +39,11 @@ QUANTITIES = {
 
 def draw(recipe: Recipe, rows: Sequence[Row]) -> Any:
     """Return the recipe's figure or, if it has none, its memorisation curves, as an Altair chart."""
-    kinds = {"bounds": _bounds, "lines": _lines, "bars": _bars}
-    chart = kinds[recipe.figure["kind"]](recipe, rows) if recipe.figure else _memorisation(recipe, rows)
+    if recipe.figure is None:
+        chart = _memorisation(recipe, rows)
+    else:
+        options = {key: value for key, value in recipe.figure.items() if key != "kind"}
+        chart = FIGURES[recipe.figure["kind"]](recipe, rows, **options)
     return _styled(chart.properties(title=title(recipe)))
 
 
@@ -135,17 +138,18 @@ def _styled(chart: Any) -> Any:
 # -- the paper's figures -----------------------------------------------------------------------------------------------
 
 
-def _bounds(recipe: Recipe, rows: Sequence[Row]) -> Any:
+@FIGURES.register
+def bounds(recipe: Recipe, rows: Sequence[Row], *, classes: list[int], tau: list[float]) -> Any:
     """Prop 2.1's bounds over tau: upper dashed, lower solid, a colour for each number of classes."""
-    alt, options = altair(), recipe.figure or {}
-    first, last = options["tau"]
+    alt = altair()
+    first, last = tau
     points = [first + (last - first) * i / 200 for i in range(201)]
     values = [
-        {"tau": tau, "K": str(classes), "bound": name, "loss": loss}
-        for classes in options["classes"]
-        for tau in points
-        if tau > 0
-        for name, loss in zip(("lower", "upper"), theory.loss_bounds(tau, classes), strict=True)
+        {"tau": point, "K": str(count), "bound": name, "loss": loss}
+        for count in classes
+        for point in points
+        if point > 0
+        for name, loss in zip(("lower", "upper"), theory.loss_bounds(point, count), strict=True)
     ]
     picked = alt.selection_point(fields=["K"], bind="legend")
     return (
@@ -154,7 +158,7 @@ def _bounds(recipe: Recipe, rows: Sequence[Row]) -> Any:
         .encode(
             x=alt.X("tau:Q", title="τ"),
             y=alt.Y("loss:Q", title="bounds of the clipped cross entropy"),
-            color=alt.Color("K:N", sort=[str(classes) for classes in options["classes"]]),
+            color=alt.Color("K:N", sort=[str(count) for count in classes]),
             strokeDash=alt.StrokeDash("bound:N", scale=alt.Scale(domain=["upper", "lower"], range=[[5, 3], [1, 0]])),
             opacity=alt.condition(picked, alt.value(1), alt.value(0.12)),
             tooltip=["K:N", "bound:N", alt.Tooltip("tau:Q", format=".3g"), alt.Tooltip("loss:Q", format=".3f")],
@@ -163,15 +167,14 @@ def _bounds(recipe: Recipe, rows: Sequence[Row]) -> Any:
     )
 
 
-def _points(recipe: Recipe, rows: Sequence[Row]) -> list[dict[str, Any]]:
+def _points(recipe: Recipe, rows: Sequence[Row], x: str, y: str, panel: str) -> list[dict[str, Any]]:
     """Mean and spread of the statistic of a figure, for each of its points."""
-    options = dict(recipe.figure or {})
-    table = tabulate(replace(recipe, statistics=(options["y"],)), rows)
-    apart = (options["x"], options.get("panel", ""), *_constant(rows))
+    table = tabulate(replace(recipe, statistics=(y,)), rows)
+    apart = (x, panel, *_constant(rows))
     points = [
         {
-            "x": entry.coordinates[options["x"]],
-            "panel": _label(entry.coordinates, options.get("panel")),
+            "x": entry.coordinates[x],
+            "panel": _label(entry.coordinates, panel),
             "series": series(entry.coordinates, apart, table.bare),
             "mean": entry.mean,
             "low": entry.mean - (entry.std or 0.0),
@@ -186,25 +189,32 @@ def _points(recipe: Recipe, rows: Sequence[Row]) -> list[dict[str, Any]]:
     return points
 
 
-def _lines(recipe: Recipe, rows: Sequence[Row]) -> Any:
+@FIGURES.register
+def lines(
+    recipe: Recipe,
+    rows: Sequence[Row],
+    *,
+    x: str,
+    y: str,
+    panel: str = "",
+    reference: str = "",
+    reciprocal: str = "",
+) -> Any:
     """y over the number in x, a line with an error band for each colour; the reference is a dashed level."""
-    alt, options = altair(), recipe.figure or {}
-    points = _points(recipe, rows)
-    reference = options.get("reference")
-    inverse = "reciprocal" in options
-    name = options["reciprocal"] if inverse else _knob(recipe, options["x"])
-    without, swept = _label({options["x"]: reference}, options["x"]), f"{name} on the x axis"
+    alt = altair()
+    points = _points(recipe, rows, x, y, panel)
+    name = reciprocal or _knob(recipe, x)
+    without, swept = _label({x: reference}, x), f"{name} on the x axis"
     levels = [{**point, "line": without} for point in points if point["x"] == reference]
     points = [{**point, "x": _number(point["x"]), "line": swept} for point in points if point["x"] != reference]
-    if inverse:
+    if reciprocal:
         points = [{**point, "x": 1 / point["x"]} for point in points]
     picked = alt.selection_point(fields=["series"], bind="legend")
     shown = alt.condition(picked, alt.value(1), alt.value(0.12))
-    colour = alt.Color("series:N", title=None, sort=_order(points, "series"))
-    low, mean = (alt.Y(f"{f}:Q", title=_title(options["y"]), scale=alt.Scale(zero=False)) for f in ("low", "mean"))
-    base = alt.Chart().transform_filter("!datum.level")
-    x = alt.X("x:Q", title=name, scale=alt.Scale(type="log" if inverse else "linear"))
-    base = base.encode(x=x, color=colour)
+    each = alt.Color("series:N", title=None, sort=_order(points, "series"))
+    low, mean = (alt.Y(f"{f}:Q", title=_title(y), scale=alt.Scale(zero=False)) for f in ("low", "mean"))
+    along = alt.X("x:Q", title=name, scale=alt.Scale(type="log" if reciprocal else "linear"))
+    base = alt.Chart().transform_filter("!datum.level").encode(x=along, color=each)
     faint = alt.condition(picked, alt.value(0.15), alt.value(0.02))
     band = base.mark_area().encode(y=low, y2="high:Q", opacity=faint)
     line = base.mark_line(point=True).encode(y=mean, opacity=shown, tooltip=_tooltips("x"))
@@ -215,27 +225,28 @@ def _lines(recipe: Recipe, rows: Sequence[Row]) -> Any:
         dash = alt.StrokeDash("line:N", title=None, scale=dashes, legend=legend)
         layers[1] = layers[1].encode(strokeDash=dash)
         level = alt.Chart().transform_filter("datum.level").mark_rule()
-        layers.append(level.encode(y=mean, color=colour, opacity=shown, strokeDash=dash, tooltip=_tooltips()))
+        layers.append(level.encode(y=mean, color=each, opacity=shown, strokeDash=dash, tooltip=_tooltips()))
     values = [*points, *({**point, "level": True} for point in levels)]
     return _in_panels(alt.layer(*layers).properties(width=300, height=220), values)
 
 
-def _bars(recipe: Recipe, rows: Sequence[Row]) -> Any:
+@FIGURES.register
+def bars(recipe: Recipe, rows: Sequence[Row], *, x: str, y: str, panel: str = "") -> Any:
     """y in groups of x, a bar with its standard deviation for each colour."""
-    alt, options = altair(), recipe.figure or {}
-    points = [{**point, "x": label(options["x"], point["x"])} for point in _points(recipe, rows)]
+    alt = altair()
+    points = [{**point, "x": label(x, point["x"])} for point in _points(recipe, rows, x, y, panel)]
     order = _order(points, "series")
     base = alt.Chart().encode(
         x=alt.X("x:N", title=None, sort=_order(points, "x"), axis=alt.Axis(labelAngle=0)),
         xOffset=alt.XOffset("series:N", sort=order),
         tooltip=_tooltips("x"),
     )
-    y = alt.Y("mean:Q", title=_title(options["y"]))
-    bars = base.mark_bar().encode(y=y, color=alt.Color("series:N", title=None, sort=order))
+    heights = alt.Y("mean:Q", title=_title(y))
+    boxes = base.mark_bar().encode(y=heights, color=alt.Color("series:N", title=None, sort=order))
     errors = base.mark_rule(size=1.2).encode(y="low:Q", y2="high:Q", color=alt.value("#333"))
     numbers = base.mark_text(dy=-7, fontSize=9, color="#333").encode(y="high:Q", text=alt.Text("mean:Q", format=".1f"))
     wide = max(320, 34 * len(order) * len(_order(points, "x")))
-    return _in_panels(alt.layer(bars, errors, numbers).properties(width=wide, height=240), points)
+    return _in_panels(alt.layer(boxes, errors, numbers).properties(width=wide, height=240), points)
 
 
 def _in_panels(chart: Any, values: list[dict[str, Any]]) -> Any:
@@ -275,7 +286,7 @@ def _knob(recipe: Recipe, axis: str) -> str:
     return names.pop() if len(names) == 1 else axis
 
 
-def _label(coordinates: Mapping[str, Any], axis: str | None) -> str:
+def _label(coordinates: Mapping[str, Any], axis: str) -> str:
     return label(axis, coordinates[axis]) if axis else ""
 
 

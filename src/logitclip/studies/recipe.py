@@ -28,10 +28,10 @@ A recipe is a TOML file. Every key is optional, unless noted::
     cells = ["last10_accuracy"]
 
     [figure]                     # for `logitclip figures`; kind is one of
-    kind = "lines"               #   lines: y over the number in x; bars: y in groups x; colour, panel: axes
+    kind = "lines"               #   lines: y over the number in x; bars: y in groups x;
     x = "clip"                   #   bounds: no runs, Prop 2.1's bounds for the `classes` = [K, ...], `tau` = [from, to]
     y = "last10_accuracy"
-    colour = "noise"
+    panel = "noise"              #   lines and bars: a panel for each value of this axis; other axes get colours
     reference = "none"           #   lines only: draw this value of x as a horizontal line
     reciprocal = "tau"           #   lines only: plot over 1 / the number in x, under this name
 
@@ -79,15 +79,11 @@ from logitclip.config import (
     registries,
     word_to_tune,
 )
-from logitclip.registry import suggest
+from logitclip.registry import Registry, suggest
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 STATISTICS = ("last10_accuracy", "best_accuracy", "memorised", "recovered", "noise_rate", "seconds", "temp")
-FIGURES = {  # kind -> its keys; x, colour and panel name axes
-    "bounds": ("classes", "tau"),
-    "lines": ("x", "y", "colour", "panel", "reference", "reciprocal"),
-    "bars": ("x", "y", "colour", "panel"),
-}
+FIGURES = Registry("figure", package="logitclip.studies")  # the knobs of a kind are the keys of [figure]
 _FIELDS = {field.name: object for field in fields(RunConfig) if field.name != "runs"}  # the sweep sets it
 _PUBLISHED = "norm:temp=published"
 _Values = dict[str, Any]
@@ -273,7 +269,7 @@ def _build(name: str, content: _Values, scale: str, more: _Values, plugin: Seque
     for key in sorted(fixed.keys() & grid.keys()):
         raise ValueError(f"{key} is an axis of the grid: it cannot be set in [base] or [{place}] as well.")
     figure = _figure(content.get("figure"), grid)
-    theory = figure is not None and figure["kind"] == "bounds"  # nothing runs
+    theory = figure is not None and "x" not in figure  # it shows no runs
     cells = [] if theory else list(_cells(grid, fixed | more, variants))
     for override in content.get("override", []):
         cells = _overridden(cells, override, "[[override]]", grid, full)
@@ -443,20 +439,20 @@ def _figure(section: _Values | None, grid: _Grid) -> _Values | None:
     kind = section.get("kind")
     if not isinstance(kind, str) or kind not in FIGURES:
         raise ValueError(f"kind in [figure] must be one of {', '.join(FIGURES)}; got {kind!r}.")
-    types = {"classes": list, "tau": list}
-    _take(section, f"[figure] of kind {kind}", kind=str, **{key: types.get(key, str) for key in FIGURES[kind]})
-    for key in ("x", "y", "colour") if kind != "bounds" else ("classes", "tau"):
-        if key not in section:
-            raise ValueError(f"[figure] of kind {kind} needs {key}.")
-    for key in ("x", "colour", "panel"):
+    knobs = FIGURES.knobs(kind)
+    types = {knob.name: list if "list" in str(knob.annotation) else str for knob in knobs.values()}
+    _take(section, f"[figure] of kind {kind}", kind=str, **types)
+    for knob in knobs.values():
+        if knob.required and knob.name not in section:
+            raise ValueError(f"[figure] of kind {kind} needs {knob.name}.")
+    for key in ("x", "panel"):
         if key in section and section[key] not in grid:
             raise ValueError(
                 f"{key} in [figure] is not an axis of the grid: {section[key]!r}. It has {', '.join(grid)}."
             )
-    if kind != "bounds":
+    if "y" in section:
         _check_statistic(section["y"], "[figure]")
-        return section
-    classes, tau = section["classes"], section["tau"]
+    classes, tau = section.get("classes", [2]), section.get("tau", [1, 2])
     if not classes or not all(type(k) is int and k >= 2 for k in classes):
         raise ValueError(f"classes in [figure] must be whole numbers of at least 2, got {classes}.")
     if [type(end) in (int, float) for end in tau] != [True, True] or not 0 < tau[0] < tau[1]:
