@@ -12,12 +12,12 @@ results/own_data.csv (accuracy and calibration error on true test labels), resul
 true number of wrong labels, average precision, CPU seconds) and results/own_data_noise.csv, and the tables of
 docs/own_data.md and docs/wrong_labels.md. `--minutes 0` only writes them.
 
-The methods: `fit`; the same network with plain CE; scikit-learn's MLPClassifier (256, 256), HistGradientBoosting and
-LogisticRegression; cleanlab's CleanLearning around logistic regression; LogitClipClassifier(temp="auto"). All but the
-first two see the same features, from the preprocessor of `fit` (pixels for digits; trees get 100 singular vectors of
-texts). Wrong labels are found by `fit`'s five folds and its one run, and by cleanlab's self-confidence on out-of-fold
-probabilities of plain CE and of logistic regression. `fit` keeps a tenth of the rows for calibration; the other methods
-train on all rows.
+The methods: `fit`; the same network and class shares with plain CE; scikit-learn's MLPClassifier (256, 256),
+HistGradientBoosting and LogisticRegression; cleanlab's CleanLearning around logistic regression;
+LogitClipClassifier(temp="auto"). All but the first two see the same features, from the preprocessor of `fit` (pixels
+for digits; trees get 100 singular vectors of texts). Wrong labels are found by `fit`'s five folds and its one run, and
+by cleanlab's self-confidence on out-of-fold probabilities of plain CE and of logistic regression. `fit` keeps a tenth
+of the rows for calibration; the other methods train on all rows.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ def fitted(task: Task, folder: Path, seed: int, clip: str) -> dict[str, Any]:
     names, classes = model.class_names, len(model.class_names)
     _, x = model._inputs(test)
     logits = model.logits(x).double().numpy()
-    probabilities = model.calibrated(logits) if clip != "none" else softmax(logits)
+    log_prior = np.array(model.facts["log_prior"])
+    probabilities = model.calibrated(logits) if clip != "none" else softmax(logits + log_prior)
     labels = np.array([names.index(label) for label in task.train["label"].astype(str)])
     final = read_result(out / "runs" / model.facts["run"])
     assert final is not None
@@ -202,13 +203,13 @@ def fitted(task: Task, folder: Path, seed: int, clip: str) -> dict[str, Any]:
     search_seconds = scale * sum(done.seconds for done in spent.values() if done is not None and done.config["val"])
     oof = judging.fold_logits(per_fold, len(labels), classes, FOLDS, executor="inline")
     found: dict[str, Any] = {"test": measured(task, probabilities, names), "clip": model.facts["clip"]}
+    found["test"]["accuracy_without_shares"] = measured(task, softmax(logits), names)["accuracy"]
     if clip == "none":
         known = ~np.isnan(oof).any(1)
         scores = np.full(len(labels), np.nan)
         scores[known] = 1 - softmax(oof[known])[np.arange(known.sum()), labels[known]]
         found["issues"] = {"cleanlab on CE": ranked(task, scores, fold_seconds)}
         return found
-    log_prior = np.array(model.facts["log_prior"])
     five = judging.judged(oof, labels, log_prior, "out of fold")
     one, _ = judging.one_run(final, config, labels, log_prior)
     found["issues"] = {
@@ -348,6 +349,7 @@ def accuracy_rows(done: dict[Any, Any]) -> Any:
                     "seeds": len(found),
                     **{key: mean(found, key, 100) for key in ("accuracy", "calibration_error")},
                     "accuracy_std": spread(found, "accuracy"),
+                    **{key: mean(found, key, 100) for key in ("accuracy_without_shares",) if key in found[0]},
                 }
     complete = [n for n in TASKS if all(any((n, m) == key[:2] for key in done) for m in METHODS)]
     for key, sign in (("accuracy", -1), ("calibration_error", 1)):
