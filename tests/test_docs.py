@@ -185,6 +185,16 @@ def test_makefile_targets_of_the_readme_exist():
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 
 
+def test_the_lowest_versions_are_those_of_the_package():
+    """CI tests the versions of .ci/lowest.txt; pyproject.toml promises them."""
+    promised = (ROOT / "pyproject.toml").read_text()
+    pins = re.findall(r"^([\w-]+)==([\d.]+)$", (ROOT / ".ci" / "lowest.txt").read_text(), flags=re.MULTILINE)
+    assert {"torch", "numpy", "tyro"} <= {name for name, _ in pins}
+    for name, version in pins:
+        bounds = set(re.findall(rf'"{name}>=([\d.]+)"', promised))
+        assert bounds == {re.sub(r"(?<=\d\.\d)\.0$|(?<=\d\.\d\d)\.0$", "", version)}, name
+
+
 def test_version_is_the_same_everywhere():
     import logitclip
 

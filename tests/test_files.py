@@ -40,6 +40,20 @@ def test_a_full_disk_is_named_in_one_sentence(tmp_path, monkeypatch):
     assert everything_in(tmp_path) == {}
 
 
+def test_folders_that_cannot_be_opened_are_not_synced(tmp_path, monkeypatch):
+    """As on Windows."""
+    real = os.open
+
+    def windows(path, flags, *more, **options):
+        if os.path.isdir(path):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path, flags, *more, **options)
+
+    monkeypatch.setattr(os, "open", windows)
+    files.write(tmp_path / "a", b"content")
+    assert everything_in(tmp_path) == {"a": b"content"}
+
+
 def test_what_is_not_a_number_is_never_written(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         files.write_json(tmp_path / "result.json", {"loss": float("nan")})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import json
 import os
 import shutil
@@ -135,6 +136,20 @@ def test_index_has_a_line_for_each_finished_run(folder):
         assert (line["milestones"], line["model"]) == ("0.4,0.7", "mlp:width=8,depth=1")
     studies.collect_garbage(folder)  # rewrites it with all runs
     assert len(list(csv.DictReader((folder / "index.csv").open()))) == 5
+
+
+def test_index_on_a_file_system_without_hard_links(folder, monkeypatch):
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    result = next(run.outcome for run in studies.read_runs(folder) if isinstance(run.outcome, run_folder.Result))
+    (folder / "index.csv").unlink()
+    before = set(folder.iterdir())
+    run_folder._add_to_index(result, folder / result.id)
+    (line,) = csv.DictReader((folder / "index.csv").open())
+    assert line["id"] == result.id
+    assert set(folder.iterdir()) == {*before, folder / "index.csv"}
 
 
 def test_gc_removes_only_what_nobody_needs(folder):

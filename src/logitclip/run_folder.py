@@ -446,9 +446,13 @@ def _add_to_index(result: Result, folder: Path) -> None:
         if not index.exists():
             draft = files.scratch_name(index)
             draft.write_text(csv_line(COLUMNS))
-            with contextlib.suppress(FileExistsError):  # another process was faster
+            try:
                 os.link(draft, index)
-            draft.unlink()
+            except FileExistsError:  # another process was faster
+                pass
+            except OSError:  # a file system without hard links
+                draft.replace(index)
+            draft.unlink(missing_ok=True)
         files.append(index, csv_line(values.get(name) for name in COLUMNS).encode())
     except OSError as error:
         log.warning("Cannot add the run %s to %s: %s", result.id, index, error)
