@@ -25,9 +25,8 @@ from torch import Tensor, nn
 from logitclip import LinearLogitClip, noise
 
 HEADER = [
-    *("classes", "examples", "noise", "loss", "clip", "epoch", "train_loss", "test_accuracy"),
-    *("validation_accuracy", "memorised"),
-    *("cpu_seconds", "load"),
+    *("classes", "examples", "noise", "batch", "lr", "loss", "clip", "seed", "epochs", "epoch"),
+    *("train_loss", "test_accuracy", "validation_accuracy", "memorised", "cpu_seconds", "load"),
 ]
 WIDTH = 64
 
@@ -79,7 +78,8 @@ def train(clip: str, args: argparse.Namespace) -> list[list[object]]:
             optimizer.step()
             schedule.step()
             total += float(loss.detach()) * len(index)
-        row = [args.classes, len(x), args.noise, args.loss, clip, epoch, round(total / len(x), 4)]
+        row = [args.classes, len(x), args.noise, args.batch, args.lr, args.loss, clip, args.seed, args.epochs, epoch]
+        row.append(round(total / len(x), 4))
         pairs = ((test_x, test_y), validation, (x[wrong], y[wrong]))
         row += [round(accuracy(head, *pair), 2) for pair in pairs]
         rows.append([*row, round(time.process_time() - start), round(os.getloadavg()[0], 1)])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 Row = dict[str, str]
+MEASURED = ("test_accuracy", "validation_accuracy", "memorised", "cpu_seconds")
 
 
 def table(name: str) -> str:
@@ -51,16 +52,19 @@ def memory() -> str:
 
 
 def classes() -> str:
-    """The last epoch of each clip."""
-    last = {row["clip"]: row for row in _read(ROOT / "results" / "hundred_thousand_classes.csv")}
-    lines = [
-        [
-            *(clip, row["test_accuracy"], row["validation_accuracy"], row["memorised"]),
-            f"{float(row['cpu_seconds']) / 60:.0f}",
-        ]
-        for clip, row in last.items()
-    ]
-    return _markdown(["clip", "test", "noisy validation", "wrong labels memorised", "CPU minutes"], lines)
+    """The last epoch of each setting and clip, as the mean over the seeds."""
+    last: dict[tuple[str, str, str], dict[str, Row]] = {}
+    for row in _read(ROOT / "results" / "hundred_thousand_classes.csv"):
+        last.setdefault((row["classes"], row["examples"], row["clip"]), {})[row["seed"]] = row
+    lines = []
+    for (classes, examples, clip), seeds in last.items():
+        rows = list(seeds.values())
+        test, validation, memorised, seconds = (statistics.mean(float(row[name]) for row in rows) for name in MEASURED)
+        figures = [f"{x:.1f}" for x in (test, validation, memorised, seconds / 60)]
+        epoch = f"{rows[0]['epoch']} of {rows[0]['epochs']}"
+        lines.append([f"{int(classes):,}", f"{int(examples):,}", epoch, clip, *figures, str(len(rows))])
+    heads = ["classes", "examples", "epoch", "clip", "test", "noisy validation", "memorised", "CPU minutes", "seeds"]
+    return _markdown(heads, lines)
 
 
 def language_model() -> str:

@@ -7,6 +7,8 @@ The model and its language are made on the spot: sentences of a random grammar, 
 successor. The model first learns the grammar of a large clean corpus, then is fine-tuned on a small corpus of another
 grammar whose target tokens are partly replaced by random ones. `loss_func` handles the shift of the labels, -100 and
 `num_items_in_batch`. The script prints the accuracy of the next token on clean sentences of the second grammar.
+
+`--losses mae:scale=1` is DFT, and `--losses gce:q=0.01 gce:q=0.5 gce:q=1` goes from cross entropy to DFT.
 """
 
 from __future__ import annotations
