@@ -18,6 +18,7 @@ import pytest
 
 import logitclip
 from logitclip import losses
+from logitclip.cli.reference import knob_helps
 from logitclip.clip import CLIPS, PENALTIES
 from logitclip.data import AUGMENTS, DATASETS
 from logitclip.losses import LOSSES
@@ -47,6 +48,12 @@ def test_entry_is_named_and_described(registry: Registry, name: str) -> None:
     assert re.fullmatch(r"[A-Z].*[.:]", lines[0]), "the first line is a sentence by itself"
     assert lines[1:2] in ([], [""]), "the summary is one line"
     assert registry.describe(name)[1] == lines[0]
+
+
+@pytest.mark.parametrize(("registry", "name"), ENTRIES)
+def test_knobs_have_help(registry: Registry, name: str) -> None:
+    helps = knob_helps(registry[name])
+    assert [knob for knob in registry.knobs(name) if not helps.get(knob)] == []
 
 
 @pytest.mark.parametrize(("registry", "name"), ENTRIES)

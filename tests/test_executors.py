@@ -94,7 +94,7 @@ def test_what_diverged_is_not_repeated_and_what_failed_otherwise_is(tmp_path, mo
     final = outcome(wrong)
     assert isinstance(final, Failure)
     assert final.final
-    assert final.error.startswith("Diverged: Training diverged in epoch 0")
+    assert final.error.startswith("Diverged: Training diverged in epoch 1:")
     log = Log()
     execute([bad, wrong], executor="inline", on_event=log)
     assert log.kinds(wrong) == ["skipped"]

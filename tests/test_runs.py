@@ -242,6 +242,7 @@ def test_on_the_command_line(folder, command):
     code, out, _ = command("runs", *at)
     assert code == 0
     assert "5 runs" in out
+    assert {"seed", "lr", "clip"} <= set(out.split()) >= {"1e+20", "0.05"}  # what differs between them
     assert "3 done" in out
     assert len(json.loads(command("runs", "list", "--where", "status=done", "--json", *at)[1])) == 3
     lines = list(csv.DictReader(command("runs", "list", "--csv", "--sort", "seed", *at)[1].splitlines()))
@@ -254,7 +255,7 @@ def test_on_the_command_line(folder, command):
     assert json.loads(command("runs", "diff", one, other, "--json", *at)[1])["seed"] == {one: 0, other: 1}
     assert command("runs", "rm", *at)[0] == 2
     code, _, err = command("runs", "rm", "--where", "status=failed", "--dry", *at)
-    assert err.startswith("logitclip: would remove 1 items")
+    assert err.startswith("logitclip: would remove 1 item,")
     assert (folder / bad).exists()
     assert command("runs", "rm", bad, *at)[0] == 0
     assert not (folder / bad).exists()

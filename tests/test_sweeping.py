@@ -339,11 +339,12 @@ def test_summary_exit_code_and_failures_in_a_sentence_each(tmp_path, typed):
     code, out, err = typed(own, "--runs", tmp_path / "runs")
     assert code == 3
     assert out.startswith("12 runs done, 0 done before, 12 failed, in ")  # 10, and 2 without a chosen value
-    opening, *sentences = [line for line in err.splitlines() if line.startswith("logitclip: ")]
+    first, opening, *sentences = [line for line in err.splitlines() if line.startswith("logitclip: ")]
+    assert first.startswith("logitclip: sweep of ")
     assert opening.startswith("logitclip: own (full): ")
     assert len(sentences) == 2  # one reason, one sentence
     assert "lr 1e+30" in sentences[0]
-    assert "tuning and 9 more: Diverged: Training diverged in epoch 0" in sentences[0]
+    assert "tuning and 9 more: Diverged: Training diverged in epoch 1:" in sentences[0]
     assert "failure.json." in sentences[0]
     assert "and 1 more: No value can be chosen: all trials failed." in sentences[1]
     code, out, err = typed(own, "--runs", tmp_path / "runs")
@@ -358,19 +359,21 @@ def test_no_terminal_no_more_than_a_line_every_few_seconds(tmp_path, typed, monk
     code, out, err = typed(own, "--runs", tmp_path / "one", "--shard", "1/2")
     assert code == 0
     lines = err.splitlines()
-    assert lines[0].startswith("logitclip: own (full): 8 runs and trials to tune 2 values, kept in ")
-    assert lines[1].startswith("own (full): of ")
-    assert "; started " in lines[1]
-    assert len(lines) <= 4
+    assert f"kept in {tmp_path / 'one'}/. Ctrl-C saves and stops; repeat the command to resume." in lines[0]
+    assert lines[1] == "logitclip: own (full): 8 runs and trials to tune 2 values."
+    assert lines[2].startswith("own (full): of ")
+    assert "; started " in lines[2]
+    assert len(lines) <= 5
     assert out.startswith("8 runs done, ")
     monkeypatch.setattr(progress.SweepBoard, "PAUSE", 0.0)
     code, out, err = typed(own, "--runs", tmp_path / "all")
     assert code == 0
-    _, *lines = err.splitlines()
+    _, _, *lines = err.splitlines()
     assert len(lines) == 32  # the start and the end of each
     assert lines[1].startswith("own (full): of 16 runs 1 done, 0 running, 0 failed, 15 left, about ")
-    assert "; symmetric:rate=0.5, norm:weight=0.01, seed 0, tuning: " in lines[1]
+    assert "; symmetric:rate=0.5, norm:weight=0.01, seed 0, tuning: validation accuracy (noisy labels) " in lines[1]
     assert lines[-1].startswith("own (full): of 16 runs 16 done, 0 running, 0 failed, 0 left; ")
+    assert ": test accuracy " in lines[-1]
     for line in lines:  # the counts add up
         total, *counts = map(int, re.findall(r"(?:of )?(\d+) (?:runs|done|running|failed|left)", line)[:5])
         assert sum(counts) == total
@@ -421,7 +424,7 @@ def test_the_live_table(tmp_path, monkeypatch):
     ],
 )
 def test_mistakes_are_a_sentence(tmp_path, typed, arguments, message):
-    code, out, err = typed(*arguments, "--runs", tmp_path)
+    code, out, err = typed(*arguments, "--runs", tmp_path, "-q")
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from dataclasses import dataclass, replace
@@ -10,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from logitclip import cli
 from logitclip.config import RunConfig, word_to_tune
 from logitclip.run_folder import Failure, Result, outcome
 from logitclip.search import TRIALS
@@ -355,6 +358,19 @@ def test_what_is_tuned_is_trained_with_the_best_value_on_everything(arguments, c
     )
 
 
+def test_what_won_and_why() -> None:
+    scores = {0.5: 80.0, 1.0: 90.0, 1.5: None}
+    for found, reason in (
+        (scores, "the highest score"),
+        (scores | {2.0: 90.0}, "the first tried of 2 values with the h"),
+    ):
+        console = Console(width=200, file=io.StringIO(), record=True)
+        console.print(cli.training._tried("clip.temp", found, 1.0, {}))
+        first, *lines = console.export_text().splitlines()
+        assert first.startswith(f"Chosen: clip.temp = 1, {reason}")
+        assert [line.split()[0] for line in lines if f"chosen: {reason}" in line] == ["1"]
+
+
 def test_trials_that_fail_are_said_and_tried_again(typed, monkeypatch) -> None:
     real, calls = executors.train, []
 
@@ -373,7 +389,8 @@ def test_trials_that_fail_are_said_and_tried_again(typed, monkeypatch) -> None:
 
 def test_a_folder_that_takes_nothing_ends_it(typed) -> None:
     code, out, err = typed("--option", "lr", "--values", "0.1,0.2", "--runs", "/dev/null/runs")
-    assert (code, out, err) == (2, "", "logitclip: Cannot write runs to /dev/null/runs: Not a directory.\n")
+    assert (code, out) == (2, "")
+    assert err.endswith("\nlogitclip: Cannot write runs to /dev/null/runs: Not a directory.\n")
 
 
 @pytest.mark.parametrize(
@@ -393,7 +410,7 @@ def test_a_folder_that_takes_nothing_ends_it(typed) -> None:
     ],
 )
 def test_mistakes_are_a_sentence(arguments, message, typed) -> None:
-    code, out, err = typed(*arguments)
+    code, out, err = typed(*arguments, "-q")
     assert (code, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1

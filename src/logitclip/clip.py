@@ -325,19 +325,34 @@ def none(logits: Tensor) -> Tensor:
 def norm(
     logits: Tensor, *, tau: float | None = None, delta: float | None = None, temp: float | None = None, p: float = 2.0
 ) -> Tensor:
-    """Clip the norm (Eq. 4): threshold tau and scale delta, or threshold temp and scale 1/temp."""
+    """Clip the norm (Eq. 4): threshold tau and scale delta, or threshold temp and scale 1/temp.
+
+    Args:
+        tau: threshold on the norm.
+        delta: norm of a clipped vector; tau if not given.
+        temp: instead of tau and delta: the threshold, with the scale 1/temp; the paper's tabulated 1/tau.
+        p: order of the norm, from 1 to inf.
+    """
     threshold, scale = threshold_and_scale(tau, delta, temp, p)
     return clip_logits(logits, threshold, scale, p=p)
 
 
 @CLIPS.register
 def value(logits: Tensor, *, limit: float) -> Tensor:
-    """Clamp each logit to [-limit, limit] (LC-V)."""
+    """Clamp each logit to [-limit, limit] (LC-V).
+
+    Args:
+        limit: largest absolute value of a logit.
+    """
     return clip_by_value(logits, limit)
 
 
 def _logit_norm(logits: Tensor, *, temperature: float) -> Tensor:
-    """Scale every logit vector to norm 1/temperature (LogitNorm)."""
+    """Scale every logit vector to norm 1/temperature (LogitNorm).
+
+    Args:
+        temperature: the inverse of the norm of every logit vector.
+    """
     return logit_norm(logits, temperature)
 
 
@@ -350,7 +365,11 @@ def _no_penalty(logits: Tensor) -> Tensor:
 
 
 def _weighted_norm(logits: Tensor, *, weight: float) -> Tensor:
-    """Add the mean norm of the logits times a weight (norm regularisation)."""
+    """Add the mean norm of the logits times a weight (norm regularisation).
+
+    Args:
+        weight: factor of the mean norm.
+    """
     check_positive("weight", weight)
     return weight * norm_penalty(logits)
 

@@ -51,7 +51,7 @@ class Diverged(ValueError):
     ...     fit(lc.data.load("digits"), network, lc.Loss("ce"), settings=Settings(epochs=1, lr=1e30))
     ... except Diverged as error:
     ...     print(str(error).partition(":")[0])
-    Training diverged in epoch 0
+    Training diverged in epoch 1
     """
 
 
@@ -221,8 +221,8 @@ def fit(
             row["test_accuracy"] = measured if len(test) else None
             if not all(map(math.isfinite, [row["loss"], measured, *(row["norm_quantiles"] or ())])):
                 raise Diverged(
-                    f"Training diverged in epoch {epoch}: the loss, the logits or their norms are not finite. Lower lr "
-                    f"(it is {lr:g} there), or limit the gradient with grad_clip."
+                    f"Training diverged in epoch {epoch + 1}: the loss, the logits or their norms are not finite. "
+                    f"Lower lr (it is {lr:g} there), or limit the gradient with grad_clip."
                 )
             row["val_accuracy"] = predicted = None
             if held_out is not None and len(held_out):

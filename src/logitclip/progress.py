@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from logitclip.run_folder import Result
 
 
-RESUME = "Ctrl-C saves and stops; repeat the command to resume."
-
 # Control characters as visible symbols of the same width, so that text from files cannot steer a terminal or reorder a
 # line. Tab and newline stay.
 _VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
@@ -32,6 +30,12 @@ def printable(text: str) -> str:
     'red: ␛[31m'
     """
     return text.translate(_VISIBLE)
+
+
+def announce(what: str, runs: str | Path) -> None:
+    """Print on stderr what will run, where it is kept, and how to stop and resume it; before anything slow happens."""
+    line = f"logitclip: {what}; kept in {runs}/. Ctrl-C saves and stops; repeat the command to resume."
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 class Printable:
@@ -51,7 +55,6 @@ class SweepBoard:
     Args:
         configs: the runs; a run is described by the options that differ between them.
         tuned: the field that is being tuned, if any.
-        opening: what to print before the first run starts.
         quiet: print only errors.
         verbose: print every event.
     """
@@ -65,7 +68,6 @@ class SweepBoard:
         configs: list[RunConfig],
         tuned: str | None = None,
         *,
-        opening: str = "",
         quiet: bool = False,
         verbose: bool = False,
     ) -> None:
@@ -74,7 +76,7 @@ class SweepBoard:
 
         words = [tuned, *(word[0] for config in configs if (word := word_to_tune(config)))]
         self.fields = [f for f in vars(RunConfig()) if len({getattr(c, f) for c in configs}) > 1 or f in words]
-        self.name, self.opening, self.quiet, self.verbose = name, opening, quiet, verbose
+        self.name, self.quiet, self.verbose = name, quiet, verbose
         self.queued = self.done = self.failed = 0
         self.before = 0  # results of earlier sweeps
         self.errors: dict[str, list[tuple[str, str]]] = {}  # a sentence -> the runs it is about, and where to read more
@@ -93,9 +95,6 @@ class SweepBoard:
 
     def __call__(self, kind: str, config: RunConfig, detail: Any) -> None:
         now = monotonic()
-        if self.opening and not self.quiet and kind in ("start", "skipped", "elsewhere"):
-            self.console.print(printable(f"logitclip: {self.opening}"), soft_wrap=True, markup=False)
-            self.opening = ""
         if kind == "tuning":
             self.undecided[config] = detail
         elif kind == "chosen":
@@ -129,8 +128,7 @@ class SweepBoard:
             self.done += kind == "done"
             self.failed += kind == "failed"
             self._note(config, detail)
-            outcome = f"{detail.last10_accuracy:.2f} %" if kind == "done" else detail.error
-            self._line(now, f"{self.label(config)}: {outcome}", self.PAUSE)
+            self._line(now, f"{self.label(config)}: {_outcome(config, detail)}", self.PAUSE)
 
     def _line(self, now: float, event: str, pause: float) -> None:
         """Print the state and an event, unless there is a live table or the last line is younger than `pause`."""
@@ -171,7 +169,7 @@ class SweepBoard:
         from rich.console import Group
         from rich.markup import escape
 
-        table = make_table("", "run", "epoch", "accuracy")
+        table = make_table("", "run", "epoch", "test accuracy")
         for config, (_, row) in list(self.running.items())[: max(1, self.console.height - 6)]:
             epoch = 0 if row is None else row["epoch"] + 1
             accuracy = "" if row is None else f"{row['test_accuracy']:.1f} %"
@@ -198,10 +196,20 @@ class SweepBoard:
             print("logitclip: interrupted. Repeat the command to resume.", file=sys.stderr)
 
 
+def _outcome(config: RunConfig, detail: Any) -> str:
+    """The result of a run in a few words: what a trial is judged by, or else the test accuracy; or why it failed."""
+    if hasattr(detail, "error"):
+        return detail.error
+    if config.val:
+        return f"validation accuracy (noisy labels) {detail.val_accuracy:.2f} %"
+    return f"test accuracy {detail.last10_accuracy:.2f} %"
+
+
 class TrainingBar:
     """Progress of one run on stderr: a bar on a terminal, lines in a pipe or a log file.
 
-    A line follows the first and the last epoch, and every epoch that ends `PAUSE` seconds or more after the last line.
+    The first line has the network, the number of epochs and the folder. A line follows the first and the last epoch,
+    and every epoch that ends `PAUSE` seconds or more after the last line.
 
     Args:
         quiet: print nothing.
@@ -242,10 +250,10 @@ class TrainingBar:
 
         self.started, self.first = monotonic(), done
         console = Console(stderr=True)
-        what = f"{config.model} on {config.data}, loss {config.loss}, clip {config.clip}, noise {config.noise}"
+        epochs = counted(config.epochs or 0, "epoch")
         resumed = f", resumed after epoch {done}" if done else ""
-        kept = f"kept in {Path(config.runs) / resolved_id(config)}"
-        line = printable(f"logitclip: {what}: {config.epochs} epochs{resumed}, {kept}. {RESUME}")
+        folder = Path(config.runs) / resolved_id(config)
+        line = printable(f"logitclip: network {config.model}, {epochs}{resumed}, in {folder}.")
         print(line, file=sys.stderr, flush=True)
         if not console.is_terminal or self.verbose:
             return
@@ -299,7 +307,7 @@ def result_table(result: Result) -> Any:
         "wrong labels among the training labels": f"{result.noise_rate:.2f} %" if known else "unknown or none",
         "of these memorised (predicted as given)": _percent(result.memorised),
         "of these recovered (predicted as true)": _percent(result.recovered),
-        "time": f"{result.seconds:.1f} s for {result.epochs} epochs on {result.device}",
+        "time": f"{result.seconds:.1f} s for {counted(result.epochs, 'epoch')} on {result.device}",
         "folder": escape(str(result.folder)),
     }
     setting = f"{result.config['data']}, {result.config['loss']}, clip {result.clip}, noise {result.config['noise']}"
@@ -324,6 +332,14 @@ def make_table(title: str, *columns: str) -> Any:
     for column in columns:
         table.add_column(column, justify="right" if column in ("lower", "upper") else "left", overflow="fold")
     return table
+
+
+def counted(number: int, noun: str) -> str:
+    """
+    >>> counted(1, "run"), counted(36, "run")
+    ('1 run', '36 runs')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

@@ -209,12 +209,12 @@ class Registry:
         >>> Registry.format("norm", {"tau": 1.0, "delta": 0.5}), Registry.format("ce", {})
         ('norm:tau=1,delta=0.5', 'ce')
         """
-        text = ",".join(f"{key}={_show(value)}" for key, value in knobs.items())
+        text = ",".join(f"{key}={show_value(value)}" for key, value in knobs.items())
         return f"{name}:{text}" if text else name
 
     def describe(self, name: str) -> tuple[str, str]:
         """`(spec with its defaults, first line of the docstring)`, for listings."""
-        knobs = ",".join(f"{k}={'...' if v.required else _show(v.default)}" for k, v in self.knobs(name).items())
+        knobs = ",".join(f"{k}={'...' if v.required else show_value(v.default)}" for k, v in self.knobs(name).items())
         summary = (inspect.getdoc(self[name]) or "").partition("\n")[0]
         return (f"{name}:{knobs}" if knobs else name), summary
 
@@ -266,7 +266,12 @@ def _is_union(annotation: Any) -> bool:
     return typing.get_origin(annotation) in (typing.Union, types.UnionType)
 
 
-def _show(value: Any) -> str:
+def show_value(value: Any) -> str:
+    """A knob's value as a spec writes it.
+
+    >>> show_value(1.0), show_value(None), show_value(True)
+    ('1', 'none', 'true')
+    """
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) and value == float(f"{value:g}") else str(value)

@@ -6,6 +6,8 @@ before a command runs, so that `logitclip --help` is quick.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import logging
 import sys
 import tempfile
@@ -50,6 +52,7 @@ MARKERS = (OmitArgPrefixes, PositionalMetavarFromFieldName)
 def main() -> None:
     """Run the command line: the entry point of the console script `logitclip`."""
     logging.basicConfig(format="logitclip: %(message)s")
+    atexit.register(gc.freeze)  # with torch imported, the last garbage collection would take a second
     try:
         _run(sys.argv[1:])
     except BrokenPipeError:  # `logitclip list losses | head`
@@ -95,7 +98,7 @@ def _overview(*, every_command: bool) -> None:
     table.show_header = False
     table.add_row("logitclip train --noise symmetric:rate=0.5", "half of the labels wrong: the network memorises them")
     table.add_row("logitclip train --noise symmetric:rate=0.5 --clip norm:temp=1.5", "the same with the clip")
-    table.add_row("logitclip sweep quickstart", "both for three losses, with a report: two minutes")
+    table.add_row("logitclip sweep quickstart", "both for three losses and two kinds of noise: two minutes")
     show(table)
     show("`logitclip --help` lists all commands.")
 

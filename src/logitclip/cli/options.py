@@ -26,6 +26,7 @@ Flag = Annotated[FlagCreatePairsOff[bool], arg(help_behavior_hint="")]  # withou
 Text = Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")]
 File = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
 Whole = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
+Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
 Plugins = Annotated[tuple[str, ...], arg(metavar="FILE", help_behavior_hint="")]
 Quiet = Annotated[Flag, arg(aliases=["-q"], help="Print no progress, only warnings and errors.")]
 Verbose = Annotated[Flag, arg(aliases=["-v"], help="Print more: a line for every epoch, and the log.")]
@@ -97,9 +98,12 @@ def _group(title: str, names: tuple[str, ...], defaults: RunConfig) -> type:
         if name == "milestones":  # one word, as in 0.4,0.7
             hint, default = str | None, None if default is None else ",".join(map(str, default))
         more: dict[str, Any] = {}
+        if type(None) in typing.get_args(hint):
+            more["metavar"] = _metavar(hint)
         if default is None:
             more["help_behavior_hint"] = "" if name == "root" else functools.partial(_default_of_dataset, name)
-            more["metavar"] = _metavar(hint)
+        elif default == ():
+            more["help_behavior_hint"] = ""
         fields.append((name, Annotated[hint, arg(help=helps[name], **more)], default))
     if title == "running":
         about = "A file with options: run.toml, or the config.json of a run. Options on the command line win."

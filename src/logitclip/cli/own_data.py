@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from logitclip.cli.options import Flag, Text, Whole
+from logitclip.cli.options import Flag, Number, Text, Whole
 from logitclip.cli.output import show, show_json, tell
 from logitclip.cli.training import stop_on_sigterm
 from logitclip.progress import duration, make_table
 
-Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
 Out = Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
 Data = Annotated[Positional[Path], arg(metavar="DATA")]
 

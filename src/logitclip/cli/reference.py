@@ -11,16 +11,17 @@ import typing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
-from logitclip.cli.options import File, Flag, Plugins, Text
+from logitclip.cli.options import File, Flag, Number, Plugins, Text
 from logitclip.cli.output import show, show_json
 from logitclip.config import RunConfig, load_plugins, registries
 from logitclip.progress import make_table
-from logitclip.registry import Registry
+from logitclip.registry import Registry, show_value
 
+Name = Annotated[Positional[str], arg(help_behavior_hint="")]  # may be left out
 Kind = Literal["losses", "clips", "penalties", "noises", "data", "augments", "models", "methods", "recipes"]
 _FIELDS = {  # kind -> the option that such a name is given by
     "losses": "loss",
@@ -34,9 +35,7 @@ _FIELDS = {  # kind -> the option that such a name is given by
 }
 
 
-def list_names(
-    kind: Positional[Kind], name: Positional[str] = "", /, *, plugin: Plugins = (), json: Flag = False
-) -> None:
+def list_names(kind: Positional[Kind], name: Name = "", /, *, plugin: Plugins = (), json: Flag = False) -> None:
     """List the losses, clips, noises, datasets, networks, methods or recipes, or explain one of them.
 
     Example: logitclip list losses, or logitclip list data table
@@ -78,13 +77,13 @@ def _explain_name(registry: Registry, name: str, json: bool) -> None:
 
     spec, _ = registry.describe(name)
     doc = docstring_parser.parse(inspect.getdoc(registry[name]) or "")
-    helps = {knob.strip(): entry.description or "" for entry in doc.params for knob in entry.arg_name.split(",")}
+    helps = knob_helps(registry[name])
     rows = [
         {
             "knob": knob.name,
             "type": "|".join(map(_type_name, typing.get_args(knob.annotation) or (knob.annotation,))),
             "default": "required" if knob.required else knob.default,
-            "help": " ".join(helps.get(knob.name, "").split()),
+            "help": helps.get(knob.name, ""),
         }
         for knob in registry.knobs(name).values()
     ]
@@ -96,8 +95,23 @@ def _explain_name(registry: Registry, name: str, json: bool) -> None:
     if rows:
         table = make_table("", "knob", "type", "default", "what it is")
         for row in rows:
-            table.add_row(*(escape(str(cell)) for cell in row.values()))
+            default = row["default"] if row["default"] == "required" else show_value(row["default"])
+            table.add_row(row["knob"], escape(row["type"]), escape(default), escape(row["help"]))
         show(table)
+
+
+def knob_helps(function: Any) -> dict[str, str]:
+    """Return the help of each knob: the Args in the docstring of a function, or of the `__init__` of a class."""
+    import docstring_parser
+
+    home = function.__init__ if inspect.isclass(function) else function
+    doc = f"Knobs.\n\n{inspect.getdoc(home)}"  # without a summary, the parser finds no Args
+    entries = docstring_parser.parse(doc).params
+    return {
+        knob.strip(): " ".join((entry.description or "").split())
+        for entry in entries
+        for knob in entry.arg_name.split(",")
+    }
 
 
 def _type_name(kind: Any) -> str:
@@ -134,7 +148,7 @@ def bound(
     *,
     tau: float,
     classes: int,
-    delta: float | None = None,
+    delta: Number = None,
     p: float = math.inf,
     loss: str = "ce",
     noise: Text = None,
@@ -177,7 +191,7 @@ def bound(
     show("[bold green]*[/] the smallest that applies. f~ minimises the noisy risk R^eta, f* the clean risk R.")
 
 
-def paper(item: Positional[str] = "", /) -> None:
+def paper(item: Name = "", /) -> None:
     """Show the code or the recipe behind an item of the paper, or list all items.
 
     Example: logitclip paper "Eq. 4", or logitclip paper "Table 1"

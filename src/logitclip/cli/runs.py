@@ -9,17 +9,18 @@ from tyro.conf import Positional, UseAppendAction, arg
 from logitclip.cli.options import File, Flag, Text, runs_folder
 from logitclip.cli.output import show, show_json, tell
 from logitclip.config import plugins_ignored
-from logitclip.progress import make_table, result_table
-from logitclip.run_folder import Failure, Result
+from logitclip.progress import counted, make_table, result_table
+from logitclip.run_folder import OPTIONS, Failure, Result
 
 Action = Literal["list", "show", "diff", "rm", "gc"]
+Ids = Annotated[Positional[tuple[str, ...]], arg(help_behavior_hint="")]
 Where = Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="CONDITION", help_behavior_hint="")]
 
 
 @plugins_ignored()
 def runs(
     action: Positional[Action] = "list",
-    ids: Positional[tuple[str, ...]] = (),
+    ids: Ids = (),
     /,
     *,
     where: Where = (),
@@ -82,11 +83,10 @@ def runs(
 
 
 def _list(found: list[Any]) -> None:
-    columns = ("data", "noise", "loss", "clip", "method", "model", "seed")
     numbers = ("last10_accuracy", "val_accuracy", "memorised", "seconds")
     records = [run.record for run in found]
-    varied = [name for name in columns if len({str(record[name]) for record in records}) > 1 or name == "data"]
-    table = make_table(f"{len(found)} runs", "id", "status", *varied, "test", "validation", "memorised", "time")
+    varied = [name for name in OPTIONS if name == "data" or len({str(record[name]) for record in records}) > 1]
+    table = make_table(counted(len(found), "run"), "id", "status", *varied, "test", "validation", "memorised", "time")
     for record in records:
         texts = [_text(record[name]) for name in varied]
         shown = ["" if record[name] is None else f"{record[name]:.1f}" for name in numbers]
@@ -137,7 +137,7 @@ def _diff(one: Any, other: Any, json: bool) -> None:
 def _freed(freed: dict[str, int], dry: bool) -> None:
     for name, size in freed.items():
         print(f"{name} ({_size(size)})")
-    tell(f"{'would remove' if dry else 'removed'} {len(freed)} items, {_size(sum(freed.values()))}.")
+    tell(f"{'would remove' if dry else 'removed'} {counted(len(freed), 'item')}, {_size(sum(freed.values()))}.")
 
 
 def _text(value: Any) -> str:

@@ -13,7 +13,7 @@ from logitclip.cli.options import Executor, File, Flag, Plugins, Quiet, Text, Ve
 from logitclip.cli.output import Exit, show, show_json, tell
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
 from logitclip.config import plugins_ignored, word_to_tune
-from logitclip.progress import RESUME, SweepBoard, duration
+from logitclip.progress import SweepBoard, announce, counted, duration
 from logitclip.run_folder import Failure
 
 if TYPE_CHECKING:
@@ -53,23 +53,27 @@ def sweep(
         mirror: Download them from this folder or address instead of the official one.
         plugin: The Python files that the recipe names as plugins; without this they are not run.
     """
-    from logitclip import data
-    from logitclip.studies import sweeping
-    from logitclip.studies.recipe import load_recipe
-
     part, parts = _shard(shard)
     set_verbosity(quiet, verbose)
     stop_on_sigterm()
-    folders = {"runs": str(runs_folder(runs)), "root": None if root is None else str(root)}
+    kept = runs_folder(runs)
+    if not quiet:
+        announce(f"sweep of {recipe}", kept)
+    from logitclip import data  # slow: they import torch
+    from logitclip.studies import sweeping
+    from logitclip.studies.recipe import load_recipe
+
+    folders = {"runs": str(kept), "root": None if root is None else str(root)}
     loaded = load_recipe(recipe, scale, **folders, plugin=plugin)
     for spec, place in loaded.data():
         data.load(spec, place, download=download or mirror is not None, mirror=mirror)  # one sentence if it is missing
     configs = [cell.config for cell in loaded.cells]
     name = f"{loaded.name} ({loaded.scale})"
     tuned = len({loaded.to_tune(cell) for cell in loaded.cells if word_to_tune(cell.config)})
-    trials = f" and trials to tune {tuned} values" if tuned else ""
-    opening = f"{name}: {len(configs)} runs{trials}, kept in {runs_folder(runs)}/. {RESUME}"
-    board = SweepBoard(name, configs, opening=opening, quiet=quiet, verbose=verbose)
+    if not quiet:
+        trials = f" and trials to tune {counted(tuned, 'value')}" if tuned else ""
+        tell(f"{name}: {counted(len(configs), 'run')}{trials}.")
+    board = SweepBoard(name, configs, quiet=quiet, verbose=verbose)
     with board:
         rows = sweeping.sweep(
             loaded, executor=executor, jobs=jobs, address=address, shard=(part, parts), on_event=board

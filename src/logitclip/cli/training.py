@@ -14,7 +14,7 @@ from typing import Any
 from logitclip.cli.options import Executor, Flag, Quiet, RunOptions, Text, Verbose, Whole
 from logitclip.cli.output import Exit, fail, show, show_json, tell
 from logitclip.config import RunConfig
-from logitclip.progress import RESUME, SweepBoard, TrainingBar, make_table, result_table
+from logitclip.progress import SweepBoard, TrainingBar, announce, make_table, result_table
 from logitclip.run_folder import outcome, record_failure
 
 
@@ -38,7 +38,10 @@ def train(
     """
     first = os.environ.get("RANK", "0") == "0"  # of several processes of torchrun, the first one reports
     set_verbosity(quiet, verbose)
-    from logitclip.engine import Diverged, without_destructors
+    if first and not quiet:
+        what = f"{config.data}, loss {config.loss}, clip {config.clip}, noise {config.noise}"
+        announce(f"training on {what}", config.runs)
+    from logitclip.engine import Diverged, without_destructors  # slow: they import torch
     from logitclip.training import train
 
     stop_on_sigterm()
@@ -104,8 +107,6 @@ def tune(
         mirror: Download it from this folder or address instead of the official one.
         json: Print the trials and the result as one JSON object on stdout.
     """
-    from logitclip.studies import executors, sweeping, tuning
-
     set_verbosity(quiet, verbose)
     stop_on_sigterm()
     ways = [values is not None, fast, between is not None]
@@ -118,9 +119,12 @@ def tune(
             "A study makes one run at a time, on this machine: --jobs, --address and --executor ray are not for it. To "
             "share the work, give the command several times with one --storage."
         )
-    if download or mirror is not None:
-        from logitclip import data
+    if not quiet:
+        announce(f"tuning on {config.data}", config.runs)
+    from logitclip import data  # slow: they import torch
+    from logitclip.studies import executors, sweeping, tuning
 
+    if download or mirror is not None:
         data.load(config.data, config.root, download=True, mirror=mirror)
     if option == "clip.temp" and config.clip == "none":
         config = replace(config, clip="norm")
@@ -131,8 +135,7 @@ def tune(
     else:
         search = tuning.Search(option, _values(option, values or ""))
     field = search.option.partition(".")[0]
-    opening = f"tuning {search.option} on {config.data}; all runs are kept in {config.runs}/. {RESUME}"
-    board = SweepBoard(f"tune {search.option}", [config], field, opening=opening, quiet=quiet, verbose=verbose)
+    board = SweepBoard(f"tune {search.option}", [config], field, quiet=quiet, verbose=verbose)
     where = {"executor": executor, "jobs": jobs, "address": address, "on_event": board}
     with board:
         if between is not None:
@@ -169,6 +172,8 @@ def _tried(option: str, scores: Mapping[Any, float | None], best: Any, parts: Ma
     from rich.console import Group
     from rich.markup import escape
 
+    equal = sum(score == scores[best] for score in scores.values())
+    reason = "the highest score" if equal == 1 else f"the first tried of {equal} values with the highest score"
     named = {value: f"{value:g}" if isinstance(value, float) else escape(str(value)) for value in scores}
     heads = ["validation accuracy", "- gap to training accuracy", "- outvoted", "= score"] if parts else ["score"]
     table = make_table("Values tried", option, *heads, "")
@@ -177,7 +182,7 @@ def _tried(option: str, scores: Mapping[Any, float | None], best: Any, parts: Ma
         numbers = [] if split is None else [split.accuracy, split.gap, split.outvoted]
         cells = [f"{100 * number:.2f}" for number in numbers] if parts else []
         cells = cells or [""] * (len(heads) - 1)
-        winner = ("the highest score: chosen", "bold green") if value == best else ("", "")
+        winner = (f"chosen: {reason}", "bold green") if value == best else ("", "")
         table.add_row(named[value], *cells, "failed" if score is None else f"{score:.2f}", winner[0], style=winner[1])
     why = (
         "Score in points: accuracy on held-out noisy labels, minus the gap to the accuracy on the training labels "
@@ -186,7 +191,7 @@ def _tried(option: str, scores: Mapping[Any, float | None], best: Any, parts: Ma
         if parts
         else "Score: accuracy in % on held-out noisy labels, mean of the last 10 epochs."
     )
-    return Group(f"[bold]Chosen: {option} = {named[best]}[/], with the highest score.\n", table, why)
+    return Group(f"[bold]Chosen: {option} = {named[best]}[/], {reason}.\n", table, why)
 
 
 def set_verbosity(quiet: bool, verbose: bool) -> None:

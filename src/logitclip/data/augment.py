@@ -32,6 +32,9 @@ def flip_crop(x: Tensor, generator: Generator | None = None, *, padding: int = 4
 
     The padding is black *before* normalisation. Returns a tensor of the shape and type of `x`, [N, C, H, W].
 
+    Args:
+        padding: black pixels on each side.
+
     >>> x = torch.arange(2 * 3 * 8 * 8, dtype=torch.uint8).view(2, 3, 8, 8)
     >>> flip_crop(x, torch.Generator().manual_seed(0), padding=2).shape
     torch.Size([2, 3, 8, 8])
@@ -48,7 +51,11 @@ def flip_crop(x: Tensor, generator: Generator | None = None, *, padding: int = 4
 
 @AUGMENTS.register
 def crop(x: Tensor, generator: Generator | None = None, *, size: int = 224) -> Tensor:
-    """Random square crop of `size` and random horizontal flip; in evaluation, the centre crop."""
+    """Random square crop of `size` and random horizontal flip; in evaluation, the centre crop.
+
+    Args:
+        size: side of the crop in pixels.
+    """
     _check_images(x, "crop")
     height, width = x.shape[-2:]
     if not 0 < size <= min(height, width):

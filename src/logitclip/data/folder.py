@@ -35,8 +35,9 @@ def folder(
         train_list, test_list: Files with lines `name label`; names are relative to the folder.
         classes: A file with one class name per line, in the order of the label numbers.
         size: Side of the decoded images; training crops 7/8 of it.
-        test, fold, split_seed: Without test images, the share of each class to hold out, which of the `1 / test`
-            disjoint parts to hold out, and the seed of the split.
+        test: The share of each class to hold out, if there are no test images.
+        fold: Which of the `1 / test` disjoint parts to hold out, from 0.
+        split_seed: Seed of this split.
         memory: Decode every image once, keep it in memory, and skip unreadable images with a warning.
     """
     place = locate(path, root)

@@ -67,10 +67,12 @@ def table(
         drop: Columns to leave out, separated by commas.
         text: Columns with free text, separated by commas.
         image: A column with image files, relative to the folder of the table; no other column is then a feature.
-        size, memory: Of images, see `folder`.
-        test, fold, split_seed: The share of each class to hold out, which of the `1 / test` disjoint parts to hold
-            out, and the seed of the split.
-        test_path: A file with the test rows instead.
+        size: Side of the decoded images; training crops 7/8 of it.
+        memory: Decode every image once, keep it in memory, and skip unreadable images with a warning.
+        test: The share of each class to hold out for testing.
+        fold: Which of the `1 / test` disjoint parts to hold out, from 0.
+        test_path: A file with the test rows, instead of a share.
+        split_seed: Seed of the split.
     """
     where, split = locate(path, root), {"fold": fold, "split_seed": split_seed}
     if image is not None:

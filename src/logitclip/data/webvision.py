@@ -36,6 +36,7 @@ def webvision(
     Classes are numbered in the order of their WordNet ids, so that ILSVRC12's numbers are the same.
 
     Args:
+        subset: mini or full.
         test: the test images: the validation images of ILSVRC12 or of WebVision, of the same classes.
         ilsvrc: path of the ILSVRC12 images, as written or within `root`; by default `ilsvrc12` in either folder. It is
             a folder with one folder per WordNet id, in it or in its `val`; a folder with the images and a list

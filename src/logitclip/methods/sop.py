@@ -32,6 +32,11 @@ class SOP(Standard):
     losses = ("ce",)
 
     def __init__(self, job: Job, *, lr_u: float = 10.0, lr_v: float = 10.0) -> None:
+        """
+        Args:
+            lr_u: learning rate of u, the noise of the given class.
+            lr_v: learning rate of v, the noise of the other classes.
+        """
         at_least(0, lr_u=lr_u, lr_v=lr_v)
         super().__init__(job)
         self.lr_u, self.lr_v = lr_u, lr_v
@@ -102,6 +107,7 @@ class SOPPlus(SOP):
     ) -> None:
         """
         Args:
+            lr_u, lr_v: as in SOP.
             ratio_balance: weight of the balance term.
             ratio_consistency: weight of the consistency term.
             strong: augment the second view strongly; needs images. False: the usual augmentation.

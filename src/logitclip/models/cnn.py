@@ -30,8 +30,13 @@ def cnn(
 ) -> nn.Module:
     """Small CNN: six 3x3 convolutions of `width`, twice and four times that, for images of 4 pixels and more.
 
-    About a ninth of WRN-40-2's work at 32 px. `dropout` acts after each of the two max-pools. Without norms, keep the
-    learning rate at 0.02 or less.
+    About a ninth of WRN-40-2's work at 32 px. Without norms, keep the learning rate at 0.02 or less.
+
+    Args:
+        width: channels of the first two convolutions.
+        norm: batch, or none.
+        activation: relu, relu6, leaky_relu, gelu, silu or tanh.
+        dropout: share that dropout sets to 0 after each of the two max-pools.
     """
     at_least(1, width=width)
     normed = one_of("norm", norm, ("none", "batch")) == "batch"
@@ -64,6 +69,12 @@ def strided_cnn(
 
     About 1/340 of WRN-40-2's work at 32 px; it still memorises thousands of wrong labels. Weights keep
     torch's default initialisation. The features are pooled to 4x4, which changes nothing at 32 px.
+
+    Args:
+        width: channels of the first convolution.
+        hidden: units of the layer before the head.
+        norm: batch, or none.
+        activation: relu, relu6, leaky_relu, gelu, silu or tanh.
     """
     at_least(1, width=width, hidden=hidden)
     normed = one_of("norm", norm, ("none", "batch")) == "batch"

@@ -51,6 +51,11 @@ def densenet(
     """DenseNet-BC of depth 121, 169 or 201, as in torchvision; `stem=cifar` keeps the resolution of small images.
 
     The ImageNet stem needs 29 pixels, the other 8.
+
+    Args:
+        depth: 121, 169 or 201.
+        stem: "imagenet" has stride 4; "cifar" has stride 1, for small images.
+        activation: relu, relu6, leaky_relu, gelu, silu or tanh.
     """
     counts = COUNTS[one_of("depth of a densenet", depth, COUNTS)]
     width = 64

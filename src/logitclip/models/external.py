@@ -13,14 +13,23 @@ from logitclip.registry import first_line
 
 @MODELS.register
 def timm(num_classes: int, *, name: str, pretrained: bool = False, in_channels: int = 3) -> nn.Module:
-    """Any model of timm: `timm:resnet18`; `pretrained` downloads its weights (all but the head's)."""
+    """Any model of timm: `timm:resnet18`.
+
+    Args:
+        name: its name in timm.
+        pretrained: download its weights, all but the head's.
+    """
     create = _load("timm", "timm").create_model
     return _make("timm", create, name, pretrained=pretrained, num_classes=num_classes, in_chans=in_channels)
 
 
 @MODELS.register
 def torchvision(num_classes: int, *, name: str, in_channels: int = 3) -> nn.Module:
-    """Any classifier of torchvision, with new weights: `torchvision:resnet18`."""
+    """Any classifier of torchvision, with new weights: `torchvision:resnet18`.
+
+    Args:
+        name: its name in torchvision.
+    """
     if in_channels != 3:
         raise ValueError(f"torchvision's models take 3 channels, got {in_channels}; 'timm:NAME' takes any number.")
     # These two return a tuple in training by default.

@@ -22,6 +22,13 @@ def mlp(
     """Multilayer perceptron: `depth` hidden layers of `width`; it flattens inputs of any shape.
 
     `depth=0` is multinomial logistic regression. Weights are initialised as `nn.Linear` does.
+
+    Args:
+        width: units of each hidden layer.
+        depth: number of hidden layers.
+        norm: batch, or none.
+        activation: relu, relu6, leaky_relu, gelu, silu or tanh.
+        dropout: share of the units of each hidden layer that dropout sets to 0.
     """
     at_least(1, width=width)
     at_least(0, depth=depth)

@@ -37,6 +37,12 @@ def preact_resnet(
     That one differs from the textbook's twice: nothing follows the last block (`final_norm` adds norm and
     activation there), and its identity shortcuts carry the activated input (`shortcut=raw` undoes it). Its
     convolutions are initialised as `nn.Conv2d` does.
+
+    Args:
+        depth: 18 or 34.
+        final_norm: add norm and activation after the last block.
+        shortcut: what identity shortcuts carry: the activated input, or the raw one.
+        activation: relu, relu6, leaky_relu, gelu, silu or tanh.
     """
     counts = COUNTS[one_of("depth of a preact_resnet", depth, COUNTS)]
     activated = one_of("shortcut", shortcut, ("activated", "raw")) == "activated"

@@ -61,8 +61,11 @@ def resnet(
     The paper's ResNet-34 on CIFAR has the ImageNet stem: the released code uses torchvision's.
 
     Args:
+        depth: 18, 34 or 50.
+        stem: "imagenet" has stride 4; "cifar" has stride 1, for small images.
         init: "he" initialises convolutions as torchvision does (He et al., fan-out); "torch" keeps the default
             initialisation of torch's layers, as in SOP's code.
+        activation: relu, relu6, leaky_relu, gelu, silu or tanh.
     """
     counts = COUNTS[one_of("depth of a resnet", depth, COUNTS)]
     bottleneck = depth >= 50

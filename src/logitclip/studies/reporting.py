@@ -114,7 +114,7 @@ def latex(table: Table) -> str:
     caption = " ".join([f"{caption_title(recipe)}.{item}", table.caption, *table.notes, *table.warnings])
     name = re.sub(r"[^A-Za-z0-9-]", "-", f"{recipe.name}-{recipe.scale}")
     lines = ["% \\usepackage{booktabs,graphicx}", "\\begin{table}", "\\centering"]
-    lines += [f"\\caption{{{_tex(caption)}}}", f"\\label{{tab:{name}}}"]
+    lines += [f"\\caption{{{_tex(caption)}}}", f"\\label{{tab:{name}}}", "\\smallskip"]
     lines += ["\\resizebox{\\ifdim\\width>\\columnwidth\\columnwidth\\else\\width\\fi}{!}{%"]  # shrink, never enlarge
     lines += [f"\\begin{{tabular}}{{{'l' * len(table.row_axes)}{'r' * len(table.columns)}}}", "\\toprule"]
     if several > 1 and table.col_axes:
@@ -148,11 +148,18 @@ _TEX = {
     "±": "$\\pm$",
     "\N{MINUS SIGN}": "$-$",
     DASH: "--",
+    "\0": "{}",  # between two hyphens, which would make a dash
 }
 
 
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(c, c if c.isprintable() else "?") for c in " ".join(text.split()))
+    r"""Text for LaTeX.
+
+    >>> print(_tex("50 % of a_b: --scale"))
+    50 \% of a\_b: -{}-scale
+    """
+    apart = re.sub("-(?=-)", "-\0", " ".join(text.split()))
+    return "".join(_TEX.get(c, c if c.isprintable() else "?") for c in apart)
 
 
 def json(table: Table) -> str:
