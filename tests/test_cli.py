@@ -296,18 +296,7 @@ def test_an_unexpected_error_is_one_sentence_with_the_place_of_the_traceback(com
     file.unlink()
 
 
-@pytest.mark.parametrize(
-    ("args", "what"),
-    [
-        (
-            ["train", "--noise", "symmetric:rate=0.5"],
-            "training on digits, loss ce, clip none, noise symmetric:rate=0.5",
-        ),
-        (["tune", "--clip", "norm:temp=auto"], "tuning on digits"),
-        (["sweep", "quickstart"], "sweep of quickstart"),
-    ],
-)
-def test_the_first_line_comes_before_torch(args, what):
+def test_the_first_line_of_train_comes_before_torch():
     code = """
 import sys
 
@@ -319,9 +308,10 @@ sys.meta_path.insert(0, NoTorch())
 from logitclip import cli
 cli.main()
 """
-    done = subprocess.run([sys.executable, "-c", code, *args, "--runs", "here"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, "train", "--runs", "here"], capture_output=True, text=True)
     resume = "Ctrl-C saves and stops; repeat the command to resume."
-    assert done.stderr.splitlines()[0] == f"logitclip: {what}; kept in here/. {resume}"
+    first = f"logitclip: training on digits, loss ce, clip none, noise none; kept in here/. {resume}"
+    assert done.stderr.splitlines()[0] == first
 
 
 def test_help_is_quick_and_imports_no_torch():
