@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from logitclip import cli
+from logitclip.cli.training import _tried
 from logitclip.config import RunConfig, word_to_tune
 from logitclip.run_folder import Failure, Result, outcome
 from logitclip.search import TRIALS
@@ -365,7 +365,7 @@ def test_what_won_and_why() -> None:
         (scores | {2.0: 90.0}, "the first tried of 2 values with the h"),
     ):
         console = Console(width=200, file=io.StringIO(), record=True)
-        console.print(cli.training._tried("clip.temp", found, 1.0, {}))
+        console.print(_tried("clip.temp", found, 1.0, {}))
         first, *lines = console.export_text().splitlines()
         assert first.startswith(f"Chosen: clip.temp = 1, {reason}")
         assert [line.split()[0] for line in lines if f"chosen: {reason}" in line] == ["1"]
