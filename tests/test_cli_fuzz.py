@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import io
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -75,21 +76,54 @@ FEW = {
     "plugin": ["nowhere.py", "x", "/dev/null"],
 }
 LEFT_OUT = {"download", "compile", "tensorboard"}
-SMALL = ["--limit", "24", "--epochs", "1", "--model", "mlp:width=4,depth=1"]
+
+
+# Positional arguments that make sense: files of `prepared`, names of recipes, registries, actions.
+PLACES = {
+    "recipe": ["own.toml", "own.toml", "quickstart", "figure1", "x.toml"],
+    "data": ["my.csv", "my.csv", "own.toml"],
+    "model": ["model", "model", "my.csv"],
+    "spec": ["none", "symmetric:rate=0.5", "pair:rate=0.2", "instance:rate=0.4", "real"],
+    "action": ["list", "show", "diff", "rm", "gc"],
+    "ids": [*"0123456789abcdef"],  # the beginning of an id is enough
+    "kind": ["losses", "noises", "data", "models", "methods", "clips", "recipes"],
+    "name": ["ce", "gce", "digits", "mlp", "norm"],
+    "item": ["Eq. 4", "Table 1", "Prop 2.1"],
+}
+NETWORK = ["--epochs", "1", "--model", "mlp:width=4,depth=1"]
+USUAL = {  # options that a command needs, or that make it quick; those drawn later win
+    "train": ["--limit", "24", *NETWORK],
+    "tune": ["--limit", "24", *NETWORK, "--executor", "inline"],
+    "sweep": ["--executor", "inline", "--scale", "smoke"],
+    "report": ["--scale", "smoke"],
+    "figures": ["--scale", "smoke", "--out", "x.svg"],
+    "fit": ["--label", "y", "--clip", "none", *NETWORK],
+    "issues": ["--label", "y", "--clip", "none", *NETWORK],
+    "bound": ["--tau", "1", "--classes", "10"],
+}
+OWN = """
+[base]
+epochs = 1
+limit = 24
+model = "mlp:width=4,depth=1"
+[grid]
+loss = ["ce", "gce"]
+[scale.smoke]
+"""
+
+
+def parameters_of(name: str, positional: bool) -> list[str]:
+    parameters = inspect.signature(cli.COMMANDS[name]).parameters.values()
+    return [p.name for p in parameters if (p.kind is p.POSITIONAL_ONLY) == positional and p.name != "config"]
 
 
 def options_of(name: str) -> dict[str, typing.Any]:
     """Return the options of a command and their types."""
     hints = typing.get_type_hints(cli.COMMANDS[name])
-    options = dict(hints)
-    if "config" in inspect.signature(cli.COMMANDS[name]).parameters:
+    options = {option: hints[option] for option in parameters_of(name, positional=False)}
+    if "config" in hints:
         options |= typing.get_type_hints(RunConfig)
-    return {option: kind for option, kind in options.items() if option not in LEFT_OUT | {"return"}}
-
-
-def positionals_of(name: str) -> int:
-    parameters = inspect.signature(cli.COMMANDS[name]).parameters.values()
-    return sum(parameter.kind is parameter.POSITIONAL_ONLY for parameter in parameters)
+    return {option: kind for option, kind in options.items() if option not in LEFT_OUT}
 
 
 def specs(field: str) -> st.SearchStrategy[str]:
@@ -122,26 +156,38 @@ def values(option: str, kind: typing.Any) -> st.SearchStrategy[str]:
 
 @st.composite
 def calls(draw: st.DrawFn) -> list[str]:
-    """Draw a command line. Training runs are small unless an option makes them larger."""
+    """Draw a command line. Most arguments make sense; training is quick unless an option makes it slower."""
     name = draw(st.sampled_from([*cli.COMMANDS, "train", "train", "train"]))
     options = options_of(name)
-    places = [draw(st.sampled_from(TEXTS)) for _ in range(draw(st.integers(0, positionals_of(name) + 1)))]
-    if name == "list" and draw(st.booleans()):
-        places = [draw(st.sampled_from(["losses", "data", "recipes", "noises"])), *places[:1]]
-    words = [word for word in places if not word.startswith("-")]
-    if "config" in inspect.signature(cli.COMMANDS[name]).parameters:
-        words += SMALL
-    for option in draw(st.lists(st.sampled_from(sorted(options)), max_size=4, unique=True)):
+    places = [draw(st.sampled_from([*20 * PLACES[place], *TEXTS])) for place in parameters_of(name, True)]
+    places = places[: draw(st.sampled_from([1, 2]))]  # the second may be left out
+    places += [draw(st.sampled_from(TEXTS))] if draw(st.integers(0, 9)) == 0 else []
+    words = [word for word in places if not word.startswith("-")] + USUAL.get(name, [])
+    for option in draw(st.lists(st.sampled_from(sorted(options)), max_size=4, unique=True)) if options else []:
         flag = f"--{option.replace('_', '-')}"
-        if bool in (options[option], *typing.get_args(options[option])[:1]) and options[option] is bool:
+        if options[option] is not bool:
+            words += [flag, draw(values(option, options[option]))]
+        elif option in RunConfig.__annotations__:
             words.append(draw(st.sampled_from([flag, f"--no-{flag[2:]}"])))
         else:
-            words += [flag, draw(values(option, options[option]))]
-    if name in ("tune", "sweep"):
-        words += ["--executor", "inline"]
-    if name == "sweep" and "--scale" not in words:  # the default scale trains for minutes
-        words += ["--scale", "smoke"]
+            words.append(flag)
     return [name, *words]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a folder with a table, a recipe, its runs and a model."""
+    folder = tmp_path_factory.mktemp("prepared")
+    rows = "".join(f"{i},{i % 7},{'no' if i % 3 else 'yes'}\n" for i in range(60))
+    (folder / "my.csv").write_text("a,b,y\n" + rows)
+    (folder / "own.toml").write_text(OWN)
+    for call in (
+        ["sweep", "own.toml", *USUAL["sweep"], "--runs", "runs"],
+        ["fit", "my.csv", *USUAL["fit"], "--out", "model"],
+    ):
+        with contextlib.chdir(folder), mock.patch.object(sys, "argv", ["logitclip", *call]):
+            cli.main()
+    return folder
 
 
 def ended(code: int, err: str, seconds: float, call: list[str]) -> None:
@@ -159,7 +205,7 @@ def traceback_in(err: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_thousand_calls_in_this_process():
+def test_a_thousand_calls_in_this_process(prepared):
     @settings(
         max_examples=int(os.environ.get("FUZZ", "1000")),
         derandomize=True,
@@ -172,9 +218,9 @@ def test_a_thousand_calls_in_this_process():
     def check(call: list[str]) -> None:
         out, err, begin, code = io.StringIO(), io.StringIO(), time.monotonic(), 0
         with (
-            tempfile.TemporaryDirectory() as folder,
-            contextlib.chdir(folder),
-            mock.patch.dict(os.environ, {"LOGITCLIP_RUNS": f"{folder}/runs", "LOGITCLIP_DATA": f"{folder}/data"}),
+            tempfile.TemporaryDirectory() as place,
+            contextlib.chdir(shutil.copytree(prepared, f"{place}/here")),
+            mock.patch.dict(os.environ, {"LOGITCLIP_RUNS": "runs", "LOGITCLIP_DATA": "data"}),
             mock.patch.object(sys, "argv", ["logitclip", *call]),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
@@ -190,7 +236,7 @@ def test_a_thousand_calls_in_this_process():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_fifty_calls_as_processes(tmp_path):
+def test_fifty_calls_as_processes(prepared, tmp_path):
     drawn: list[list[str]] = []
 
     @settings(max_examples=50, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
@@ -200,8 +246,7 @@ def test_fifty_calls_as_processes(tmp_path):
 
     draw()
     for i, call in enumerate(word for word in drawn if not any("\0" in part for part in word)):
-        folder = tmp_path / str(i)
-        folder.mkdir()
+        folder = shutil.copytree(prepared, tmp_path / str(i))
         begin = time.monotonic()
         done = subprocess.run(
             [sys.executable, "-m", "logitclip", *call],
