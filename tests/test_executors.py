@@ -324,7 +324,7 @@ if __name__ == "__main__":
 """
     (tmp_path / "script.py").write_text(code)
     parent = subprocess.Popen([sys.executable, tmp_path / "script.py"], stderr=subprocess.PIPE, text=True)
-    rows, deadline = tmp_path / config.id / "metrics.jsonl", time.monotonic() + 120
+    rows, deadline = tmp_path / config.id / "metrics.jsonl", time.monotonic() + 400
     while len(run_folder.read_rows(rows)) < 5:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -436,9 +436,13 @@ def test_ray_survives_the_loss_of_a_node(tmp_path):
     def on_event(kind: str, config: RunConfig, detail: Any) -> None:
         log(kind, config, detail)
         if kind == "epoch":
-            with contextlib.suppress(FileNotFoundError):
-                owners[config].add(owner(config))
-            if len(owners) == 2 and not lost:  # one on each node
+            now = {}
+            for run in there:
+                with contextlib.suppress(FileNotFoundError, ValueError):  # not claimed, or just being claimed
+                    now[run] = owner(run)
+            for run, process in now.items():
+                owners[run].add(process)
+            if len(set(now.values())) == 2 and not lost:  # one on each node, at the same time
                 lost.append(node)
                 cluster.remove_node(node, allow_graceful=False)
 

@@ -27,7 +27,7 @@ def test_hugging_face_is_not_imported_before_it_is_needed():
     import subprocess
 
     code = "import sys, logitclip.integrations.huggingface; sys.exit('transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=120, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_every_extra_is_used():

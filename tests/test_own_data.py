@@ -83,7 +83,6 @@ def test_the_folder_has_no_pickle_and_a_fresh_process_predicts_the_same(people, 
     subprocess.run(
         [sys.executable, "-m", "logitclip", "predict", fitted.folder, path, "-o", tmp_path / "out.csv"],
         check=True,
-        timeout=200,
     )
     again = pd.read_csv(tmp_path / "out.csv", dtype={"row": str})
     pd.testing.assert_frame_equal(again, fitted.predict(frame), check_dtype=False)
