@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
-import faulthandler
 import math
 import multiprocessing
 import time
@@ -732,20 +732,30 @@ def test_divergence_stops_both_processes(pair):
 # -- how processes end -------------------------------------------------------------------------------------------------
 
 
-def leave_work_behind(fabric: Any, end: str, folder: Path) -> None:
-    """Exit while gloo still has to free its last tensors, and a DDP wrapper still holds the group.
+KEPT: list[Any] = []
 
-    With `destroy_process_group` as its last statement this function deadlocks: the wrapper frees the group, whose
-    destructor holds the GIL and waits for gloo's thread, which waits for the GIL.
+
+def leave_badly() -> None:
+    """End the group in the order that deadlocks, in an exit handler that runs after those of the engine.
+
+    The wrapper has the last reference to the group and frees it. The destructor holds the GIL and waits for gloo's
+    thread, which waits for the other process, and then for the GIL, to free the tensors of its last collective.
     """
-    faulthandler.dump_traceback_later(100, exit=True)
-    wrapper = fabric.setup(nn.Linear(2, 2))
-    wrapper(torch.ones(1, 2)).sum().backward()
-    first = fabric.is_global_zero
-    if not first:
-        time.sleep(0.5)
-    torch.distributed.all_gather([torch.zeros(1), torch.zeros(1)], torch.ones(1), async_op=first)
-    if first and end == "raises":
+    if KEPT:
+        first = torch.distributed.get_rank() == 0
+        time.sleep(0 if first else 2)
+        torch.distributed.all_gather([torch.zeros(1), torch.zeros(1)], torch.ones(1), async_op=first)
+        torch.distributed.destroy_process_group()
+        KEPT.clear()
+
+
+atexit.register(leave_badly)  # handlers run in reverse order
+
+
+def keep_the_wrapper(fabric: Any, end: str, folder: Path) -> None:
+    KEPT.append(fabric.setup(nn.Linear(2, 2)))
+    KEPT[0](torch.ones(1, 2)).sum().backward()
+    if fabric.is_global_zero and end == "raises":
         raise RuntimeError("raised on purpose")
     (folder / str(fabric.global_rank)).touch()
 
@@ -754,7 +764,7 @@ def leave_work_behind(fabric: Any, end: str, folder: Path) -> None:
 def test_processes_end_whatever_their_group_is_doing(end: str, tmp_path: Path) -> None:
     raises = pytest.raises(ProcessRaisedException, match="raised on purpose")
     with contextlib.nullcontext() if end == "returns" else raises:
-        launch(leave_work_behind, end, tmp_path, accelerator="cpu", devices=2)
+        launch(keep_the_wrapper, end, tmp_path, accelerator="cpu", devices=2)
     if end == "returns":
         assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
     assert not multiprocessing.active_children()
