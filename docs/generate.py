@@ -122,6 +122,19 @@ def measured_losses() -> str:
     return "\n".join(lines)
 
 
+def other_losses() -> str:
+    """Accuracy and memorised labels of the losses that are not in Table 1, from the recipe all_losses on digits."""
+    found: dict[str, dict[tuple[str, str], str]] = {}
+    for row in evidence_tables.read(DOCS.parent / "results" / "all_losses_cpu.csv"):
+        clip = "none" if row["clip"] == "none" else "clip"
+        found.setdefault(row["loss"], {})[row["statistic"], clip] = f"{row['mean']:.1f}"
+    lines = ["| loss | accuracy | wrong labels memorised |", "|---|---|---|"]
+    for loss, cells in found.items():
+        pairs = (f"{cells[name, 'none']} → {cells[name, 'clip']}" for name in ("last10_accuracy", "memorised"))
+        lines.append(f"| `{loss}` | {' | '.join(pairs)} |")
+    return "\n".join(lines)
+
+
 def command_help() -> str:
     """`logitclip COMMAND --help` of every command, as a terminal of 100 columns shows it."""
     from logitclip import cli
@@ -156,6 +169,7 @@ def generated(name: str) -> str:
         "recipes": recipe_table,
         "choices": recipe_choices,
         "measured losses": measured_losses,
+        "other losses": other_losses,
         "command help": command_help,
     }
     return others[name]() if name in others else registry_table(KINDS[name])
