@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import logging
 import re
 import resource
 import struct
@@ -333,3 +334,9 @@ def test_closed_pipe_is_no_error():
     )
     assert "Traceback" not in done.stderr
     assert "BrokenPipe" not in done.stderr
+
+
+def test_a_warning_is_printed_once():
+    once = cli.Once()
+    records = [logging.makeLogRecord({"msg": "skipped: %s", "args": (name,)}) for name in ("a", "b", "a")]
+    assert [once.filter(record) for record in records] == [True, True, False]

@@ -162,3 +162,12 @@ def test_without_skops_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "skops.io", None)
     with pytest.raises(ImportError, match=r"pip install 'logitclip\[own-data\]'"):
         Preprocessor.fit({"a": np.arange(3.0)})
+
+
+def test_unknown_categories_are_named():
+    columns = {"town": text("x", "x", "y", ""), "sex": text("f", "m", "f", "m"), "n": np.arange(4.0) ** 2}
+    prep = Preprocessor.fit(columns)
+    new = {"town": text("x", "paris", "", "bern"), "sex": text("m", "m", "f", "f"), "n": np.zeros(4)}
+    assert prep.unknown(new) == {"town": ["bern", "paris"]}
+    assert prep.unknown(columns) == {}
+    assert Preprocessor.fit({"n": np.arange(4.0) ** 2}).unknown({"n": np.zeros(1)}) == {}

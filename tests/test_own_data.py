@@ -13,6 +13,7 @@ import torch
 
 import logitclip as lc
 from logitclip.own_data import find_issues
+from logitclip.own_data import issues as judging
 from logitclip.own_data.model import original, plain
 from logitclip.own_data.planning import make_plan
 from logitclip.own_data.source import look
@@ -76,6 +77,55 @@ def test_the_wrong_labels_are_found(people, fitted):
     assert issues["score"].sum() == pytest.approx((given != true).sum(), rel=0.25)  # scores are probabilities
 
 
+def test_labels_that_follow_from_the_features_still_get_a_suggestion():
+    """The noise estimate is near 0, so no label is marked, but the network contradicts the last rows."""
+    given = np.repeat([0, 1, 0], [100, 100, 12])
+    logits = np.stack([np.zeros(212), np.linspace(-6, -3, 212)], 1)
+    logits[100:200] = -logits[:100]
+    logits[200:] = [0.0, 0.5]  # unsure, and against the label
+    found = judging.judged(logits, given, np.zeros(2), "out of fold")
+    assert found.noise.rate < 0.01
+    assert set(found.ranking[:12]) == set(range(200, 212))
+    assert not found.wrong.any()
+    assert (found.suggested[200:] == 1).all()
+    assert (found.suggested[:200] == given[:200]).all()
+    sentence = judging.marked(0, 212, "out of fold")
+    assert (
+        "0 of 212 labels are marked wrong: those more likely wrong than right at the estimated noise rate" in sentence
+    )
+
+
+def test_a_label_is_marked_wrong_if_its_score_is_above_a_half():
+    """Also if no single other class is more probable than the given one."""
+    rng = np.random.default_rng(0)
+    true = rng.integers(0, 4, 2000)
+    given = np.where(rng.random(2000) < 0.3, rng.integers(0, 4, 2000), true)
+    found = judging.judged(3 * np.eye(4)[true] + rng.normal(size=(2000, 4)), given, np.zeros(4), "out of fold")
+    assert (found.wrong == (found.scores > 0.5)).all()
+    assert (found.suggested[found.wrong] != given[found.wrong]).all()
+    assert (given != true)[found.wrong].mean() > 0.8
+
+
+def test_the_summaries_say_what_the_estimate_means(fitted):
+    def told(**noise):
+        facts = {**fitted.facts, "noise": {**fitted.noise, **noise}}
+        model = replace(fitted, facts=facts)
+        return model.noise_summary, model.accuracy_summary
+
+    noise, accuracy = told(rate=0.1, rate_interval=[0.05, 0.15], at_most=0.25)
+    assert "About 10% of the labels are wrong (95 % interval 5% to 15%), by predictions for every row" in noise
+    assert "They contradict 25% of the labels: so many are wrong if every prediction is right." in noise
+    assert "as those of labelling rules do, are not counted" in noise
+    assert "clean" not in noise
+    assert "a perfect classifier would score about 90% (85% to 95% over its interval)" in accuracy
+    assert "contradict" not in told(rate=0.1, rate_interval=[0.05, 0.25], at_most=0.25)[0]
+    noise, _ = told(rate=0.0, rate_interval=[0.0, 0.01], at_most=0.03)
+    assert "The labels look clean: the clip can only cost accuracy. Try --clip none." in noise
+    lost = replace(fitted, facts={**fitted.facts, "noisy_accuracy": 0.3})
+    assert lost.noise_summary == "The noise cannot be estimated, because the network learnt nothing."
+    assert lost.accuracy_summary == "Accuracy on held-out noisy labels: 30.0%. Guessing scores about 33.3%."
+
+
 def test_the_folder_has_no_pickle_and_a_fresh_process_predicts_the_same(people, fitted, tmp_path):
     path, frame, _, _ = people
     names = {file.name for file in fitted.folder.iterdir()}
@@ -100,7 +150,8 @@ def test_the_page_shows_noise_curves_and_rows(fitted):
     page = (fitted.folder / "page.html").read_text()
     assert "of the labels are wrong" in page
     assert "<svg" in page
-    assert "<b>noisy</b>" in page
+    assert fitted.noise_summary in page
+    assert fitted.accuracy_summary in page
     assert page.count("<tr") > 60
 
 
@@ -113,12 +164,13 @@ def test_one_run_finds_wrong_labels_too(people, tmp_path):
     assert {"row", "mean_margin"} <= set(np.load(next((tmp_path / "m" / "runs").glob("*/examples.npz"))).files)
 
 
-def test_columns_missing_unknown_and_new(people, fitted):
+def test_columns_missing_unknown_and_new(people, fitted, caplog):
     _, frame, _, _ = people
     with pytest.raises(ValueError, match=r"There is no column 'town'. Did you mean 'twon'"):
         fitted.predict(frame.rename(columns={"town": "twon"}))
     strange = frame.head(3).assign(town="never seen", extra=1)
     assert len(fitted.predict(strange)) == 3
+    assert "column 'town' has values that the model does not know: 'never seen'; they count as rare" in caplog.text
     with pytest.raises(ValueError, match="Column 'x' held numbers when the model was fitted, now it holds 'many'"):
         fitted.predict(frame.head(3).assign(x="many"))
     new = frame.head(4).assign(kind=["red", "green", "blue", "violet"])
@@ -128,6 +180,8 @@ def test_columns_missing_unknown_and_new(people, fitted):
     assert "1 class is new to the model and counted as wrong: violet" in sentence
     some = new.assign(kind=["red", None, "blue", None])
     assert "100.0% agree" in fitted.agreement(some, fitted.predict(some))
+    odd = new.assign(kind=[b"caf\xe9"] * 4)
+    assert "They cannot be compared with the column 'kind'" in fitted.agreement(odd, fitted.predict(odd))
     none = new.assign(kind=None)
     assert fitted.agreement(none, fitted.predict(none)) is None
 
@@ -244,6 +298,9 @@ def test_a_folder_of_small_pictures(pictures, tmp_path, caplog):
     found = model.predict(pictures)
     assert len(found) == 61
     assert found[found["row"] == "red/broken.png"]["class"].isna().all()
+    listed = pd.DataFrame({"file": found["row"], "colour": found["class"].fillna("red")})
+    labelled = replace(model, facts={**model.facts, "label": "colour"})
+    assert "100.0% agree" in labelled.agreement(listed, found)  # without the broken one
     colours = np.array([int(name[-6:-4]) % 2 for name in found["row"] if "broken" not in name])
     assert ((found["class"].dropna() == "blue").to_numpy() == colours).mean() > 0.8
 
@@ -360,6 +417,7 @@ def test_commands(people, tmp_path, capsys, monkeypatch):
     assert "This will take about" in told
     assert "Accuracy on held-out noisy labels" in printed
     assert "a perfect classifier would score about" in " ".join(printed.split())
+    assert "predict with: logitclip predict" in printed
     code, _, told = run(capsys, monkeypatch, "predict", tmp_path / "m", path, "-o", tmp_path / "out.csv")
     assert code == 0
     assert "agree with the column 'kind'" in told
@@ -416,6 +474,9 @@ def test_train_says_that_test_labels_may_be_noisy(people, tmp_path, capsys, monk
     assert code == 0
     assert "test accuracy on labels that may be noisy" in printed
     assert "of noisy labels, a perfect classifier predicts" in printed
+    assert (
+        "The test labels of your own data may be noisy too" in run(capsys, monkeypatch, "runs", "--runs", tmp_path)[1]
+    )
 
 
 def test_rare_classes_are_learnt_with_weights(tmp_path):

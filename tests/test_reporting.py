@@ -23,7 +23,7 @@ from logitclip import cli
 from logitclip.config import RunConfig
 from logitclip.losses import LOSSES
 from logitclip.run_folder import Failure, Result
-from logitclip.studies import examples, executors, reporting, sweeping
+from logitclip.studies import examples, executors, figures, reporting, sweeping
 from logitclip.studies.recipe import Recipe, load_recipe
 from logitclip.studies.tables import DASH, headline, pairs_of, tabulate, title
 from logitclip.training import prepare
@@ -154,6 +154,9 @@ def test_test_labels_that_may_be_wrong_are_named(folder, rows):
     own = sweeping.Row(replace(rows[0].cell, config=config), config, None)
     assert any("test labels of table:path=x.csv,label=y may be wrong" in n for n in tabulate(load(folder), [own]).notes)
     assert not any("may be wrong" in note for note in tabulate(load(folder), rows).notes)
+    assert figures.draw(load(folder), rows).to_dict()["title"] == title(load(folder))
+    noisy = [replace(row, cell=replace(row.cell, config=replace(row.cell.config, data=config.data))) for row in rows]
+    assert "may be wrong" in figures.draw(load(folder), noisy).to_dict()["title"]["subtitle"]
 
 
 def test_a_recipe_that_was_never_run_is_a_table_of_dashes(tmp_path, folder):

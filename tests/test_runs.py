@@ -244,6 +244,8 @@ def test_on_the_command_line(folder, command):
     assert "5 runs" in out
     assert {"seed", "lr", "clip"} <= set(out.split()) >= {"1e+20", "0.05"}  # what differs between them
     assert "3 done" in out
+    assert "Validation labels are noisy." in out
+    assert "test labels of your own data" not in out
     assert len(json.loads(command("runs", "list", "--where", "status=done", "--json", *at)[1])) == 3
     lines = list(csv.DictReader(command("runs", "list", "--csv", "--sort", "seed", *at)[1].splitlines()))
     assert [line["seed"] for line in lines] == ["0", "0", "0", "1", "2"]

@@ -407,6 +407,12 @@ def test_the_live_table(tmp_path, monkeypatch):
     assert "symmetric:rate=0.5, penalty none, seed 0" in text
     assert text.count("5/1 ") == 2
     assert text.count("81.2 %") == 2
+    assert "noisy" not in text
+    own = replace(one, data="table:path=x.csv,label=y", epochs=5)
+    board.epochs[own], board.running[own] = 5, (0.0, row)
+    console.print(board.table())
+    assert "81.2 % (noisy labels)" in console.export_text()
+    del board.running[own]
     assert board.workers == 2
     board("failed", one, Failure(one.id, "It failed.", "", 1, False))
     assert board.durations == [pytest.approx(30)]

@@ -169,10 +169,13 @@ class SweepBoard:
         from rich.console import Group
         from rich.markup import escape
 
+        from logitclip.data.dataset import trusted_test
+
         table = make_table("", "run", "epoch", "test accuracy")
         for config, (_, row) in list(self.running.items())[: max(1, self.console.height - 6)]:
             epoch = 0 if row is None else row["epoch"] + 1
-            accuracy = "" if row is None else f"{row['test_accuracy']:.1f} %"
+            noisy = "" if trusted_test(config.data) else " (noisy labels)"
+            accuracy = "" if row is None else f"{row['test_accuracy']:.1f} %{noisy}"
             table.add_row(escape(self.label(config)), f"{epoch}/{self.epochs[config]}", accuracy)
         return Printable(Group(escape(self.state()), table) if self.running else escape(self.state()))
 
@@ -202,7 +205,7 @@ def _outcome(config: RunConfig, detail: Any) -> str:
         return detail.error
     if config.val:
         return f"validation accuracy (noisy labels) {detail.val_accuracy:.2f} %"
-    return f"test accuracy {detail.last10_accuracy:.2f} %"
+    return f"{test_words(config.data)} {detail.last10_accuracy:.2f} %"
 
 
 class TrainingBar:
@@ -282,13 +285,18 @@ def epoch_text(row: dict[str, Any], epochs: int | None, data: str) -> str:
     >>> epoch_text({**row, "memorised": None}, 4, "table:path=x.csv,label=y")
     'epoch 2/4: loss 1.250, test accuracy (noisy labels) 87.5 %'
     """
-    from logitclip.data.dataset import trusted_test
-
-    test = "test accuracy" if trusted_test(data) else "test accuracy (noisy labels)"
+    test = test_words(data)
     text = f"epoch {row['epoch'] + 1}/{epochs}: loss {row['loss']:.3f}, {test} {row['test_accuracy']:.1f} %"
     validation, memorised = row.get("val_accuracy"), row.get("memorised")
     text += "" if validation is None else f", validation accuracy (noisy labels) {validation:.1f} %"
     return text + ("" if memorised is None else f", memorised {memorised:.1f} %")
+
+
+def test_words(data: str) -> str:
+    """Name the test accuracy on a dataset, with a word if its labels may be noisy."""
+    from logitclip.data.dataset import trusted_test
+
+    return "test accuracy" if trusted_test(data) else "test accuracy (noisy labels)"
 
 
 def result_table(result: Result) -> Any:

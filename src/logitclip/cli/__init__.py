@@ -51,7 +51,9 @@ MARKERS = (OmitArgPrefixes, PositionalMetavarFromFieldName)
 
 def main() -> None:
     """Run the command line: the entry point of the console script `logitclip`."""
-    logging.basicConfig(format="logitclip: %(message)s")
+    handler = logging.StreamHandler()
+    handler.addFilter(Once())
+    logging.basicConfig(format="logitclip: %(message)s", handlers=[handler])
     atexit.register(gc.freeze)  # with torch imported, the last garbage collection would take a second
     try:
         _run(sys.argv[1:])
@@ -63,6 +65,20 @@ def main() -> None:
     except Exception as error:
         sys.stdout.flush()
         _explain(error)
+
+
+class Once(logging.Filter):
+    """Let each message pass once: every run of a search reads the same data and would repeat its warnings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passed: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        message = record.getMessage()
+        known = message in self.passed
+        self.passed.add(message)
+        return not known
 
 
 def _run(arguments: list[str]) -> None:

@@ -74,7 +74,8 @@ def fit(
         show_json(fitted.facts)
         return
     _report(fitted)
-    show(escape(f"The model is in {out}; predict with: logitclip predict {out} new.csv -o out.csv"))
+    new = "new.csv" if fitted.facts["label"] else "FOLDER"
+    show(escape(f"The model is in {out}; predict with: logitclip predict {out} {new} -o out.csv"))
 
 
 def issues(
@@ -115,16 +116,20 @@ def issues(
     """
     from rich.markup import escape
 
+    from logitclip.own_data.issues import marked
+
     settings = {"model": model, "epochs": epochs, "seed": seed}
     fitted = _fit(data, label, text, image, drop, out, clip, find_issues=not fast, jobs=jobs, **settings)
     if json:
         show_json(fitted.issues.to_dict("records"))
         return
     _report(fitted)
-    table = make_table("Most suspicious labels", "row", "given", "suggested", "score")
+    table = make_table("Most suspicious labels", "row", "given", "suggested", "score", "wrong")
     for row in fitted.issues.head(SHOWN).to_dict("records"):
-        table.add_row(*(escape(row[name]) for name in ("row", "given", "suggested")), f"{row['score']:.3f}")
+        names = (escape(row[name]) for name in ("row", "given", "suggested"))
+        table.add_row(*names, f"{row['score']:.3f}", "yes" if row["wrong"] else "")
     show(table)
+    show(marked(int(fitted.issues["wrong"].sum()), len(fitted.issues), fitted.noise["from"]))
     show(escape(f"All of them: {out / 'issues.csv'}; with {_content(fitted)}: {out / 'page.html'}."))
 
 
@@ -214,29 +219,8 @@ class Pace:
 
 def _report(model: Any) -> None:
     """Print the findings, and which labels the accuracy was measured on."""
-    from logitclip.noise.estimate import CLEAN
-
-    facts, noise = model.facts, model.noise
-    chance = 1 / len(model.class_names)
-    if facts["noisy_accuracy"] <= chance:
-        show(
-            f"The network learnt nothing: it agrees with {facts['noisy_accuracy']:.1%} of the held-out labels, and "
-            f"chance with {chance:.1%}. So the noise cannot be estimated."
-        )
-        return
-    low, high = noise["rate_interval"]
-    rows = "every row, out of fold" if noise["from"] == "out of fold" else "the held-out rows"
-    show(
-        f"Labels: about {noise['rate']:.0%} are wrong (95 % interval {low:.0%} to {high:.0%}), by predictions for "
-        f"{rows}. It may be up to {noise['at_most']:.0%} if the predictions are right, and more if the errors follow "
-        "from the features, as those of labelling rules do: the model learns them too."
-    )
-    if noise["at_most"] <= CLEAN:
-        show("They look clean: the clip can only cost accuracy. Try --clip none.")
-    show(
-        f"Accuracy on held-out noisy labels: {facts['noisy_accuracy']:.1%}. At this noise rate a perfect classifier "
-        f"would score about {1 - noise['rate']:.0%}. Clip: {facts['clip']}."
-    )
+    show(model.noise_summary)
+    show(f"{model.accuracy_summary} Clip: {model.facts['clip']}.")
 
 
 def _content(model: Any) -> str:

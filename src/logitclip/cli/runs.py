@@ -83,6 +83,8 @@ def runs(
 
 
 def _list(found: list[Any]) -> None:
+    from logitclip.data.dataset import trusted_test
+
     numbers = ("last10_accuracy", "val_accuracy", "memorised", "seconds")
     records = [run.record for run in found]
     varied = [name for name in OPTIONS if name == "data" or len({str(record[name]) for record in records}) > 1]
@@ -94,7 +96,12 @@ def _list(found: list[Any]) -> None:
     show(table)
     statuses = [record["status"] for record in records]
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
-    show(f"{counts}. Accuracies and memorised labels in %, time in seconds." if found else "No run.")
+    if not found:
+        show("No run.")
+        return
+    show(f"{counts}. Accuracies and memorised labels in %, time in seconds. Validation labels are noisy.")
+    if not all(trusted_test(str(record["data"])) for record in records if record["data"]):
+        show("The test labels of your own data may be noisy too; a perfect classifier scores 1 - their noise rate.")
 
 
 def _show(run: Any, json: bool) -> None:

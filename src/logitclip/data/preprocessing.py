@@ -101,6 +101,18 @@ class Preprocessor:
         limit = float(np.finfo(np.float32).max)
         return torch.from_numpy(np.clip(dense, -limit, limit).astype(np.float32, copy=False))
 
+    def unknown(self, columns: Columns) -> dict[str, list[str]]:
+        """Return the categories that `fit` did not see, by column, sorted; `transform` treats them as rare ones."""
+        named = [name for name, kind in self.kinds.items() if kind == "category"]
+        known: Any = self.transformer.named_transformers_["categories"].categories_ if named else ()
+        found = {}
+        for name, seen in zip(named, known, strict=True):
+            column = columns[name]
+            new = set() if isinstance(column, Unusable) else {*as_text(column).values} - {*seen}
+            if new:
+                found[name] = sorted(new)
+        return found
+
     def save(self, path: str | Path) -> None:
         """Write a skops file (JSON and arrays in a zip, no pickle), atomically."""
         state = {"version": 1, "kinds": self.kinds, "dropped": self.dropped, "transformer": self.transformer}

@@ -29,13 +29,6 @@ class NoiseEstimate:
         """Whether predictions contradict at most 5 % of the labels."""
         return self.at_most <= CLEAN
 
-    def __str__(self) -> str:
-        low, high = self.rate_interval
-        return (
-            f"about {self.rate:.0%} of the labels are wrong (95 % interval {low:.0%} to {high:.0%}), "
-            f"at most {self.at_most:.0%} unless the errors follow from the features"
-        )
-
 
 def estimate_noise(
     labels: np.ndarray, probabilities: np.ndarray, *, resamples: int = RESAMPLES, seed: int = 0
@@ -100,6 +93,9 @@ def estimate_noise(
     unseen = min(1.0, 3 / sure.sum())  # the rule of three: so much may be missed in so few rows
     low, high = min(low, 1 - unseen), max(high, unseen)
     lower, upper = np.quantile(matrices, [0.025, 0.975], axis=0) if matrices else (None, None)
+    if lower is not None and upper is not None:
+        missed = np.minimum(1.0, 3 / np.maximum(1, np.bincount(predicted[sure], minlength=classes)))[:, None]
+        lower, upper = np.minimum(lower, 1 - missed), np.maximum(upper, missed)
     return NoiseEstimate(
         rate=rate,
         rate_interval=(min(low, rate), max(high, rate)),

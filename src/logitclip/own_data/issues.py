@@ -28,8 +28,8 @@ class Issues:
 
     way: str  # "out of fold" or "one run"
     scores: np.ndarray  # [N]; NaN where a label cannot be scored
-    suggested: np.ndarray  # [N] class positions
-    wrong: np.ndarray  # [N] bool: more likely wrong than right
+    suggested: np.ndarray  # [N] class positions: for wrong labels the best other class, else the prediction
+    wrong: np.ndarray  # [N] bool: more likely wrong than right; in one run, as many as the noise rate says
     noise: NoiseEstimate
 
     @property
@@ -88,11 +88,14 @@ def judged(logits: np.ndarray, labels: np.ndarray, log_prior: np.ndarray, way: s
         return softmax(seen / find_temperature(seen, given, matrix, log_prior) + log_prior)
 
     noise = estimate_noise(given, calibrated(None))
-    posterior = given_the_label(calibrated(noise.matrix), given, noise.matrix)
-    scores, suggested = np.full(len(labels), np.nan), labels.copy()
-    scores[known] = 1 - posterior[np.arange(len(given)), given]
-    suggested[known] = posterior.argmax(1)
-    return Issues(way, scores, suggested, suggested != labels, noise)
+    probabilities = calibrated(noise.matrix)
+    posterior = given_the_label(probabilities, given, noise.matrix)
+    scores, suggested, rows = np.full(len(labels), np.nan), labels.copy(), np.arange(len(given))
+    scores[known] = 1 - posterior[rows, given]
+    wrong = scores > 0.5
+    posterior[rows, given] = 0.0
+    suggested[known] = np.where(wrong[known], posterior.argmax(1), probabilities.argmax(1))
+    return Issues(way, scores, suggested, wrong, noise)
 
 
 def one_run(result: Result, config: RunConfig, labels: np.ndarray, log_prior: np.ndarray) -> tuple[Issues, np.ndarray]:
@@ -108,21 +111,22 @@ def one_run(result: Result, config: RunConfig, labels: np.ndarray, log_prior: np
     """
     dataset = data.load(config.data, config.root)
     with np.load(result.folder / run_folder.EXAMPLES) as file:
-        trained = {name: file[name] for name in ("row", "mean_margin", "other")}
+        trained = {name: file[name] for name in ("row", "mean_margin", "other", "prediction")}
     rows, logits = held_out_logits(result, config, dataset)
     given = labels[rows]
     own = logits[np.arange(len(rows)), given]
     rest = logits.copy()
     rest[np.arange(len(rows)), given] = -np.inf
-    scores, suggested = np.full(len(labels), np.nan), labels.copy()
+    scores, other, predicted = np.full(len(labels), np.nan), labels.copy(), labels.copy()
     scores[trained["row"]] = _quantiles(-trained["mean_margin"])
     scores[rows] = _quantiles(rest.max(1) - own)
-    suggested[trained["row"]], suggested[rows] = trained["other"], rest.argmax(1)
+    other[trained["row"]], other[rows] = trained["other"], rest.argmax(1)
+    predicted[trained["row"]], predicted[rows] = trained["prediction"], logits.argmax(1)
     every = np.full((len(labels), logits.shape[1]), np.nan)
     every[rows] = logits
     noise = judged(every, labels, log_prior, "one run").noise
     wrong = scores > 1 - noise.rate
-    return Issues("one run", scores, np.where(wrong, suggested, labels), wrong, noise), every
+    return Issues("one run", scores, np.where(wrong, other, predicted), wrong, noise), every
 
 
 def held_out_logits(result: Result, config: RunConfig, dataset: Any = None) -> tuple[np.ndarray, np.ndarray]:
@@ -148,6 +152,15 @@ def _quantiles(values: np.ndarray) -> np.ndarray:
     ranks = np.empty(len(values))
     ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
     return ranks / max(1, len(values) - 1)
+
+
+def marked(wrong: int, judged: int, way: str) -> str:
+    """Say how many labels are marked wrong, and what that depends on."""
+    rule = "those more likely wrong than right" if way == "out of fold" else "as many as are wrong"
+    return (
+        f"{wrong:,} of {judged:,} labels are marked wrong: {rule} at the estimated noise rate. If the true rate is "
+        "higher, other wrong labels come next in the ranking."
+    )
 
 
 def write(path: Path, issues: Issues, names: Sequence[str], class_names: Sequence[str], labels: np.ndarray) -> None:

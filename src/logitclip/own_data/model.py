@@ -22,6 +22,7 @@ from logitclip.data.images import ImageFiles, find_images
 from logitclip.data.loading import batches
 from logitclip.data.preprocessing import Preprocessor
 from logitclip.data.table import column_text
+from logitclip.noise.estimate import CLEAN
 from logitclip.own_data.calibration import softmax
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,42 @@ class Model:
     def noise(self) -> dict[str, Any]:
         """The estimated noise: rate, rate_interval, at_most, and matrix with matrix_lower and matrix_upper."""
         return self.facts["noise"]
+
+    @property
+    def noise_summary(self) -> str:
+        """The estimated noise in words, and what the estimate cannot see."""
+        if not self._learnt:
+            return "The noise cannot be estimated, because the network learnt nothing."
+        noise = self.noise
+        low, high = noise["rate_interval"]
+        rows = "every row, out of fold" if noise["from"] == "out of fold" else "the held-out rows"
+        contradicted = (
+            f" They contradict {noise['at_most']:.0%} of the labels: so many are wrong if every prediction is right."
+            if noise["at_most"] > high
+            else ""
+        )
+        clean = " The labels look clean: the clip can only cost accuracy. Try --clip none."
+        return (
+            f"About {noise['rate']:.0%} of the labels are wrong (95 % interval {low:.0%} to {high:.0%}), by "
+            f"predictions for {rows}.{contradicted} Errors that follow from the features, as those of labelling rules "
+            f"do, are not counted: the network learns them.{clean if noise['at_most'] <= CLEAN else ''}"
+        )
+
+    @property
+    def accuracy_summary(self) -> str:
+        """The accuracy on held-out noisy labels in words, and what a perfect classifier would score on them."""
+        text = f"Accuracy on held-out noisy labels: {self.facts['noisy_accuracy']:.1%}. "
+        if not self._learnt:
+            return f"{text}Guessing scores about {1 / len(self.class_names):.1%}."
+        low, high = self.noise["rate_interval"]
+        return (
+            f"{text}At the estimated noise rate a perfect classifier would score about {1 - self.noise['rate']:.0%} "
+            f"({1 - high:.0%} to {1 - low:.0%} over its interval)."
+        )
+
+    @property
+    def _learnt(self) -> bool:
+        return self.facts["noisy_accuracy"] > 1 / len(self.class_names)
 
     @cached_property
     def issues(self) -> Any:
@@ -117,16 +154,21 @@ class Model:
             predicted: Its return value.
 
         Returns:
-            A sentence with the accuracy over the rows that have a label, and how to read it; None without labels.
+            A sentence with the accuracy over the rows that have a label and a prediction, and how to read it; None
+            without labels.
         """
         label = self.facts["label"]
         if label is None or (isinstance(data, str | os.PathLike) and Path(data).is_dir()):
             return None
-        columns = read_table(os.fspath(data), text=[label]) if isinstance(data, str | os.PathLike) else from_frame(data)
-        if label not in columns:
-            return None
-        text = column_text(columns, label, "the data")
-        known = text.codes >= 0
+        try:
+            file = isinstance(data, str | os.PathLike)
+            columns = read_table(os.fspath(data), text=[label]) if file else from_frame(data)
+            if label not in columns:
+                return None
+            text = column_text(columns, label, "the data")
+        except ValueError as error:  # the predictions need no labels
+            return f"They cannot be compared with the column {label!r}: {error}"
+        known = (text.codes >= 0) & predicted["class"].notna().to_numpy()
         if not known.any():
             return None
         given = np.array(text.values, dtype=object)[text.codes[known]]
@@ -158,7 +200,11 @@ class Model:
             return self._images(data)
         assert self.preprocessor is not None
         columns = self._columns(data)
-        return [str(i + 1) for i in range(row_count(columns))], self.preprocessor.transform(columns)
+        features = self.preprocessor.transform(columns)
+        for name, values in self.preprocessor.unknown(columns).items():
+            shown = ", ".join(map(repr, values[:3])) + (f" and {len(values) - 3} more" if len(values) > 3 else "")
+            log.warning("column %r has values that the model does not know: %s; they count as rare ones", name, shown)
+        return [str(i + 1) for i in range(row_count(columns))], features
 
     def _columns(self, data: Any) -> Columns:
         if isinstance(data, str | os.PathLike):

@@ -13,7 +13,7 @@ from logitclip import files
 from logitclip.data.folder import folder_listing
 from logitclip.data.images import ImageFiles
 from logitclip.data.table import image_listing
-from logitclip.own_data.issues import Issues
+from logitclip.own_data.issues import Issues, marked
 from logitclip.own_data.model import Model
 from logitclip.own_data.source import Source
 from logitclip.run_folder import Result
@@ -43,7 +43,7 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues, result:
         assert noise.matrix_lower is not None
         assert noise.matrix_upper is not None
         matrix = [
-            (name, [(f"{m:.0%}", f"{low:.0%} to {high:.0%}", float(m)) for m, low, high in zip(*cells, strict=True)])
+            (name, [(f"{m:.0%}", f"{low:.0%} to {high:.0%}") for m, low, high in zip(*cells, strict=True)])
             for name, *cells in zip(
                 source.class_names, noise.matrix, noise.matrix_lower, noise.matrix_upper, strict=True
             )
@@ -52,12 +52,10 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues, result:
         TEMPLATE,
         source=source,
         facts=model.facts,
-        accuracy=f"{model.facts['noisy_accuracy']:.1%}",
-        best=f"{1 - noise.rate:.0%}",
-        noise=noise,
+        noise=model.noise_summary,
+        accuracy=model.accuracy_summary,
         way=issues.way,
-        wrong=int(issues.wrong.sum()),
-        judged=len(issues.ranking),
+        marked=marked(int(issues.wrong.sum()), len(issues.ranking), issues.way),
         matrix=matrix,
         rows=[
             {
@@ -115,7 +113,7 @@ def _curves(result: Result) -> str:
         alt.Chart(alt.Data(values=values))
         .mark_line()
         .encode(
-            x=alt.X("epoch:Q", title="epoch"),
+            x=alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1)),
             y=alt.Y("accuracy:Q", title="accuracy, %", scale=alt.Scale(zero=False)),
             color=alt.Color("on:N", title=None, legend=alt.Legend(orient="bottom")),
         )

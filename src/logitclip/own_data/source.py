@@ -17,6 +17,7 @@ from logitclip.data.columns import Column, Columns, Text, Unusable, read_table, 
 from logitclip.data.folder import folder_listing
 from logitclip.data.images import IMAGE_SUFFIXES, ImageFiles
 from logitclip.data.listings import Listing, collect
+from logitclip.data.preprocessing import Preprocessor
 from logitclip.data.table import image_listing, load_table, require
 
 HELD_OUT = 0.1  # share of the rows to validate and calibrate the final model on, with their noisy labels
@@ -99,6 +100,7 @@ def look(
 
 
 def _table(path: Path, label: str, text: Sequence[str], drop: Sequence[str]) -> Source:
+    Preprocessor.fit({"": np.arange(2.0)})  # imports scikit-learn, which only the first of all loads has to wait for
     started = time.perf_counter()
     dataset, preprocessor = load_table(path, label, drop=drop, text=text, test=HELD_OUT)
     load_seconds = time.perf_counter() - started

@@ -21,7 +21,18 @@ from logitclip.progress import printable
 from logitclip.run_folder import Result
 from logitclip.studies.recipe import FIGURES, Recipe
 from logitclip.studies.sweeping import Row
-from logitclip.studies.tables import AVERAGED, axes_of, bare_axes, kind_of, label, results_of, series, tabulate, title
+from logitclip.studies.tables import (
+    AVERAGED,
+    axes_of,
+    bare_axes,
+    kind_of,
+    label,
+    noisy_test,
+    results_of,
+    series,
+    tabulate,
+    title,
+)
 
 SUFFIXES = (".svg", ".pdf", ".png", ".html")
 COLOURS = (
@@ -44,7 +55,9 @@ def draw(recipe: Recipe, rows: Sequence[Row]) -> Any:
     else:
         options = {key: value for key, value in recipe.figure.items() if key != "kind"}
         chart = FIGURES[recipe.figure["kind"]](recipe, rows, **options)
-    return _styled(chart.properties(title=title(recipe)))
+    noisy = noisy_test(rows)
+    head = title(recipe) if noisy is None else {"text": title(recipe), "subtitle": noisy}
+    return _styled(chart.properties(title=head))
 
 
 def check_suffix(path: Path) -> None:

@@ -295,6 +295,17 @@ def _mark_best(entries: dict[Any, Entry]) -> None:
             entries[best] = replace(entries[best], best=True)
 
 
+def noisy_test(rows: Sequence[Row]) -> str | None:
+    """A sentence about test labels that may be wrong; None if all are right."""
+    untrusted = sorted({row.cell.config.data for row in rows if not trusted_test(row.cell.config.data)})
+    if not untrusted:
+        return None
+    return (
+        f"The test labels of {', '.join(untrusted)} may be wrong. On noisy test labels a perfect classifier scores "
+        f"about 100 % minus their noise rate."
+    )
+
+
 def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
     recipe = table.recipe
     notes = []
@@ -306,12 +317,8 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
             notes.append(f"Scale {recipe.scale}: the paper trained longer; its numbers are for orientation only.")
         else:
             notes.append(f"These runs are on {here}; the paper's numbers are for {there} and cannot be compared.")
-    untrusted = sorted({row.cell.config.data for row in rows if not trusted_test(row.cell.config.data)})
-    if untrusted:
-        notes.append(
-            f"The test labels of {', '.join(untrusted)} may be wrong. On noisy test labels a perfect classifier scores "
-            f"about 100 % minus their noise rate."
-        )
+    if noisy := noisy_test(rows):
+        notes.append(noisy)
     failed = [(row, row.outcome) for row in rows if isinstance(row.outcome, Failure)]
     if failed:
         named = [
