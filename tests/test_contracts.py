@@ -33,7 +33,8 @@ ENTRIES = [pytest.param(registry, name, id=f"{registry.kind}-{name}") for regist
 
 
 def test_no_registry_is_left_out() -> None:
-    made = [file for file in SOURCE.rglob("*.py") for _ in re.findall(r"(?m)^\w+ = Registry\(", file.read_text())]
+    files = [file for file in SOURCE.rglob("*.py") if file.parent.name != "studies"]  # a run has no kind of figure
+    made = [file for file in files for _ in re.findall(r"(?m)^\w+ = Registry\(", file.read_text())]
     assert len(made) == len(REGISTRIES)
 
 

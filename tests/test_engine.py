@@ -472,7 +472,7 @@ def test_divergence_in_the_very_last_step_is_noticed():
                 next(self.network.parameters()).data.fill_(math.nan)
 
     reported = []
-    with pytest.raises(Diverged, match="in epoch 2"):
+    with pytest.raises(Diverged, match="in epoch 3"):
         fit(make_data(), make_model, Loss("ce"), Poisoned, SETTINGS, after_epoch=lambda p: reported.append(p.row))
     assert len(reported) == 2
 
