@@ -63,7 +63,8 @@ def cells(rows: list[dict[str, Any]]) -> str:
     """Every cell without and with the clip, the difference beside the paper's, and what was memorised."""
     varying = [axis for axis in AXES if len({row[axis] for row in rows}) > 1]
     base = rows[0]["compared_with"]
-    without, with_it = ("without", "with") if base == "none" else (base, "this variant")
+    axis = "variant" if rows[0]["variant"] else "clip"
+    without, with_it = ("without", "with") if base == "none" else (label(axis, base), "this row")
     heads = [*varying, "chosen", "runs", without, with_it, "difference", "in the paper", "verdict", "memorised"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in rows:
