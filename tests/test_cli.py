@@ -3,8 +3,8 @@
 import inspect
 import json
 import logging
+import os
 import re
-import resource
 import struct
 import subprocess
 import sys
@@ -297,7 +297,15 @@ def test_an_unexpected_error_is_one_sentence_with_the_place_of_the_traceback(com
     file.unlink()
 
 
-def test_the_first_line_of_train_comes_before_torch():
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        (["train"], "training on digits, loss ce, clip none, noise none"),
+        (["tune"], "tuning on digits"),
+        (["sweep", "quickstart"], "sweep of quickstart"),
+    ],
+)
+def test_the_first_line_comes_before_torch(command, what, tmp_path):
     code = """
 import sys
 
@@ -309,13 +317,15 @@ sys.meta_path.insert(0, NoTorch())
 from logitclip import cli
 cli.main()
 """
-    done = subprocess.run([sys.executable, "-c", code, "train", "--runs", "here"], capture_output=True, text=True)
+    call = [sys.executable, "-c", code, *command, "--runs", "here"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # for the traceback
+    done = subprocess.run(call, capture_output=True, text=True, cwd=tmp_path, env=environment)
     resume = "Ctrl-C saves and stops; repeat the command to resume."
-    first = f"logitclip: training on digits, loss ce, clip none, noise none; kept in here/. {resume}"
-    assert done.stderr.splitlines()[0] == first
+    assert done.stderr.splitlines()[0] == f"logitclip: {what}; kept in here/. {resume}"
 
 
 def test_help_is_quick_and_imports_no_torch():
+    resource = pytest.importorskip("resource")  # not on Windows
     code = "import sys; sys.argv = ['logitclip', '--help']\nfrom logitclip import cli\n"
     code += "try: cli.main()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules, 'torch was imported'"
 

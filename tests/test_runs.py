@@ -237,7 +237,15 @@ def test_a_run_that_is_trained_is_not_removed(folder):
     assert not run.folder.exists()
 
 
-def test_on_the_command_line(folder, command):
+def test_a_narrow_terminal_shows_the_numbers(folder, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    out = command("runs", "--runs", str(folder))[1]
+    assert {"test", "done", "1e+20"} <= set(out.split())
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_on_the_command_line(folder, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     at = ("--runs", str(folder))
     code, out, _ = command("runs", *at)
     assert code == 0

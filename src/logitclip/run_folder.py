@@ -451,7 +451,8 @@ def _add_to_index(result: Result, folder: Path) -> None:
             except FileExistsError:  # another process was faster
                 pass
             except OSError:  # a file system without hard links
-                draft.replace(index)
+                with contextlib.suppress(FileExistsError), index.open("x", encoding="utf-8") as stream:
+                    stream.write(csv_line(COLUMNS))
             draft.unlink(missing_ok=True)
         files.append(index, csv_line(values.get(name) for name in COLUMNS).encode())
     except OSError as error:

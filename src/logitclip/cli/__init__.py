@@ -75,7 +75,10 @@ class Once(logging.Filter):
         self.passed: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        message = record.getMessage()
+        try:
+            message = record.getMessage()
+        except Exception:  # a call with wrong arguments, which the handler reports
+            return True
         known = message in self.passed
         self.passed.add(message)
         return not known

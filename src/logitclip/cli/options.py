@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, arg
-from tyro.extras import literal_type_from_choices
 
 from logitclip import config as config_module
 from logitclip.config import RunConfig, check_plugins
@@ -32,17 +31,10 @@ Quiet = Annotated[Flag, arg(aliases=["-q"], help="Print no progress, only warnin
 Verbose = Annotated[Flag, arg(aliases=["-v"], help="Print more: a line for every epoch, and the log.")]
 
 
-def _executors() -> type:
-    """The names of the executors. They are looked up when a command that has them is parsed: their module is heavy."""
-    from logitclip.studies.executors import EXECUTORS
-
-    return literal_type_from_choices(list(EXECUTORS))
-
-
-Executor = Annotated[
+Executor = Annotated[  # the names are checked later: their module imports torch
     str,
     arg(
-        constructor_factory=_executors,
+        metavar="NAME",
         help="Where to run: processes on this machine (local), this process alone (inline), or a Ray cluster (ray).",
         help_behavior_hint="(default: local)",
     ),

@@ -86,14 +86,15 @@ def _list(found: list[Any]) -> None:
     from logitclip.data.dataset import trusted_test
 
     records = [run.record for run in found]
-    varied = [name for name in OPTIONS if name == "data" or len({str(record[name]) for record in records}) > 1]
+    known = [record for record in records if record["data"]]  # a config that cannot be read has no options
+    varied = [name for name in OPTIONS if name == "data" or len({str(record[name]) for record in known}) > 1]
     titles = {"last10_accuracy": "test", "val_accuracy": "validation", "memorised": "memorised", "seconds": "time"}
     numbers = [name for name in titles if any(record[name] is not None for record in records)]
-    table = make_table(counted(len(found), "run"), "id", "status", *varied, *(titles[name] for name in numbers))
+    table = make_table(counted(len(found), "run"), "id", "status", *(titles[name] for name in numbers), *varied)
     for record in records:
         texts = [_text(record[name]) for name in varied]
         shown = ["" if record[name] is None else f"{record[name]:.1f}" for name in numbers]
-        table.add_row(record["id"][:8], record["status"], *texts, *shown)
+        table.add_row(record["id"][:8], record["status"], *shown, *texts)
     for column in table.columns:  # on a narrow terminal, ids and numbers stay whole
         longest = max((len(str(cell)) for cell in column.cells), default=0)
         column.min_width = longest if column.header == "id" else min(6, longest)
