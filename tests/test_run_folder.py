@@ -222,6 +222,20 @@ def test_who_was_given_up_stops_and_leaves_the_new_claim_alone(tmp_path):
     assert json.loads(file.read_text())["key"] == "other"
 
 
+def test_an_interrupt_during_the_release_leaves_no_claim(tmp_path, monkeypatch):
+    owner, calls = run_folder._owner, []
+
+    def interrupted(file):
+        calls.append(file)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return owner(file)
+
+    with pytest.raises(KeyboardInterrupt), run_folder.claim(tmp_path):
+        monkeypatch.setattr(run_folder, "_owner", interrupted)
+    assert not (tmp_path / "claim").exists()
+
+
 def test_a_claim_on_a_full_disk_leaves_no_half_file(tmp_path):
     with files_of_at_most(20), pytest.raises(files.CannotWrite, match="Cannot write"), run_folder.claim(tmp_path):
         pass

@@ -111,10 +111,18 @@ def claim(folder: Path) -> Iterator[str]:
         yield key
     finally:
         over.set()
+        try:
+            _release(file, key)
+        except BaseException:  # an interrupt between the end of the run and the release
+            _release(file, key)
+            raise
         if heart.is_alive():
             heart.join()
-        if _owner(file).get("key") == key:
-            file.unlink(missing_ok=True)
+
+
+def _release(file: Path, key: str) -> None:
+    if _owner(file).get("key") == key:
+        file.unlink(missing_ok=True)
 
 
 def claimed_by(folder: Path) -> str | None:
