@@ -31,7 +31,7 @@ from typing import Any
 from logitclip.run_folder import Result
 from logitclip.studies import sweeping
 from logitclip.studies.recipe import Recipe, load_recipe, published
-from logitclip.studies.tables import datasets_of, provenance, results_of
+from logitclip.studies.tables import datasets_of, provenance, published_at, results_of
 
 RESULTS = Path(__file__).parents[1] / "results"
 AXES = ("model", "method", "loss", "data", "noise", "clip", "variant")
@@ -76,23 +76,13 @@ def verdict(difference: float, error: float | None, paper: float | None) -> str:
 def paper_differences(recipe: Recipe, axis: str, base: Any) -> dict[tuple[Any, ...], tuple[float, float]]:
     """Return the paper's accuracies of each cell: of the base, and of the cell."""
     data = {"data": "cifar10"} if datasets_of(recipe.cells) == "digits" else {}
-    numbers = [number for number in published(recipe.name) if number.statistic == "last10_accuracy"]
-
-    def theirs(at: dict[str, Any]) -> float | None:
-        found = [
-            number.value
-            for number in numbers
-            if all(str(at[name]) == value for name, value in number.coordinates.items() if name in at)
-        ]
-        return found[0] if len(found) == 1 else None
-
-    found = {}
+    numbers, found = published(recipe.name), {}
     for cell in recipe.cells:
         at = {name: value for name, value in cell.coordinates.items() if name != "seed"}
         known = at | (data if "data" in at else {})
-        pair = theirs({**known, axis: base}), theirs(known)
-        if None not in pair:
-            found[tuple(at.items())] = pair
+        theirs = [published_at(numbers, place, "last10_accuracy") for place in ({**known, axis: base}, known)]
+        if theirs[0] and theirs[1]:
+            found[tuple(at.items())] = theirs[0].value, theirs[1].value
     return found
 
 

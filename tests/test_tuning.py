@@ -403,6 +403,7 @@ def test_a_folder_that_takes_nothing_ends_it(typed) -> None:
         (["--option", "lr", "--values", "0.1,0.2", "--linear"], "are for a study"),
         (["--option", "lr", "--between", "0.1,0.2", "--jobs", "2"], "A study makes one run at a time"),
         (["--option", "lr", "--between", "0.1,0.2", "--address", "auto"], "A study makes one run at a time"),
+        (["--option", "lr", "--between", "0.1,0.2", "--executor", "nope"], "A study makes one run at a time"),
         (["--option", "lr", "--values", "0.1,0.2", "--trials", "2"], "--trials and --storage are for a study"),
         (["--option", "lr", "--fast"], "No values are known to choose lr from"),
         (["--option", "lr", "--between", "0.1"], "between must be two numbers"),

@@ -30,7 +30,6 @@ Plugins = Annotated[tuple[str, ...], arg(metavar="FILE", help_behavior_hint="")]
 Quiet = Annotated[Flag, arg(aliases=["-q"], help="Print no progress, only warnings and errors.")]
 Verbose = Annotated[Flag, arg(aliases=["-v"], help="Print more: a line for every epoch, and the log.")]
 
-
 Executor = Annotated[  # the names are checked later: their module imports torch
     str,
     arg(

@@ -114,7 +114,7 @@ def tune(
         raise ValueError("Give --option with one of --values, --fast and --between; or neither, and temp=auto.")
     if between is None and (linear or storage is not None or trials is not None):
         raise ValueError("--linear, --trials and --storage are for a study: give --between as well.")
-    if between is not None and (executor == "ray" or jobs is not None or address is not None):
+    if between is not None and (executor not in ("local", "inline") or jobs is not None or address is not None):
         raise ValueError(
             "A study makes one run at a time, on this machine: --jobs, --address and --executor ray are not for it. To "
             "share the work, give the command several times with one --storage."

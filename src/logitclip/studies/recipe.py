@@ -64,6 +64,7 @@ import os
 import re
 import shlex
 import tomllib
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -440,7 +441,7 @@ def _figure(section: _Values | None, grid: _Grid) -> _Values | None:
     if not isinstance(kind, str) or kind not in FIGURES:
         raise ValueError(f"kind in [figure] must be one of {', '.join(FIGURES)}; got {kind!r}.")
     knobs = FIGURES.knobs(kind)
-    types = {knob.name: list if "list" in str(knob.annotation) else str for knob in knobs.values()}
+    types = {knob.name: typing.get_origin(knob.annotation) or knob.annotation for knob in knobs.values()}
     _take(section, f"[figure] of kind {kind}", kind=str, **types)
     for knob in knobs.values():
         if knob.required and knob.name not in section:

@@ -232,7 +232,7 @@ def tabulate(recipe: Recipe, rows: Sequence[Row]) -> Table:
         for statistic in recipe.statistics:
             pairs = [(_value(row, statistic), row.outcome.id) for row in mine if isinstance(row.outcome, Result)]
             pairs = [(value, id) for value, id in pairs if value is not None]
-            theirs = _published(paper, coordinates, statistic) if mine else None
+            theirs = published_at(paper, coordinates, statistic) if mine else None
             entries[*at, statistic] = Entry(
                 coordinates,
                 statistic,
@@ -271,7 +271,7 @@ def _chosen(rows: Iterable[Row], varying: Collection[str]) -> str:
     return ", ".join(found)
 
 
-def _published(paper: Iterable[Published], coordinates: Mapping[str, Any], statistic: str) -> Published | None:
+def published_at(paper: Iterable[Published], coordinates: Mapping[str, Any], statistic: str) -> Published | None:
     """The paper's number for these coordinates, if exactly one matches on the axes of this recipe."""
     found = [
         number
