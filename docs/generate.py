@@ -345,11 +345,41 @@ def jump() -> Any:
     )
 
 
+def readings(scale: str) -> Any:
+    """Accuracy and memorised share over the tabulated value v, for each reading of tau; without a clip, dashed."""
+    import altair as alt
+
+    from logitclip.studies.tables import label
+
+    found = evidence_tables.reading_points(evidence_tables.read(DOCS.parent / "results" / f"readings_{scale}.csv"))
+    rows = []
+    for model, what in dict.fromkeys((model, what) for model, _ in found for what in ("accuracy", "memorised")):
+        points = [
+            {"noise": label("noise", noise), **point, "reading": evidence_tables.READINGS[point["reading"]]}
+            for (network, noise), of_noise in found.items()
+            for point in of_noise
+            if network == model
+        ]
+        base = alt.Chart(width=150, height=100)
+        lines = base.mark_line(point=alt.OverlayMarkDef(size=18)).encode(
+            x=alt.X("v:Q", scale=alt.Scale(type="log"), axis=alt.Axis(values=[0.2, 0.4, 1, 2.5, 5]), title="v"),
+            y=alt.Y(f"{what}:Q", title=f"{what}, %", scale=alt.Scale(zero=False)),
+            color=alt.Color("reading:N", title=None, legend=alt.Legend(orient="bottom", labelLimit=300)),
+        )
+        plain = base.mark_rule(strokeDash=[4, 3], color="#777").encode(y=f"mean(plain_{what}):Q")
+        order = list(dict.fromkeys(point["noise"] for point in points))
+        panels = alt.layer(lines, plain, data=alt.Data(values=points))  # type: ignore[arg-type]
+        rows.append(panels.facet(column=alt.Column("noise:N", title=model.replace("_", " "), sort=order)))
+    return alt.vconcat(*rows)
+
+
 PICTURES: dict[str, Callable[[], Any]] = {
     "losses.svg": loss_shapes,
     "link.svg": link,
     "jump.svg": jump,
     "noise.svg": noise_matrices,
+    "readings_mini.svg": functools.partial(readings, "mini"),
+    "readings_cpu.svg": functools.partial(readings, "cpu"),
 }
 
 
