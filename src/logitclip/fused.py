@@ -28,6 +28,7 @@ from logitclip.clip import (
 )
 
 BLOCK = 256 * 1024  # entries in a block: a few of them fit the second-level cache
+PRODUCT = 64 * 1024  # entries of a block that are multiplied at a time where only their sums are needed
 KEPT = 1024 * 1024  # exponentials kept for the backward pass; where there are more, they are computed again
 MIN_BLOCKED = 64 * 1024  # entries below which, with nothing to clip, torch's own log_softmax is as fast
 EXP_SAFE = 40.0  # exp of a clipped logit needs no shift by the row's maximum below this
@@ -190,8 +191,20 @@ def _block_statistics(
     average = e.mean(1, keepdim=True).div_(LOG2_E) if mean else None
     total = e.exp2_().sum(1, keepdim=True)
     if tau is not None:
-        dot = (e * z).sum(1, keepdim=True)
+        dot = _row_dots(e, z)
     return e, norm, scale, shift, total, dot, average
+
+
+def _row_dots(a: Tensor, b: Tensor) -> Tensor:
+    """The dot product of each row of `a` with that of `b`, a column.
+
+    A product as large as a block would go back to the system when it is freed: the next step would page it in again.
+    """
+    if a.numel() <= PRODUCT:
+        return (a * b).sum(1, keepdim=True)
+    step = max(1, PRODUCT // a.shape[1])
+    pieces = zip(a.split(step), b.split(step), strict=True)
+    return torch.cat([(x * y).sum(1, keepdim=True) for x, y in pieces])
 
 
 def _exponent(z: Tensor, scale: Tensor | None, shift: Tensor | None, out: Tensor | None = None) -> Tensor:
