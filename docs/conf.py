@@ -1,12 +1,17 @@
 """The documentation site: `make docs` builds it offline, and a warning is an error."""
 
+import importlib
 import json
+import pkgutil
 import re
 
 from myst_parser.parsers.sphinx_ import MystParser
 from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+from sphinx.util.logging import getLogger
 
 import logitclip
+from logitclip import integrations
 
 project = "logitclip"
 author = copyright = "The logitclip developers"
@@ -59,6 +64,21 @@ def as_markdown(cell: dict) -> str:
     return "\n\n".join(parts)
 
 
+def public_names() -> list[str]:
+    names = [f"logitclip.{name}" for name in logitclip.__all__]
+    for module in pkgutil.iter_modules(integrations.__path__, "logitclip.integrations."):
+        names += [f"{module.name}.{name}" for name in importlib.import_module(module.name).__all__]
+    return names
+
+
+def check_reference(app: Sphinx, env: BuildEnvironment) -> None:
+    """Warn about public names that are not in the reference."""
+    for name in public_names():
+        if name not in env.domains.python_domain.objects:
+            getLogger(__name__).warning("%s is public, but not in the reference", name, location="reference")
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("env-check-consistency", check_reference)
     app.add_source_suffix(".ipynb", "notebook")
     app.add_source_parser(NotebookParser)

@@ -390,12 +390,19 @@ class LogitClip(Linked):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """How a clip acts on a batch; returned by `LogitClip.diagnose`."""
+    """How a clip acts on a batch; returned by `LogitClip.diagnose`.
 
-    clipped: float  # share of the rows whose norm is at least tau
-    norm_quantiles: dict[float, float]  # of the norms before the clip
-    loss: float | None = None  # the mean loss
-    lowest_loss: float | None = None  # the lowest mean loss with this share of the rows clipped, if known
+    Attributes:
+        clipped: share of the rows whose norm is at least tau.
+        norm_quantiles: quantiles of the norms before the clip, by their level.
+        loss: the mean loss; None without targets, or if the criterion is not a loss by name.
+        lowest_loss: the lowest mean loss with this share of the rows clipped, if it is known.
+    """
+
+    clipped: float
+    norm_quantiles: dict[float, float]
+    loss: float | None = None
+    lowest_loss: float | None = None
 
 
 def clipped(criterion: str | Callable[..., Tensor], spec: str) -> nn.Module:

@@ -15,14 +15,23 @@ MOST_CLASSES = 500  # with more classes there is no matrix, only a rate
 
 @dataclass(frozen=True, eq=False)
 class NoiseEstimate:
-    """An estimate of label noise. Intervals cover 95 % of the bootstrap; they do not cover the bias of the model."""
+    """An estimate of label noise. Intervals cover 95 % of the bootstrap; they do not cover the bias of the model.
 
-    rate: float  # share of wrong labels
+    Attributes:
+        rate: share of wrong labels.
+        rate_interval: its interval.
+        at_most: the rate if no prediction is wrong: the share of labels that predictions contradict.
+        matrix: transition matrix [K, K]: row = true class, column = given label, rows sum to 1; None for many classes.
+        matrix_lower: lower ends of the intervals of its cells, [K, K].
+        matrix_upper: upper ends, [K, K].
+    """
+
+    rate: float
     rate_interval: tuple[float, float]
-    at_most: float  # the rate if no prediction is wrong: the share of labels that predictions contradict
-    matrix: np.ndarray | None  # [K, K]: row = true class, column = given label, rows sum to 1; None for many classes
-    matrix_lower: np.ndarray | None  # [K, K]
-    matrix_upper: np.ndarray | None  # [K, K]
+    at_most: float
+    matrix: np.ndarray | None
+    matrix_lower: np.ndarray | None
+    matrix_upper: np.ndarray | None
 
     @property
     def looks_clean(self) -> bool:

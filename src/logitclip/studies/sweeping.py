@@ -19,10 +19,16 @@ from logitclip.studies.tuning import Outcome
 
 @dataclass(frozen=True)
 class Row:
-    """A cell of a recipe and its outcome."""
+    """A cell of a recipe and its outcome.
+
+    Attributes:
+        cell: the cell.
+        config: its config with the tuned value filled in; None if no value is chosen yet, or all trials failed.
+        outcome: a result or a failure; None if there is no run yet.
+    """
 
     cell: Cell
-    config: RunConfig | None  # with the tuned value filled in; None if no value is chosen yet, or all trials failed
+    config: RunConfig | None
     outcome: Result | Failure | None
 
 
