@@ -25,7 +25,9 @@ from logitclip.clip import (
     logit_norm,
     norm_penalty,
     takes_closed_form,
+    threshold_and_scale,
 )
+from logitclip.criterion import LogitClip
 
 torch.set_num_threads(1)
 
@@ -284,6 +286,18 @@ def test_half_precision_goes_through_float32(dtype: torch.dtype, p: float) -> No
 def test_options_out_of_range(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         clip_logits(torch.ones(2, 3), **options)
+
+
+@pytest.mark.parametrize("options", [{"temp": "auto"}, {"tau": "auto"}, {"tau": 1.0, "delta": "1"}, {"temp": "1.5"}])
+def test_words_instead_of_numbers(options: dict[str, Any]) -> None:
+    """The command line takes `temp=auto`; Python has lc.tune."""
+    name, value = list(options.items())[-1]
+    with pytest.raises(
+        ValueError, match=f"^{name} must be a number, got '{value}'.* use lc.tune, or --clip norm:temp=auto"
+    ):
+        threshold_and_scale(**options)
+    with pytest.raises(ValueError, match=f"^{name} must be a number"):
+        LogitClip("ce", **options)
 
 
 @pytest.mark.parametrize(

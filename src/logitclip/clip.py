@@ -65,11 +65,17 @@ def threshold_and_scale(
         (tau, delta).
 
     Raises:
-        ValueError: if neither tau nor temp is given, or both, or if one is out of range.
+        ValueError: if neither tau nor temp is given, or both, or if one is not a number or out of range.
 
     >>> threshold_and_scale(tau=1.0), threshold_and_scale(temp=2.0)
     ((1.0, 1.0), (2.0, 0.5))
     """
+    for name, value in (("tau", tau), ("delta", delta), ("temp", temp)):
+        if isinstance(value, str):
+            raise ValueError(
+                f"{name} must be a number, got {value!r}. To search for a good one, use lc.tune, or --clip norm:temp=auto "
+                "on the command line."
+            )
     if temp is not None:
         if tau is not None or delta is not None:
             raise ValueError(f"Give tau (with an optional delta) or temp, got tau={tau}, delta={delta}, temp={temp}.")
@@ -178,7 +184,7 @@ class _Clip(torch.autograd.Function):
 
 def needs_plain_form(norm: Tensor) -> bool:
     """Whether a 2-norm is infinite: the squares of a row overflowed, or a class is masked."""
-    return norm.numel() > 0 and norm.max().item() == math.inf
+    return bool(norm.isposinf().any())  # a NaN elsewhere does not hide it, as it would in the maximum
 
 
 def radial(along: Tensor, norm: Tensor, tau: float) -> Tensor:
