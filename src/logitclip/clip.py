@@ -73,7 +73,7 @@ def threshold_and_scale(
     for name, value in (("tau", tau), ("delta", delta), ("temp", temp)):
         if isinstance(value, str):
             raise ValueError(
-                f"{name} must be a number, got {value!r}. To search for a good one, use lc.tune, or --clip norm:temp=auto "
+                f"{name} must be a number, got {value!r}. To search for one, use lc.tune, or --clip norm:temp=auto "
                 "on the command line."
             )
     if temp is not None:
