@@ -10,11 +10,13 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import logitclip
 from logitclip import cli
+from logitclip.cli import reference
 from logitclip.config import registries
 
 
@@ -108,6 +110,13 @@ def test_list_shows_every_name(command, kind):
     assert names
     assert all(name in out for name in names)
     assert all(entry["summary"] for entry in names.values())
+
+
+def test_help_of_list_names_every_kind(command):
+    _, out, _ = command("list", "--help")
+    listed = re.search(r"What to list: (.*?)\.", " ".join(out.replace("│", " ").split()))
+    assert listed
+    assert set(re.split(", | or ", listed[1])) == set(get_args(reference.Kind))
 
 
 def test_bound_prints_all_and_the_smallest(command):

@@ -17,7 +17,7 @@ from logitclip.own_data import issues as judging
 from logitclip.own_data.model import original, plain
 from logitclip.own_data.planning import make_plan
 from logitclip.own_data.source import look
-from logitclip.run_folder import read_result
+from logitclip.run_folder import Failed, read_result
 from logitclip.studies import tuning
 from logitclip.training import train
 
@@ -431,6 +431,31 @@ def test_commands(people, tmp_path, capsys, monkeypatch):
     assert code == 2
     assert "has no column 'kidn'. Did you mean 'kind'" in told
     assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("clip", "sentence"),
+    [
+        ("none", "logitclip: Training failed: Diverged: Training diverged in epoch 1"),
+        ("norm:temp=auto", "logitclip: No value of clip.temp can be chosen: all trials failed."),
+    ],
+)
+def test_training_that_diverges_has_its_own_exit_code(clip, sentence, people, tmp_path, capsys, monkeypatch):
+    options = ("--label", "kind", "-o", tmp_path / "m", "--epochs", 1, "--lr", 1e30, "--clip", clip)
+    code, _, told = run(capsys, monkeypatch, "fit", people[0], *options)
+    assert code == 3
+    assert told.splitlines()[-1].startswith(sentence)
+    assert "Traceback" not in told
+
+
+def test_folds_that_fail_have_it_too(people, tmp_path, capsys, monkeypatch):
+    def diverge(*args, **where):
+        raise Failed("A run has failed: Training diverged.")
+
+    monkeypatch.setattr("logitclip.own_data.issues.fold_logits", diverge)
+    options = ("--label", "kind", "-o", tmp_path / "m", "--epochs", 1, "--clip", "none")
+    code, _, told = run(capsys, monkeypatch, "issues", people[0], *options)
+    assert (code, told.splitlines()[-1]) == (3, "logitclip: A run has failed: Training diverged.")
 
 
 def test_names_of_classes_are_shown_as_they_are(tmp_path, capsys, monkeypatch):

@@ -423,6 +423,10 @@ class Failure:
     final: bool  # it would fail again (it diverged): do not retry
 
 
+class Failed(ValueError):
+    """A run that is needed has failed, or all runs of a search have."""
+
+
 class Damaged(ValueError):
     """A result whose files are missing or changed, or that belongs to another run."""
 

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from logitclip.cli.options import Flag, Number, Text, Whole
-from logitclip.cli.output import show, show_json, tell
+from logitclip.cli.output import Exit, fail, show, show_json, tell
 from logitclip.cli.training import stop_on_sigterm
 from logitclip.progress import duration, make_table
+from logitclip.run_folder import Failed
 
 Out = Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
 Data = Annotated[Positional[Path], arg(metavar="DATA")]
@@ -176,7 +177,10 @@ def _fit(
     stop_on_sigterm()
     pace = Pace()
     shared = {"text": _names(text), "image": image, "drop": _names(drop), "out": out, "clip": clip}
-    return fit(data, label, on_plan=pace.plan, on_event=pace, **shared, **options)
+    try:
+        return fit(data, label, on_plan=pace.plan, on_event=pace, **shared, **options)
+    except Failed as error:
+        fail(Exit.FAILED, str(error))
 
 
 class Pace:

@@ -41,7 +41,7 @@ def list_names(kind: Positional[Kind], name: Name = "", /, *, plugin: Plugins = 
     Example: logitclip list losses, or logitclip list data table
 
     Args:
-        kind: What to list.
+        kind: What to list: losses, clips, penalties, noises, data, augments, models, methods or recipes.
         name: One of them, to show its knobs: what may be written after the colon of a spec.
         plugin: Python files with your own losses, models or datasets.
         json: Print a JSON object instead of a table.
@@ -167,7 +167,7 @@ def bound(
         loss: A loss spec such as gce:q=0.7.
         noise: symmetric:rate=R, asymmetric:rate=R, pair:rate=R, instance:rate=R or transition:matrix=FILE.
         data: The dataset whose classes asymmetric noise confuses, as in cifar10; otherwise each class becomes the next.
-        json: Print a JSON object instead of a table.
+        json: Print a JSON list instead of a table.
     """
     from logitclip import theory
     from logitclip.losses import LOSSES

@@ -22,7 +22,7 @@ from logitclip.own_data.model import ISSUES, PAGE, Model, load, save
 from logitclip.own_data.page import write_page
 from logitclip.own_data.planning import AUTO, FOLDS, SEARCHED_ROWS, Plan, make_plan
 from logitclip.own_data.source import HELD_OUT, Source, look
-from logitclip.run_folder import Result, outcome
+from logitclip.run_folder import Failed, Result, outcome
 from logitclip.studies import executors, sweeping, tuning
 
 log = logging.getLogger(__name__)
@@ -170,14 +170,16 @@ def _with_clip(plan: Plan, where: dict[str, Any]) -> RunConfig:
     if len(plan.source.labels) > 2 * SEARCHED_ROWS:
         tried = replace(tried, limit=SEARCHED_ROWS)
     search = tuning.search_for(tried)
-    best = tuning.best(sweeping.tune(tried, search, **where))
-    return replace(tuning.with_value(config, search.option, best), val=0.0)
+    scores = sweeping.tune(tried, search, **where)
+    if all(score is None for score in scores.values()):
+        raise Failed(f"No value of {search.option} can be chosen: all trials failed.")
+    return replace(tuning.with_value(config, search.option, tuning.best(scores)), val=0.0)
 
 
 def _result(config: RunConfig) -> Result:
     found = outcome(config)
     if not isinstance(found, Result):
-        raise ValueError(f"Training failed: {found.error if found is not None else 'there is no result'}")
+        raise Failed(f"Training failed: {found.error if found is not None else 'there is no result'}")
     return found
 
 

@@ -17,7 +17,7 @@ from logitclip.data.augment import transform
 from logitclip.noise.estimate import NoiseEstimate, estimate_noise
 from logitclip.own_data.calibration import find_temperature, given_the_label, softmax
 from logitclip.own_data.model import logits_of, plain
-from logitclip.run_folder import Result, outcome
+from logitclip.run_folder import Failed, Result, outcome
 from logitclip.studies import executors, tuning
 from logitclip.training import build_model
 
@@ -143,7 +143,7 @@ def held_out_logits(result: Result, config: RunConfig, dataset: Any = None) -> t
 def _finished(config: RunConfig) -> Result:
     found = outcome(config)
     if not isinstance(found, Result):
-        raise ValueError(f"A run has failed: {found.error if found is not None else 'it has no result'}")
+        raise Failed(f"A run has failed: {found.error if found is not None else 'it has no result'}")
     return found
 
 
