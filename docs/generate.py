@@ -15,6 +15,7 @@ import contextlib
 import functools
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -66,13 +67,20 @@ def recipe_table() -> str:
     return "\n".join(lines)
 
 
-SECONDS = {"cpu": 4.5, "mini": 47}  # for one run on one core; measured
+SECONDS = {  # of an epoch on one quiet core, by dataset, network and number of images; measured with `standard`
+    ("digits", "mlp", 0): 3.5 / 150,
+    ("cifar10", "strided_cnn", 5_000): 30 / 30,
+    ("cifar100", "strided_cnn", 10_000): 45 / 30,
+    ("cifar10", "wrn", 0): 50_000 / 55,
+    ("cifar100", "wrn", 0): 50_000 / 55,
+}
+TIMES = {"standard": 1.0, "sam": 2.0, "sop": 2.0, "sop_plus": 2.0}  # what a method takes of that, about
+DIVIDEMIX = 30 / 3.5  # measured on digits alone
 
 
 @functools.cache
 def cost(name: str, scale: str) -> str:
-    """Runs and trials of a recipe, with the hours of one core they take, or at full scale with their epochs."""
-    from logitclip.data import protocol_of
+    """Runs and trials of a recipe, the epochs they need at full scale, and their time on one core where it is known."""
     from logitclip.search import TRIALS
     from logitclip.studies import tuning
     from logitclip.studies.recipe import load_recipe
@@ -85,11 +93,37 @@ def cost(name: str, scale: str) -> str:
         runs += [config] * (len(tuning.search_for(config).values) or TRIALS)
     trials = len(runs) - len(recipe.cells)
     text = f"{len(recipe.cells)} + {trials}" if trials else f"{len(recipe.cells)}"
-    if scale in SECONDS:
-        minutes = len(runs) * SECONDS[scale] / 60
-        return f"{text}: {minutes / 60:.1f} h" if minutes >= 60 else f"{text}: {minutes:.0f} min"
-    epochs = sum(config.epochs or protocol_of(config.data)["epochs"] for config in runs)
-    return f"{text}: {epochs:,} epochs"
+    paper = scale == "full" and not runs[0].data.startswith("digits")
+    parts = [f"{sum(map(epochs_of, runs)):,} epochs"] if paper else []
+    seconds = [seconds_of(config) for config in runs]
+    if None not in seconds:
+        parts.append(duration(sum(filter(None, seconds))))
+    return f"{text}: {', '.join(parts)}" if parts else text
+
+
+def epochs_of(config: Any) -> int:
+    from logitclip.data import protocol_of
+
+    return config.epochs or protocol_of(config.data)["epochs"]
+
+
+def seconds_of(config: Any) -> float | None:
+    """The time of a run on one core, or None if nobody has measured its like."""
+    from logitclip.data import protocol_of
+
+    model = config.model or protocol_of(config.data)["model"]
+    data, network, method = (spec.partition(":")[0] for spec in (config.data, model, config.method))
+    times = TIMES | ({"dividemix": DIVIDEMIX} if data == "digits" else {})
+    epoch = SECONDS.get((data, network, config.limit))
+    return None if epoch is None or method not in times else epochs_of(config) * epoch * times[method]
+
+
+def duration(seconds: float) -> str:
+    """Minutes, or hours with two digits."""
+    hours = seconds / 3600
+    if hours < 1:
+        return f"{seconds / 60:.0f} min"
+    return f"{hours:.1f} h" if hours < 10 else f"{round(hours, 1 - math.floor(math.log10(hours))):,.0f} h"
 
 
 def recipe_choices() -> str:
