@@ -417,3 +417,12 @@ def test_penalties_by_name() -> None:
     torch.testing.assert_close(PENALTIES.build("norm:weight=0.1")(z), 0.1 * z.norm(dim=1).mean())
     with pytest.raises(ValueError, match="weight must be positive"):
         PENALTIES.build("norm:weight=0")(z)
+
+
+def test_a_nan_in_one_row_leaves_the_others_alone() -> None:
+    logits = torch.tensor([[-math.inf, 3.0, 4.0], [1.0, math.nan, 2.0]])
+    clipped = clip_logits(logits, 1.0)
+    torch.testing.assert_close(clipped[0], torch.tensor([-math.inf, 0.6, 0.8]))
+    losses = LogitClip(torch.nn.CrossEntropyLoss(reduction="none"), tau=1.0)(logits, torch.tensor([1, 1]))
+    assert losses[0].isfinite()
+    assert losses[1].isnan()

@@ -337,3 +337,17 @@ def test_readers_import_no_plugin_and_find_the_same_run(tmp_path):
             RunConfig(loss="reader_los").resolved()  # an error without a plugin
     assert config.id == unread
     assert "reader_loss" in registries()["loss"]
+
+
+def test_a_dataset_of_a_plugin_needs_no_import_either(tmp_path):
+    """If all options are given: its defaults are in the plugin."""
+    file = tmp_path / "plugin_of_the_reader_data.py"
+    file.write_text(
+        "from logitclip import data\n"
+        "@data.DATASETS.register\ndef reader_data(root, *, knob: int = 1):\n    return data.load('digits')\n"
+    )
+    config = RunConfig(data="reader_data:knob=2", plugin=(str(file),), **data.protocol_of("cifar10"))
+    with plugins_ignored():
+        unread = config.id
+        assert "reader_data" not in registries()["data"]
+    assert config.id == unread

@@ -681,3 +681,43 @@ def test_a_list_as_target_is_one_sentence():
 def test_example_weights_do_not_change_the_type_of_the_loss():
     loss = Loss("ce")(torch.zeros(2, 3), torch.tensor([0, 1]), torch.ones(2, dtype=torch.float64))
     assert loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", list(LOSSES))
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_ignored_rows_may_have_any_class_masked(name: str, clip: float | None) -> None:
+    """Class 0, say a padding token, stands in for the targets that are ignored."""
+    logits = torch.randn(4, 5, generator=torch.Generator().manual_seed(0))
+    logits[:, 0] = -math.inf
+    logits.requires_grad_()
+    criterion = Loss(name) if clip is None else LogitClip(name, tau=clip)
+    target = torch.tensor([1, 2, -100, 4])
+    loss = criterion(logits, target)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    kept = target != -100
+    expected = criterion(logits[kept], target[kept])
+    torch.testing.assert_close(loss, expected)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, logits)[0])
+    assert gradient.isfinite().all()
+
+
+def test_a_criterion_of_ones_own_behind_the_clip_keeps_its_methods() -> None:
+    class Scheduled(nn.Module):
+        epoch: Any = None
+
+        def forward(self, logits: Tensor, target: Tensor) -> Tensor:
+            return F.cross_entropy(logits, target)
+
+        def start_epoch(self, epoch: int, class_counts: Tensor | None = None) -> None:
+            self.epoch = epoch
+
+    class Hundredfold(Loss):
+        def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+            return 100 * super().forward(*args, **kwargs)
+
+    scheduled = Scheduled()
+    LogitClip(scheduled, tau=1.0).start_epoch(3)
+    assert scheduled.epoch == 3
+    logits, target = torch.randn(4, 5), torch.tensor([0, 1, 2, 3])
+    got = LogitClip(Hundredfold("ce"), tau=1.0)(logits, target)
+    torch.testing.assert_close(got, 100 * LogitClip("ce", tau=1.0)(logits, target))

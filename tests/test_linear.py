@@ -393,6 +393,29 @@ def test_half_precision(dtype: torch.dtype, autocast: bool) -> None:
         assert (a - b).norm() <= 3 * error * b.norm()
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_bfloat16_is_accurate_where_the_label_is_nearly_certain(autocast: bool) -> None:
+    """p_y - 1 must not be computed from a p_y that has been rounded to 1."""
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(300, 32, generator=generator)
+    target = torch.randint(300, (400,), generator=generator)
+    scale = torch.linspace(0.1, 0.6, 400)[:, None]
+    hidden = scale * weight[target] + 0.05 * torch.randn(400, 32, generator=generator)
+    hidden, weight = hidden.bfloat16(), weight.bfloat16()
+    exact = hidden.double().requires_grad_()
+    losses = F.cross_entropy(exact @ weight.double().t(), target, reduction="none")
+    (expected,) = torch.autograd.grad(losses.sum(), exact)
+    got = (hidden.float() if autocast else hidden.clone()).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        linear_cross_entropy(got, weight.float() if autocast else weight, target, reduction="sum").backward()
+    p = (-losses.detach()).exp()
+    for low, high in ((0.5, 0.9), (0.9, 0.99), (0.99, 0.999), (0.999, 0.9999)):
+        rows = (p > low) & (p <= high)
+        assert rows.sum() > 10
+        error = (got.grad.double()[rows] - expected[rows]).norm() / expected[rows].norm()  # type: ignore[union-attr]
+        assert error < 0.06, (low, float(error))
+
+
 def test_a_loss_scale_saves_small_gradients() -> None:
     """Gradients of float16 hidden states are multiplied by the factor of a GradScaler before they are rounded."""
     hidden, weight, bias, target = layer(60, 8, 40, torch.float32)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import pickle
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logitclip.registry import Registry, suggest
+from logitclip.registry import Registry, UnknownName, suggest
 
 
 def make() -> Registry:
@@ -269,3 +270,8 @@ def test_suggest() -> None:
     assert suggest("x", []) == "It takes none."
     assert suggest("PAIR", ["pair", "Age"]) == "Did you mean 'pair'?"
     assert suggest("age", ["pair", "Age"]) == "Did you mean 'Age'?"
+
+
+def test_an_unknown_name_can_be_sent_to_another_process() -> None:
+    error = pickle.loads(pickle.dumps(UnknownName("loss", "gcee", ["ce", "gce"])))
+    assert str(error) == "Unknown loss 'gcee'. Did you mean 'gce'?"

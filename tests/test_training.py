@@ -576,6 +576,23 @@ def test_out_of_memory_names_the_options_to_lower(tmp_path, model):
     assert isinstance(caught.value, ValueError)  # one sentence on the command line
 
 
+def test_other_errors_with_numel_are_not_about_memory(tmp_path, monkeypatch):
+    def empty_maximum(*args, **kwargs):
+        torch.empty(0).max()
+
+    monkeypatch.setattr(engine, "fit", empty_maximum)
+    with pytest.raises(RuntimeError, match="numel"):
+        train(in_folder(tmp_path, "a"))
+
+
+def test_a_dataset_without_test_examples_is_refused(tmp_path, monkeypatch):
+    digits = data.load("digits")
+    empty = replace(digits, test=digits.test.select(torch.arange(0)))
+    monkeypatch.setattr(data, "load", lambda *args, **kwargs: empty)
+    with pytest.raises(ValueError, match="digits has no test examples, and a run is judged by them"):
+        train(in_folder(tmp_path, "a"))
+
+
 def test_too_much_padding_is_refused(tmp_path):
     with pytest.raises(ValueError, match="padding must be between 0 and 8 for 8x8 images, got 1000000"):
         train(in_folder(tmp_path, "a", augment="flip_crop:padding=1000000"))

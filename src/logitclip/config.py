@@ -386,7 +386,8 @@ def _digests(registry: Registry, spec: str, root: str | None) -> dict[str, str]:
     """
     from logitclip.data.dataset import data_folder
 
-    knobs = registry.parse(spec)[1]
+    # The name may be that of a plugin that is not imported here.
+    knobs = registry.parse(spec)[1] if registry.knows(spec) else registry.split(spec)[1]
     folders = [Path(), data_folder(root)]
     if isinstance(knobs.get("path"), str):
         folders += [folder / knobs["path"] for folder in folders]

@@ -155,7 +155,7 @@ class Loss(nn.Module):
         weight = self.weight  # looked up once: finding a buffer of a module is slow
         if weight is not None and len(weight) != logits.shape[-1]:
             raise ValueError(f"weight has {len(weight)} entries for {logits.shape[-1]} classes.")
-        values, weights = evaluate(self.function, logits, target, self.knobs, clip, weight, self.training_state())
+        values, weights = evaluate(self.function, logits, target, self.knobs, clip, weight, self.training_state(), kept)
         if weights is not None and self.removed is not None and self.training:
             self._count_removed(1 - weights, target, kept)
         if example_weight is not None:
@@ -181,6 +181,8 @@ class Loss(nn.Module):
         return weighted.sum() / torch.where(total == 0, 1.0, total)
 
     def _count_removed(self, removed: Tensor, target: Tensor, kept: Tensor | None) -> None:
+        if self.removed.device != target.device:  # the counts of `start_epoch` were on another device
+            self.removed = self.removed.to(target.device)
         removed = (removed if kept is None else removed * kept).detach().to(self.removed).flatten()
         if target.is_floating_point():
             self.removed += removed @ target.to(removed.dtype).reshape(len(removed), -1)
@@ -225,13 +227,13 @@ class Linked(nn.Module):
         return ", ".join([name, *(f"{key}={value}" for key, value in getattr(self._link, "keywords", {}).items())])
 
     def start_epoch(self, epoch: int, class_counts: Tensor | None = None) -> None:
-        """Call `start_epoch` of the criterion; see `Loss.start_epoch`."""
-        if isinstance(self.criterion, (Loss, Linked)):
+        """Call `start_epoch` of the criterion, if it has one; see `Loss.start_epoch`."""
+        if hasattr(self.criterion, "start_epoch"):
             self.criterion.start_epoch(epoch, class_counts)
 
     def sync(self, reduce: Callable[[Tensor], Tensor]) -> None:
-        """Call `sync` of the criterion; see `Loss.sync`."""
-        if isinstance(self.criterion, (Loss, Linked)):
+        """Call `sync` of the criterion, if it has one; see `Loss.sync`."""
+        if hasattr(self.criterion, "sync"):
             self.criterion.sync(reduce)
 
 
@@ -316,7 +318,7 @@ class LogitClip(Linked):
 
     def forward(self, logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         criterion = self.criterion
-        if isinstance(criterion, Loss):  # clip and loss in one
+        if isinstance(criterion, Loss) and type(criterion).forward is Loss.forward:  # clip and loss in one
             return criterion.reduced(logits, target, *args, **kwargs, clip=(self.tau, self.delta, self.p))
         return super().forward(logits, target, *args, **kwargs)
 

@@ -60,39 +60,35 @@ class LinearTerms:
     def __init__(
         self, hidden: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, v: Tensor | None, shard: Shard
     ) -> None:
-        self.hidden, self.v, self.shard = hidden, v, shard
+        full = torch.promote_types(hidden.dtype, torch.float32)
+        self.hidden, self.v, self.shard = hidden.to(full), v, shard
         index = target - shard.first
-        self.mine = ((index >= 0) & (index < len(weight))).to(hidden.dtype)  # 1 where this process has the class
-        self.index = index.clamp(0, len(weight) - 1)
-        self.of_target = weight[self.index].to(hidden.dtype)
-        at_target = (hidden * self.of_target).sum(1)
-        self.at_target = shard.sum((at_target if bias is None else at_target + bias[self.index]) * self.mine)
-        self.d_at_target, self.d_mean = torch.zeros_like(at_target), torch.zeros_like(at_target)
+        mine = (index >= 0) & (index < len(weight))  # this process has the class
+        index = index.clamp(0, len(weight) - 1)
+        # Rounded as the matrix products round it, so that log p_y of bfloat16 logits is not above 0.
+        of_target = weight[index].to(hidden.dtype).to(full)
+        at_target = (self.hidden * of_target).sum(1).to(hidden.dtype).to(full)
+        self.at_target = shard.sum((at_target if bias is None else at_target + bias[index]) * mine)
+        self.d_mean = torch.zeros_like(at_target)
         self.mean = self.of_mean = None
         self.v_sum = 1.0
         if v is not None:
             parts = zip(v.split(STEP), weight.split(STEP), strict=True)
             self.of_mean = torch.stack([a @ w.to(v.dtype) for a, w in parts]).sum(0)
-            mean = hidden @ self.of_mean
+            mean = self.hidden @ self.of_mean
             self.mean = shard.sum(mean if bias is None else mean + v @ bias)
             self.v_sum = shard.sum(v.sum())
 
     def add_to(self, d_hidden: Tensor | None, d_weight: Tensor | None, d_bias: Tensor | None) -> Gradients:
-        """Add the contributions of z_y and v.z to the gradients; each process adds its own part."""
-        at_target = (self.d_at_target * self.mine).unsqueeze(1)
+        """Add the contributions of v.z to the gradients; each process adds its own part."""
         if d_hidden is not None:
-            d_hidden.addcmul_(self.of_target, at_target)
             if self.of_mean is not None:
                 d_hidden.addr_(self.d_mean, self.of_mean)
             self.shard.sum(d_hidden)
-        if d_weight is not None:
-            d_weight.index_add_(0, self.index, self.hidden * at_target)
-            if self.v is not None:
-                d_weight.addr_(self.v, self.d_mean @ self.hidden)
-        if d_bias is not None:
-            d_bias.index_add_(0, self.index, at_target.squeeze(1))
-            if self.v is not None:
-                d_bias.add_(self.v * self.d_mean.sum())
+        if d_weight is not None and self.v is not None:
+            d_weight.addr_(self.v, self.d_mean @ self.hidden)
+        if d_bias is not None and self.v is not None:
+            d_bias.add_(self.v * self.d_mean.sum())
         return d_hidden, d_weight, d_bias
 
 
@@ -140,18 +136,8 @@ class BlockedHead:
     def statistics(self, rows: slice) -> tuple[Tensor | None, Tensor, Tensor | None]:
         """The norm, `log sum exp(s z)` and the expectation of z under p; without a clip, only the second."""
         self.rows = rows
-        norms, largest = [], []
-        for _, _, z, _ in self._chunks(1):
-            if self.clip is not None:
-                norms.append(torch.linalg.vector_norm(z, dim=1))
-            if self.shifted:
-                largest.append(z.amax(1))
-        self.norm = self.scale = self.top = None
-        if self.clip is not None:
-            self.norm = self.shard.norm(torch.linalg.vector_norm(torch.stack(norms), dim=0))
-            self.scale = clip_factor(self.norm, *self.clip)
-        if self.shifted:
-            self.top = self.shard.max(torch.stack(largest).amax(0))
+        self.norm, self.top = self._norm_and_largest()
+        self.scale = None if self.norm is None or self.clip is None else clip_factor(self.norm, *self.clip)
         total, dot = [], []
         for _, _, z, scratch in self._chunks(2):
             e = self._exponentials(z, scratch)
@@ -167,8 +153,19 @@ class BlockedHead:
             expected = self.shard.sum(torch.stack(dot).sum(0)) / (self.total * self.scale * LOG2_E)
         return None if self.norm is None else self.norm.clone(), log_total, expected
 
-    def add_gradients(self, d_log_total: Tensor, d_norm: Tensor | None) -> None:
-        """Add the contributions of the block's logits to the gradients, through the log-sum-exp and the norm."""
+    def _norm_and_largest(self) -> tuple[Tensor | None, Tensor | None]:
+        """The norm of each row of logits, if there is a clip, and the largest logit, if exponentials need a shift."""
+        norms, largest = [], []
+        for _, _, z, _ in self._chunks(1):
+            if self.clip is not None:
+                norms.append(torch.linalg.vector_norm(z, dim=1))
+            if self.shifted:
+                largest.append(z.amax(1))
+        norm = self.shard.norm(torch.linalg.vector_norm(torch.stack(norms), dim=0)) if norms else None
+        return norm, self.shard.max(torch.stack(largest).amax(0)) if largest else None
+
+    def add_gradients(self, target: Tensor, d_at_target: Tensor, d_log_total: Tensor, d_norm: Tensor | None) -> None:
+        """Add the contributions of the block's logits to the gradients, through z_y, the log-sum-exp and the norm."""
         h = self.hidden[self.rows]
         of_e = (d_log_total / self.total).unsqueeze(1)
         of_z = None
@@ -180,6 +177,10 @@ class BlockedHead:
             dz = torch.mul(self._exponentials(z, scratch), of_e, out=scratch)
             if of_z is not None:
                 dz.addcmul_(z, of_z)
+            # Before dz is rounded: p_y - 1 is small where p_y is near 1.
+            at = target - (self.shard.first + part.start)
+            mine = (at >= 0) & (at < len(w))
+            dz.scatter_add_(1, at.clamp_(0, len(w) - 1).unsqueeze(1), (d_at_target * mine).unsqueeze(1))
             if self.d_bias is not None:
                 self.d_bias[part] += dz.sum(0)
             dz = dz.to(h.dtype)

@@ -426,7 +426,7 @@ def _closed_form(
             v = torch.full((len(weight),), 1 / classes, dtype=full, device=weight.device)
             if smoothing and class_weight is not None:
                 v *= class_weight[shard.first : shard.first + len(weight)]
-        terms = LinearTerms(hidden.to(full), weight, bias, target, v, shard)
+        terms = LinearTerms(hidden, weight, bias, target, v, shard)
         head = BlockedHead(hidden, weight, bias, clip, needs, shard)
         values = torch.empty(len(hidden), dtype=full, device=weight.device)
         for rows in head.blocks:
@@ -439,14 +439,14 @@ def _closed_form(
                     scale = clip_factor(norm, *clip)
                     if expected is not None:  # dL/ds is the expectation of z under p
                         log_total = log_total + expected * (scale - scale.detach())
-                log_p = (scale * z_y - log_total).clamp(max=0)
+                log_p = scale * z_y - log_total
+                log_p = log_p - log_p.detach().clamp_min(0)  # p_y must not round to above 1; its gradient stays
                 result = value(log_p, None if mean is None else scale * mean - terms.v_sum * log_total, rows)
             values[rows] = result.detach()
             if any(needs):
                 ones = torch.ones_like(result) if upstream is None else upstream.expand(len(hidden))[rows].to(full)
                 d = iter(torch.autograd.grad(result, leaves, ones, allow_unused=True, materialize_grads=True))
-                terms.d_at_target[rows] = next(d)
-                head.add_gradients(next(d), None if norm is None else next(d))
+                head.add_gradients(target[rows], next(d), next(d), None if norm is None else next(d))
                 if mean is not None:
                     terms.d_mean[rows] = next(d)
         gradients = terms.add_to(head.d_hidden, head.d_weight, head.d_bias)

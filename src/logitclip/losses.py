@@ -116,6 +116,7 @@ def evaluate(
     clip: tuple[float, float | None, float] | None = None,
     class_weight: Tensor | None = None,
     state: TrainingState | None = None,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute a loss over the last dimension of `logits`.
 
@@ -127,6 +128,7 @@ def evaluate(
         clip: (tau, delta, p), or None.
         class_weight: weights of the terms of soft targets, [K]; ignored for class indices.
         state: the epoch and class counts, for a loss with a schedule.
+        kept: [...], False for examples that do not count; their values are finite, whatever their targets are.
 
     Returns:
         One value per example, [...], and one weight per example, or None if all weigh the same.
@@ -135,7 +137,7 @@ def evaluate(
     soft = target.is_floating_point()
     if not soft and function.second != "log_probs":
         log_p, mean = row_log_probs(logits, target, tau, delta, p=p, mean=function.second != "_")
-        return function.phi(log_p, None if mean is None else mean * logits.shape[-1], **knobs), None
+        return function.phi(_finite(log_p, kept), None if mean is None else mean * logits.shape[-1], **knobs), None
 
     log_probs = clipped_log_probs(logits, tau, delta, p=p)
     expected = log_probs
@@ -147,10 +149,15 @@ def evaluate(
         if soft and class_weight is not None:
             raise ValueError(f"{function.__name__} takes class weights with class-index targets only.")
         log_p = (target * expected).sum(-1) if soft else pick(log_probs, target)
-        return function.phi(log_p, log_probs, state, **knobs)
+        return function.phi(_finite(log_p, kept), log_probs, state, **knobs)
     terms = target if class_weight is None else target * class_weight.to(target.dtype)
     total = None if function.second == "_" else sum_log_probs(log_probs, keepdim=True)
     return (terms * function.phi(expected, total, **knobs)).sum(-1), None
+
+
+def _finite(log_p: Tensor, kept: Tensor | None) -> Tensor:
+    """Replace log p_y of examples that do not count: their target may be a masked class, and 0 times inf is NaN."""
+    return log_p if kept is None else log_p.masked_fill(~kept, -1.0)
 
 
 def check_classes(logits: Tensor, dim: int = -1) -> None:

@@ -60,8 +60,11 @@ class UnknownName(ValueError):
     """
 
     def __init__(self, kind: str, name: str, known: typing.Iterable[str]) -> None:
-        super().__init__(f"Unknown {kind} {name!r}. {suggest(name, known)}")
-        self.kind, self.name = kind, name
+        self.kind, self.name, self.known = kind, name, tuple(known)
+        super().__init__(f"Unknown {kind} {name!r}. {suggest(name, self.known)}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.kind, self.name, self.known)  # it may come from another process
 
 
 @dataclass(frozen=True)

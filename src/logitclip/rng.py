@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 
 import torch
 
@@ -22,7 +23,9 @@ def derived_seed(seed: int, purpose: str, *more: int | str) -> int:
     >>> derived_seed(0, "order", 1, 0) != derived_seed(0, "order", 0, 1)
     True
     """
-    return hashed_seed(repr((seed, purpose, *more)))
+    # operator.index: a NumPy integer gives the stream of the same Python integer.
+    parts = (part if isinstance(part, str) else operator.index(part) for part in (seed, purpose, *more))
+    return hashed_seed(repr(tuple(parts)))
 
 
 def stream(device: torch.device | str, seed: int, purpose: str, *more: int | str) -> torch.Generator:

@@ -339,7 +339,7 @@ class Result:
         memorised: share of the wrong labels that the final model predicts as given; None if there are none.
         recovered: share of the wrong labels for which the final model predicts the true class.
         noise_rate: realised share of wrong training labels.
-        clip: the clip, with all its knobs.
+        clip: the clip, in canonical form: without knobs that have their default.
         epochs: number of epochs.
         seconds: training time.
         versions: versions of Python and the libraries, by name.

@@ -133,7 +133,8 @@ def _memory_explained(config: RunConfig) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        texts = ("out of memory", "not enough memory", "can't allocate memory", "size calculation overflow", "numel")
+        texts = ("out of memory", "not enough memory", "can't allocate memory", "size calculation overflow")
+        texts = (*texts, "multiplication overflow")  # of the number of entries
         if not isinstance(error, MemoryError) and not any(text in str(error).lower() for text in texts):
             raise
         raise OutOfMemory(
@@ -361,6 +362,8 @@ def prepare(config: RunConfig, load: Load | None = None) -> tuple[data.Dataset, 
     """The dataset of a resolved config with the noise applied, and the record of the noise."""
     load = load or partial(data.load, root=config.root)
     dataset = _limited(load(config.data), config.limit, config.test_limit)
+    if not len(dataset.test):
+        raise ValueError(f"{config.data} has no test examples, and a run is judged by them: use lc.engine.fit instead.")
     if config.noise == "none":  # the dataset may come with wrong labels
         labels, clean = dataset.train.labels, dataset.train.clean_labels
         labels = labels.argmax(1) if labels.is_floating_point() else labels
