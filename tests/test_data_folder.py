@@ -48,6 +48,15 @@ def test_train_and_test_folders(tmp_path):
     assert data.test.x[torch.tensor([0, 3])].float().mean((2, 3)).argmax(1).tolist() == [0, 2]
 
 
+def test_a_class_may_be_called_train(tmp_path):
+    for label in ("train", "car"):
+        for i in range(5):
+            write_image(tmp_path / label / f"{i}.jpg")
+    data = folder(path=str(tmp_path))
+    assert data.class_names == ("car", "train")
+    assert (len(data.train), len(data.test)) == (8, 2)
+
+
 def test_the_path_may_be_within_the_root(tmp_path):
     for label in "ab":
         for i in range(5):

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import logitclip as lc
+from logitclip.data import load as load_dataset
 from logitclip.own_data import find_issues
 from logitclip.own_data import issues as judging
 from logitclip.own_data.model import original, plain
@@ -303,6 +304,20 @@ def test_a_folder_of_small_pictures(pictures, tmp_path, caplog):
     assert "100.0% agree" in labelled.agreement(listed, found)  # without the broken one
     colours = np.array([int(name[-6:-4]) % 2 for name in found["row"] if "broken" not in name])
     assert ((found["class"].dropna() == "blue").to_numpy() == colours).mean() > 0.8
+
+
+def test_of_train_and_test_folders_only_train_has_rows(pictures, tmp_path):
+    """The test images must not take the place of held-out rows, however many there are."""
+    shutil.copytree(pictures, tmp_path / "train", ignore=shutil.ignore_patterns("broken.png"))
+    for i in range(2):
+        shutil.copytree(pictures / "red", tmp_path / "test" / "blue" / str(i))
+        shutil.copytree(pictures / "blue", tmp_path / "test" / "red" / str(i))
+    source = look(tmp_path)
+    assert len(source.labels) == 60
+    dataset = load_dataset(make_plan(source).config.data)
+    assert sorted([*dataset.train.rows.tolist(), *dataset.test.rows.tolist()]) == list(range(60))
+    for split in (dataset.train, dataset.test):
+        assert split.labels.tolist() == source.labels[split.rows].tolist()
 
 
 def test_texts(tmp_path):

@@ -7,7 +7,15 @@ from pathlib import Path
 
 from logitclip.data.dataset import DATASETS, Dataset, locate, with_protocol
 from logitclip.data.images import own_image_protocol
-from logitclip.data.listings import Listing, find_list, image_dataset, list_classes, read_lines, read_list
+from logitclip.data.listings import (
+    Listing,
+    class_folders,
+    find_list,
+    image_dataset,
+    list_classes,
+    read_lines,
+    read_list,
+)
 
 
 @DATASETS.register
@@ -28,7 +36,7 @@ def folder(
     """Your own images: one folder per class, or a list of files.
 
     Without `train_list`, the folder holds `train/<class>/*.jpg` and `test/<class>/*.jpg` (or `val`), or only
-    `<class>/*.jpg`.
+    `<class>/*.jpg`; a `train` without folders in it is a class.
 
     Args:
         path: The folder, as written or within `root`.
@@ -54,20 +62,18 @@ def folder(
 
 
 def _from_folders(folder: Path) -> tuple[Listing, Listing | None, Sequence[str]]:
-    if not (folder / "train").is_dir():
-        train, classes = list_classes(folder)
-        return train, None, classes
-    train, classes = list_classes(folder / "train")
-    for name in ("test", "val"):
+    inner = train_folder(folder)
+    train, classes = list_classes(folder if inner is None else inner)
+    for name in ("test", "val") if inner is not None else ():
         if (folder / name).is_dir():
             return train, list_classes(folder / name, classes)[0], classes
     return train, None, classes
 
 
-def folder_listing(folder: Path) -> tuple[Listing, Sequence[str]]:
-    """List the training images of a folder with one folder per class, and its classes."""
-    train, _, classes = _from_folders(folder)
-    return train, classes
+def train_folder(folder: Path) -> Path | None:
+    """Return the folder `train` within a folder; None if there is none, or if it is a class: it holds no folders."""
+    train = folder / "train"
+    return train if train.is_dir() and class_folders(train) else None
 
 
 def _from_lists(

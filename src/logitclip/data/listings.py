@@ -127,9 +127,14 @@ def check_every_class(labels: Tensor, classes: Sequence[str], source: str | Path
         )
 
 
+def class_folders(folder: Path) -> list[str]:
+    """Return the names of the folders in a folder, sorted, without hidden ones."""
+    return sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
+
+
 def list_classes(folder: Path, classes: Sequence[str] | None = None) -> tuple[Listing, Sequence[str]]:
     """List the images of one folder per class. Without `classes`, the sorted folder names are the classes."""
-    found = sorted(e.name for e in os.scandir(folder) if e.is_dir() and not e.name.startswith("."))
+    found = class_folders(folder)
     unknown = [name for name in found if classes is not None and name not in classes]
     if unknown:
         raise ValueError(f"{folder}: {unknown[0]!r} is not a class of the training images; rename or remove it.")

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 
 from logitclip import files
-from logitclip.data.folder import folder_listing
 from logitclip.data.images import ImageFiles
-from logitclip.data.table import image_listing
 from logitclip.own_data.issues import Issues, marked
 from logitclip.own_data.model import Model
 from logitclip.own_data.source import Source
@@ -78,10 +76,7 @@ def _thumbnails(source: Source, rows: list[int]) -> list[str | None]:
     """Return the images as data addresses; None for tables and for images that cannot be read."""
     if source.kind != "image":
         return [None] * len(rows)
-    if source.path.is_dir():
-        folder = folder_listing(source.path)[0].folder
-    else:
-        folder = image_listing(source.path, source.knobs["label"], source.knobs["image"])[0].folder
+    folder = source.path if source.path.is_dir() else source.path.parent
     images = ImageFiles(folder, [source.names[i] for i in rows], min(THUMBNAIL, max(16, source.pixels)))
     return [_data_address(images, i) for i in range(len(rows))]
 

@@ -14,9 +14,9 @@ import torch
 
 from logitclip.data import DATASETS
 from logitclip.data.columns import Column, Columns, Text, Unusable, read_table, row_count
-from logitclip.data.folder import folder_listing
+from logitclip.data.folder import train_folder
 from logitclip.data.images import IMAGE_SUFFIXES, ImageFiles
-from logitclip.data.listings import Listing, collect
+from logitclip.data.listings import Listing, collect, list_classes
 from logitclip.data.preprocessing import Preprocessor
 from logitclip.data.table import image_listing, load_table, require
 
@@ -68,7 +68,8 @@ def look(
     """Look at a table or a folder of class folders.
 
     Args:
-        path: A csv, tsv, parquet or npz file, or a folder with one folder of images per class.
+        path: A csv, tsv, parquet or npz file, or a folder with one folder of images per class; of a folder with
+            `train/<class>`, the rows are in `train`, and its `test` or `val` is not used.
         label: The label column of a table.
         text: Columns with free text.
         image: A column with image files; detected if its values end in .jpg, .png and so on.
@@ -82,7 +83,9 @@ def look(
         for name, given in (("label", label), ("text", text), ("image", image), ("drop", drop)):
             if given:
                 raise ValueError(f"{path} is a folder, its class folders are the labels: leave out {name}.")
-        listing, classes = folder_listing(path)
+        while (train := train_folder(path)) is not None:  # a run on `path` would test on other rows, those of `test`
+            path = train
+        listing, classes = list_classes(path)
         return _images(path, {"path": path}, listing, classes, {"image files": "image"}, {})
     if label is None:
         columns = read_table(path)
