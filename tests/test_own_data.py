@@ -122,9 +122,39 @@ def test_the_summaries_say_what_the_estimate_means(fitted):
     assert "contradict" not in told(rate=0.1, rate_interval=[0.05, 0.25], at_most=0.25)[0]
     noise, _ = told(rate=0.0, rate_interval=[0.0, 0.01], at_most=0.03)
     assert "The labels look clean: the clip can only cost accuracy. Try --clip none." in noise
-    lost = replace(fitted, facts={**fitted.facts, "noisy_accuracy": 0.3})
-    assert lost.noise_summary == "The noise cannot be estimated, because the network learnt nothing."
-    assert lost.accuracy_summary == "Accuracy on held-out noisy labels: 30.0%. Guessing scores about 33.3%."
+    lost = replace(fitted, facts={**fitted.facts, "noisy_accuracy": 0.8, "largest_share": 0.79, "learnt": False})
+    unknown = "The noise cannot be estimated: the network is not clearly better than guessing the largest class."
+    guessing = "Accuracy on held-out noisy labels: 80.0%. Guessing the largest class scores about 79.0%."
+    assert (lost.noise_summary, lost.accuracy_summary) == (unknown, guessing)
+    old = {name: fact for name, fact in fitted.facts.items() if name not in ("learnt", "largest_share")}
+    assert replace(fitted, facts=old).noise_summary == fitted.noise_summary
+    assert replace(fitted, facts={**old, "noisy_accuracy": 0.3}).noise_summary == unknown
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_labels_that_nothing_predicts_are_not_wrong(fast, tmp_path):
+    """The network always guesses the larger class, and thus contradicts every label of the smaller one."""
+    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(300, 4)), columns=list("abcd"))
+    frame["kind"] = np.where(np.arange(300) % 14 < 11, "common", "rare")
+    model = lc.fit(frame, "kind", out=tmp_path, find_issues=not fast, clip="norm:temp=2.5", epochs=4)
+    assert model.facts["noisy_accuracy"] > 0.7
+    assert not model.issues["wrong"].any()
+    assert "The noise cannot be estimated" in model.noise_summary
+    assert "Guessing the largest class scores about 79.0%." in model.accuracy_summary
+    assert model.predict(frame)["probability"].mean() < 0.9  # of the given labels, not of imagined true ones
+    page = (tmp_path / "page.html").read_text()
+    assert "None of 300 labels is marked wrong, because the noise is unknown." in page
+    assert "true class, given as" not in page
+
+
+def test_a_network_that_repeats_the_largest_class_has_learnt_nothing():
+    rng = np.random.default_rng(0)
+    given = np.arange(1000) % 100 // 79  # 79 % are 0
+    found = judging.judged(rng.normal([1.0, 0.0], 0.1, (1000, 2)), given, np.zeros(2), "out of fold")
+    assert not found.learnt
+    assert not found.wrong.any()
+    assert (found.scores < 0.5).all()
+    assert judging.judged(3 * np.eye(2)[given], given, np.zeros(2), "out of fold").learnt
 
 
 def test_the_folder_has_no_pickle_and_a_fresh_process_predicts_the_same(people, fitted, tmp_path):
@@ -519,12 +549,30 @@ def test_train_says_that_test_labels_may_be_noisy(people, tmp_path, capsys, monk
     )
 
 
-def test_rare_classes_are_learnt_with_weights(tmp_path):
-    """19 of 20 rows belong to one class and the classes overlap: without weights the rare class is never predicted."""
-    rng = np.random.default_rng(0)
+@pytest.fixture
+def unbalanced():
+    """19 of 20 rows belong to one class, and the classes overlap."""
     rare = np.arange(1000) % 20 == 0
-    frame = pd.DataFrame({"x": 1.5 * rare + rng.normal(size=1000), "kind": np.where(rare, "rare", "common")})
-    frame.to_csv(tmp_path / "x.csv", index=False)
+    x = 1.5 * rare + np.random.default_rng(0).normal(size=1000)
+    return pd.DataFrame({"x": x, "kind": np.where(rare, "rare", "common")})
+
+
+def test_with_weighted_classes_the_accuracy_is_that_of_the_predictions(unbalanced, tmp_path):
+    """`predict` adds the class shares to the logits, and so do the accuracy and the suggestions for held-out rows."""
+    model = lc.fit(unbalanced, "kind", out=tmp_path, model="mlp:depth=0", clip="norm:temp=2", epochs=5)
+    config = model.facts["config"]
+    assert config["balance"]
+    rows = load_dataset(config["data"]).test.rows.tolist()
+    predicted = model.predict(unbalanced)["class"].to_numpy()
+    assert model.facts["noisy_accuracy"] == (predicted == unbalanced["kind"])[rows].mean()
+    issues = model.issues.set_index(model.issues["row"].astype(int) - 1).loc[rows]
+    assert not issues["wrong"].any()
+    assert (issues["suggested"] == predicted[rows]).all()
+
+
+def test_rare_classes_are_learnt_with_weights(unbalanced, tmp_path):
+    """Without weights the rare class is never predicted."""
+    unbalanced.to_csv(tmp_path / "x.csv", index=False)
     data = f"table:path={tmp_path / 'x.csv'},label=kind"
     options = {"data": data, "clip": "norm:temp=2", "model": "mlp:depth=0", "epochs": 5, "runs": str(tmp_path / "runs")}
     shares = []

@@ -151,7 +151,7 @@ def score_parts(done: Mapping[float, Trial | None]) -> dict[float, Score | None]
     noisy labels.
     """
     finished = {value: trial for value, trial in done.items() if trial is not None}
-    voters = [value for value, trial in finished.items() if _has_learnt(trial)]
+    voters = [value for value, trial in finished.items() if has_learnt(trial.predictions, trial.labels)]
     scores: dict[float, Score | None] = dict.fromkeys(done)
     for value, trial in finished.items():
         # With augmentation the training accuracy may be below the validation accuracy.
@@ -160,6 +160,13 @@ def score_parts(done: Mapping[float, Trial | None]) -> dict[float, Score | None]
         apart = _outvoted(trial.predictions, np.stack(others)) if len(voters) > 1 else 0.0
         scores[value] = Score(trial.accuracy, gap, apart)
     return scores
+
+
+def has_learnt(predictions: np.ndarray, labels: np.ndarray) -> bool:
+    """Return whether predictions beat the most frequent label by two standard errors."""
+    share = np.unique(labels, return_counts=True)[1].max() / len(labels)
+    hits = (predictions == labels).mean()
+    return bool(hits > share + 2 * math.sqrt(share * (1 - share) / len(labels)))
 
 
 def best(scores: Mapping[Any, float | None]) -> Any:
@@ -194,13 +201,6 @@ def _outvoted(predictions: np.ndarray, others: np.ndarray) -> float:
     same = (others == predictions).sum(0)
     most = (others[:, None] == others).sum(1).max(0)
     return float((same < most).mean())
-
-
-def _has_learnt(trial: Trial) -> bool:
-    """Return whether the predictions beat the most frequent label by two standard errors."""
-    share = np.unique(trial.labels, return_counts=True)[1].max() / len(trial.labels)
-    hits = (trial.predictions == trial.labels).mean()
-    return bool(hits > share + 2 * math.sqrt(share * (1 - share) / len(trial.labels)))
 
 
 def _trial(result: Any) -> Trial | None:

@@ -130,7 +130,8 @@ def issues(
         names = (escape(row[name]) for name in ("row", "given", "suggested"))
         table.add_row(*names, f"{row['score']:.3f}", "yes" if row["wrong"] else "")
     show(table)
-    show(marked(int(fitted.issues["wrong"].sum()), len(fitted.issues), fitted.noise["from"]))
+    wrong = int(fitted.issues["wrong"].sum())
+    show(marked(wrong, len(fitted.issues), fitted.noise["from"], learnt=fitted.learnt))
     show(escape(f"All of them: {out / 'issues.csv'}; with {_content(fitted)}: {out / 'page.html'}."))
 
 

@@ -15,6 +15,11 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return shifted / shifted.sum(-1, keepdims=True)
 
 
+def calibrated(logits: np.ndarray, temperature: float, log_prior: np.ndarray | float = 0.0) -> np.ndarray:
+    """Return the calibrated probabilities of the classes, see `find_temperature`."""
+    return softmax(logits / temperature + log_prior)
+
+
 def find_temperature(
     logits: np.ndarray, labels: np.ndarray, matrix: np.ndarray | None, log_prior: np.ndarray | float = 0.0
 ) -> float:
@@ -32,7 +37,7 @@ def find_temperature(
             with balanced classes.
 
     Returns:
-        The temperature; the calibrated probabilities are `softmax(logits / temperature + log_prior)`.
+        The temperature, for `calibrated`.
     """
     if logits.size > MOST_CELLS:
         chosen = np.random.default_rng(0).choice(len(labels), max(100, MOST_CELLS // logits.shape[1]), replace=False)
@@ -40,7 +45,7 @@ def find_temperature(
     rows = np.arange(len(labels))
 
     def likelihood(temperature: float) -> float:
-        probabilities = softmax(logits / temperature + log_prior)
+        probabilities = calibrated(logits, temperature, log_prior)
         given = probabilities if matrix is None else probabilities @ matrix
         return float(np.log(np.maximum(given[rows, labels], 1e-12)).sum())
 

@@ -16,7 +16,7 @@ from logitclip.data import load as load_dataset
 from logitclip.data.augment import transform
 from logitclip.data.table import load_table
 from logitclip.own_data import issues as judging
-from logitclip.own_data.calibration import find_temperature
+from logitclip.own_data.calibration import calibrated, find_temperature
 from logitclip.own_data.issues import Issues
 from logitclip.own_data.model import ISSUES, PAGE, Model, load, save
 from logitclip.own_data.page import write_page
@@ -197,7 +197,7 @@ def _saved(
     resolved = config.resolved()
     known = ~np.isnan(held_out).any(1)
     logits, given = held_out[known], source.labels[known]
-    temperature = find_temperature(logits, given, found.noise.matrix, log_prior)
+    temperature = find_temperature(logits, given, found.matrix, log_prior)
     view = transform(str(resolved.augment), dataset.mean, dataset.std)
     preprocessor = None
     if source.kind != "image":
@@ -217,7 +217,9 @@ def _saved(
         "label": source.knobs.get("label"),
         "temperature": temperature,
         "log_prior": log_prior.tolist(),
-        "noisy_accuracy": float((logits.argmax(1) == given).mean()),
+        "noisy_accuracy": float((calibrated(logits, temperature, log_prior).argmax(1) == given).mean()),
+        "largest_share": float(source.counts.max() / len(source.labels)),
+        "learnt": found.learnt,
         "noise": {
             "from": found.way,
             "rate": noise.rate,

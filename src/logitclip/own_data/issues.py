@@ -15,9 +15,10 @@ from logitclip import data, files, run_folder
 from logitclip.config import RunConfig
 from logitclip.data.augment import transform
 from logitclip.noise.estimate import NoiseEstimate, estimate_noise
-from logitclip.own_data.calibration import find_temperature, given_the_label, softmax
+from logitclip.own_data.calibration import calibrated, find_temperature, given_the_label
 from logitclip.own_data.model import logits_of, plain
 from logitclip.run_folder import Failed, Result, outcome
+from logitclip.search import has_learnt
 from logitclip.studies import executors, tuning
 from logitclip.training import build_model
 
@@ -31,6 +32,12 @@ class Issues:
     suggested: np.ndarray  # [N] class positions: for wrong labels the best other class, else the prediction
     wrong: np.ndarray  # [N] bool: more likely wrong than right; in one run, as many as the noise rate says
     noise: NoiseEstimate
+    learnt: bool  # whether the predictions beat guessing the largest class; else the noise is unknown, no label `wrong`
+
+    @property
+    def matrix(self) -> np.ndarray | None:
+        """The transition matrix [K, K]; None if it is unknown."""
+        return self.noise.matrix if self.learnt else None
 
     @property
     def ranking(self) -> np.ndarray:
@@ -82,20 +89,31 @@ def fold_configs(config: RunConfig, folds: int) -> list[RunConfig]:
 def judged(logits: np.ndarray, labels: np.ndarray, log_prior: np.ndarray, way: str) -> Issues:
     """Score labels by the logits [N, K] of models that were not trained on them; rows of NaN are left out."""
     known = ~np.isnan(logits).any(1)
-    seen, given = logits[known], labels[known]
+    given = labels[known]
+    probabilities, noise, learnt = _explained(logits[known], given, log_prior)
+    posterior = given_the_label(probabilities, given, noise.matrix if learnt else None)
+    scores, suggested = np.full(len(labels), np.nan), labels.copy()
+    scores[known] = 1 - posterior[np.arange(len(given)), given]
+    wrong = (scores > 0.5) & learnt
+    suggested[known] = np.where(wrong[known], _without(posterior, given).argmax(1), probabilities.argmax(1))
+    return Issues(way, scores, suggested, wrong, noise, learnt)
 
-    def calibrated(matrix: np.ndarray | None) -> np.ndarray:
-        return softmax(seen / find_temperature(seen, given, matrix, log_prior) + log_prior)
 
-    noise = estimate_noise(given, calibrated(None))
-    probabilities = calibrated(noise.matrix)
-    posterior = given_the_label(probabilities, given, noise.matrix)
-    scores, suggested, rows = np.full(len(labels), np.nan), labels.copy(), np.arange(len(given))
-    scores[known] = 1 - posterior[rows, given]
-    wrong = scores > 0.5
-    posterior[rows, given] = 0.0
-    suggested[known] = np.where(wrong[known], posterior.argmax(1), probabilities.argmax(1))
-    return Issues(way, scores, suggested, wrong, noise)
+def _explained(logits: np.ndarray, labels: np.ndarray, log_prior: np.ndarray) -> tuple[np.ndarray, NoiseEstimate, bool]:
+    """Return the calibrated probabilities [N, K], the noise, and whether the network has learnt anything.
+
+    A network that has not contradicts every label except those of the largest class. The noise is unknown then, and
+    the probabilities are those of the given labels.
+    """
+
+    def by(matrix: np.ndarray | None) -> np.ndarray:
+        return calibrated(logits, find_temperature(logits, labels, matrix, log_prior), log_prior)
+
+    unexplained = by(None)
+    noise = estimate_noise(labels, unexplained)
+    probabilities = by(noise.matrix)
+    learnt = has_learnt(probabilities.argmax(1), labels)
+    return probabilities if learnt else unexplained, noise, learnt
 
 
 def one_run(result: Result, config: RunConfig, labels: np.ndarray, log_prior: np.ndarray) -> tuple[Issues, np.ndarray]:
@@ -114,30 +132,28 @@ def one_run(result: Result, config: RunConfig, labels: np.ndarray, log_prior: np
         trained = {name: file[name] for name in ("row", "mean_margin", "other", "prediction")}
     rows, logits = held_out_logits(result, config, dataset)
     given = labels[rows]
-    own = logits[np.arange(len(rows)), given]
-    rest = logits.copy()
-    rest[np.arange(len(rows)), given] = -np.inf
+    probabilities, noise, learnt = _explained(logits, given, log_prior)
     scores, other, predicted = np.full(len(labels), np.nan), labels.copy(), labels.copy()
     scores[trained["row"]] = _quantiles(-trained["mean_margin"])
-    scores[rows] = _quantiles(rest.max(1) - own)
-    other[trained["row"]], other[rows] = trained["other"], rest.argmax(1)
-    predicted[trained["row"]], predicted[rows] = trained["prediction"], logits.argmax(1)
+    scores[rows] = _quantiles(_without(logits, given).max(1) - logits[np.arange(len(rows)), given])
+    other[trained["row"]], other[rows] = trained["other"], _without(probabilities, given).argmax(1)
+    predicted[trained["row"]], predicted[rows] = trained["prediction"], probabilities.argmax(1)
     every = np.full((len(labels), logits.shape[1]), np.nan)
     every[rows] = logits
-    noise = judged(every, labels, log_prior, "one run").noise
-    wrong = scores > 1 - noise.rate
-    return Issues("one run", scores, np.where(wrong, other, predicted), wrong, noise), every
+    wrong = (scores > 1 - noise.rate) & learnt
+    return Issues("one run", scores, np.where(wrong, other, predicted), wrong, noise, learnt), every
 
 
 def held_out_logits(result: Result, config: RunConfig, dataset: Any = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the held-out rows of a run, [n], and its final network's logits for them, [n, K]."""
+    """Return the held-out rows of a run that can be read, [n], and its final network's logits for them, [n, K]."""
     config = config.resolved()
     dataset = data.load(config.data, config.root) if dataset is None else dataset
     view = transform(str(config.augment), dataset.mean, dataset.std)
     network = build_model(str(config.model), dataset, view, seed=0)
     network.load_state_dict(result.weights())
-    x = dataset.test.x
-    return dataset.test.rows.numpy(), logits_of(network, x, view).double().numpy()
+    logits = logits_of(network, dataset.test.x, view).double().numpy()
+    known = ~np.isnan(logits).any(1)
+    return dataset.test.rows.numpy()[known], logits[known]
 
 
 def _finished(config: RunConfig) -> Result:
@@ -147,6 +163,13 @@ def _finished(config: RunConfig) -> Result:
     return found
 
 
+def _without(values: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Return a copy of values [N, K] with -inf in one class of each row."""
+    rest = values.copy()
+    rest[np.arange(len(classes)), classes] = -np.inf
+    return rest
+
+
 def _quantiles(values: np.ndarray) -> np.ndarray:
     """Return the share of values that are smaller, from 0 to 1."""
     ranks = np.empty(len(values))
@@ -154,8 +177,10 @@ def _quantiles(values: np.ndarray) -> np.ndarray:
     return ranks / max(1, len(values) - 1)
 
 
-def marked(wrong: int, judged: int, way: str) -> str:
+def marked(wrong: int, judged: int, way: str, *, learnt: bool = True) -> str:
     """Say how many labels are marked wrong, and what that depends on."""
+    if not learnt:
+        return f"None of {judged:,} labels is marked wrong, because the noise is unknown."
     rule = "those more likely wrong than right" if way == "out of fold" else "as many as are wrong"
     return (
         f"{wrong:,} of {judged:,} labels are marked wrong: {rule} at the estimated noise rate. If the true rate is "

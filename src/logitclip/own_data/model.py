@@ -23,7 +23,7 @@ from logitclip.data.loading import batches
 from logitclip.data.preprocessing import Preprocessor
 from logitclip.data.table import column_text
 from logitclip.noise.estimate import CLEAN
-from logitclip.own_data.calibration import softmax
+from logitclip.own_data.calibration import calibrated
 
 log = logging.getLogger(__name__)
 
@@ -67,14 +67,17 @@ class Model:
 
     @property
     def noise(self) -> dict[str, Any]:
-        """The estimated noise: rate, rate_interval, at_most, and matrix with matrix_lower and matrix_upper."""
+        """The estimated noise: rate, rate_interval, at_most, and matrix with matrix_lower and matrix_upper.
+
+        It means nothing unless the network has `learnt`.
+        """
         return self.facts["noise"]
 
     @property
     def noise_summary(self) -> str:
         """The estimated noise in words, and what the estimate cannot see."""
-        if not self._learnt:
-            return "The noise cannot be estimated, because the network learnt nothing."
+        if not self.learnt:
+            return "The noise cannot be estimated: the network is not clearly better than guessing the largest class."
         noise = self.noise
         low, high = noise["rate_interval"]
         rows = "every row, out of fold" if noise["from"] == "out of fold" else "the held-out rows"
@@ -94,8 +97,9 @@ class Model:
     def accuracy_summary(self) -> str:
         """The accuracy on held-out noisy labels in words, and what a perfect classifier would score on them."""
         text = f"Accuracy on held-out noisy labels: {self.facts['noisy_accuracy']:.1%}. "
-        if not self._learnt:
-            return f"{text}Guessing scores about {1 / len(self.class_names):.1%}."
+        if not self.learnt:
+            share = self.facts.get("largest_share", 1 / len(self.class_names))  # older folders do not have it
+            return f"{text}Guessing the largest class scores about {share:.1%}."
         low, high = self.noise["rate_interval"]
         return (
             f"{text}At the estimated noise rate a perfect classifier would score about {1 - self.noise['rate']:.0%} "
@@ -103,8 +107,9 @@ class Model:
         )
 
     @property
-    def _learnt(self) -> bool:
-        return self.facts["noisy_accuracy"] > 1 / len(self.class_names)
+    def learnt(self) -> bool:
+        """Whether the predictions are clearly better than guessing the largest class."""
+        return self.facts.get("learnt", self.facts["noisy_accuracy"] > 1 / len(self.class_names))
 
     @cached_property
     def issues(self) -> Any:
@@ -188,7 +193,7 @@ class Model:
 
     def calibrated(self, logits: np.ndarray) -> np.ndarray:
         """Turn logits [N, K] into probabilities of the true class."""
-        return softmax(logits / self.facts["temperature"] + np.array(self.facts["log_prior"]))
+        return calibrated(logits, self.facts["temperature"], np.array(self.facts["log_prior"]))
 
     def logits(self, x: Any) -> Tensor:
         """Return the network's logits [N, K]; `x` are features [N, D], images [N, 3, S, S] or image files."""

@@ -37,13 +37,13 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues, result:
     suspicious = [int(i) for i in issues.ranking[:SHOWN]]
     noise = issues.noise
     matrix = None
-    if noise.matrix is not None and len(source.class_names) <= MATRIX:
+    if issues.matrix is not None and len(source.class_names) <= MATRIX:
         assert noise.matrix_lower is not None
         assert noise.matrix_upper is not None
         matrix = [
             (name, [(f"{m:.0%}", f"{low:.0%} to {high:.0%}") for m, low, high in zip(*cells, strict=True)])
             for name, *cells in zip(
-                source.class_names, noise.matrix, noise.matrix_lower, noise.matrix_upper, strict=True
+                source.class_names, issues.matrix, noise.matrix_lower, noise.matrix_upper, strict=True
             )
         ]
     page = figures.render(
@@ -53,7 +53,7 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues, result:
         noise=model.noise_summary,
         accuracy=model.accuracy_summary,
         way=issues.way,
-        marked=marked(int(issues.wrong.sum()), len(issues.ranking), issues.way),
+        marked=marked(int(issues.wrong.sum()), len(issues.ranking), issues.way, learnt=issues.learnt),
         matrix=matrix,
         rows=[
             {
