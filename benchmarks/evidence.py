@@ -133,17 +133,18 @@ def records(recipe: Recipe) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipes", nargs="+", help="recipe:scale, as in table1:cpu")
+    parser.add_argument("recipes", nargs="+", help="recipe:scale, as in table1:cpu, or a file")
     parser.add_argument("--runs", default="runs", help="folder of the runs")
     parser.add_argument("--root", help="folder of the data")
     options = parser.parse_args()
     for given in options.recipes:
         name, _, scale = given.partition(":")
-        found = records(load_recipe(name, scale or "full", runs=options.runs, root=options.root))
+        recipe = load_recipe(name, scale or "full", runs=options.runs, root=options.root)
+        found = records(recipe)
         if not found:
             print(f"{given}: no pair of runs with and without a clip has finished")
             continue
-        path = RESULTS / f"{name}_{scale or 'full'}.csv"
+        path = RESULTS / f"{recipe.name}_{recipe.scale}.csv"
         with path.open("w", encoding="utf-8", newline="") as stream:
             writer = csv.DictWriter(stream, list(found[0]), lineterminator="\n")
             writer.writeheader()

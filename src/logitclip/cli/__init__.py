@@ -104,7 +104,7 @@ def _overview(*, every_command: bool) -> None:
     """Show what logitclip is and the first things to try, or all commands."""
     show(
         f"[bold]logitclip {logitclip.__version__}[/]: train on labels you do not trust. It clips the norm of the "
-        "logits before the loss, so that the network does not memorise wrong labels.\n"
+        "logits before the loss, so that the network memorises fewer wrong labels.\n"
     )
     if every_command:
         table = make_table("", "command", "what it does")
