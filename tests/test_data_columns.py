@@ -79,6 +79,8 @@ def test_csv_text_on_request_and_compressed(tmp_path):
     (tmp_path / "x.csv.gz").write_bytes(gzip.compress(b"zip,n\n007,1\n010,2\n"))
     assert shown(read_table(tmp_path / "x.csv.gz", text=["zip"])["zip"]) == ["007", "010"]
     assert shown(read_table(tmp_path / "x.csv.gz")["zip"]) == [7, 10]
+    (tmp_path / "x.csv.gz").rename(tmp_path / "UPPER.CSV.GZ")
+    assert shown(read_table(tmp_path / "UPPER.CSV.GZ")["n"]) == [1, 2]
 
 
 def test_parquet_of_every_type(tmp_path):

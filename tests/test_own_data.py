@@ -384,8 +384,9 @@ GOOD = "a,b,y\n" + "".join(f"{i % 7},{i % 3},{'uv'[i % 2]}\n" for i in range(40)
         ("a,y\n" + "".join(f"{i % 5},{i / 7:.4f}\n" for i in range(40)), "y", "has 40 different values in 40 rows"),
         (GOOD.replace("0,0,u", "0,0,").encode(), "y", r"x.csv, row 1: the label 'y' is missing.*; fill it in"),
         (b"a,y\n" + b"1,u\n1,v\n" * 9, "y", "No column is left as a feature: 'a' has the same value in every row"),
+        (b"a,y\n" + b"1,u\n2,v\n" * 3, "y", "x.csv has 6 rows; at least 10 are needed"),
     ],
-    ids=["empty", "header", "misspelt", "none", "one_class", "twice", "encoding", "floats", "missing", "constant"],
+    ids=["empty", "header", "misspelt", "none", "one_class", "twice", "encoding", "floats", "missing", "same", "few"],
 )
 def test_a_bad_table_is_one_sentence(tmp_path, content, label, sentence):
     path = tmp_path / "x.csv"
@@ -394,6 +395,30 @@ def test_a_bad_table_is_one_sentence(tmp_path, content, label, sentence):
         lc.fit(path, label=label, out=tmp_path / "m")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "m" / "model.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "sentence"),
+    [
+        ("none,b,y", {"drop": "none"}, r"The names \['none'\] cannot be written as a spec: rename the column"),
+        ("None,b,y", {"text": "None"}, r"The names \['None'\] cannot be written as a spec"),
+        ('"a,c",b,y', {"drop": ["a,c"]}, "The column name 'a,c' is empty or has a comma"),
+        (",b,y", {"drop": [""]}, "The column name '' is empty or has a comma"),
+        ("a,b,y", {"drop": "nosuch"}, "x.csv has no column 'nosuch'"),
+        ("a,b,y", {"image": "a", "drop": "nosuch"}, "x.csv has no column 'nosuch'"),
+        ("a,b,y", {"image": "a", "text": "b"}, "Give either image or text: beside images no other column is used"),
+    ],
+)
+def test_a_column_that_cannot_be_used_as_asked_is_refused(columns, options, sentence, tmp_path):
+    (tmp_path / "x.csv").write_text(GOOD.replace("a,b,y", columns))
+    with pytest.raises(ValueError, match=sentence):
+        lc.fit(tmp_path / "x.csv", "y", out=tmp_path / "m", **options)
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_label_may_be_called_none(tmp_path):
+    (tmp_path / "x.csv").write_text(GOOD.replace("a,b,y", "a,b,none"))
+    assert "label=none" in make_plan(look(tmp_path / "x.csv", "none")).config.data
 
 
 def test_an_empty_column_and_dates_are_left_out_with_a_reason(tmp_path):
@@ -424,6 +449,15 @@ def test_ten_thousand_classes(tmp_path):
     assert len(model.class_names) == 10_000
     assert model.noise["matrix"] is None
     assert len(model.predict(frame.head(5))) == 5
+
+
+def test_a_folder_with_few_pictures(pictures, tmp_path):
+    for name in ("red", "blue"):
+        (tmp_path / name).mkdir()
+        for file in sorted((pictures / name).glob("[0-9]*.png"))[:4]:
+            shutil.copy(file, tmp_path / name)
+    with pytest.raises(ValueError, match="has 8 rows; at least 10 are needed"):
+        lc.fit(tmp_path, out=tmp_path / "m")
 
 
 def test_folders_without_pictures(tmp_path):

@@ -54,7 +54,7 @@ def read_table(path: str | Path, *, text: Collection[str] = ()) -> dict[str, Col
     path = Path(os.path.expanduser(path))
     if not path.is_file():
         raise ValueError(f"There is no file {path}; name a csv, tsv, parquet or npz file.")
-    kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    kind = Path(path.name.lower().removesuffix(".gz")).suffix
     readers = {".csv": _read_csv, ".tsv": _read_csv, ".parquet": _read_parquet, ".npz": _read_npz}
     if kind not in readers:
         raise ValueError(f"{path} should be a csv, tsv, parquet or npz file, and its name should end so.")
@@ -100,16 +100,19 @@ def _read_csv(path: Path, text: Collection[str]) -> dict[str, Column]:
     pa = _pyarrow()
     from pyarrow import csv
 
+    def stream() -> Any:
+        return pa.input_stream(path, compression="gzip" if path.suffix.lower() == ".gz" else None)
+
     def read() -> Any:
-        with pa.input_stream(path) as stream:  # also decompresses
-            start = stream.read(1 << 16).decode("utf-8-sig", errors="replace")
+        with stream() as file:
+            start = file.read(1 << 16).decode("utf-8-sig", errors="replace")
         header = (start.splitlines() or [""])[0]
         unquoted = re.sub(r'"[^"]*"', "", header)
         delimiter = max(",;\t|", key=unquoted.count)
         names = next(builtin_csv.reader([header], delimiter=delimiter), [])
         nulls = [*csv.ConvertOptions().null_values, "?"]
         return csv.read_csv(
-            path,
+            stream(),
             parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             convert_options=csv.ConvertOptions(
                 strings_can_be_null=True,

@@ -21,6 +21,7 @@ from logitclip.data.preprocessing import Preprocessor
 from logitclip.data.table import image_listing, load_table, require
 
 HELD_OUT = 0.1  # share of the rows to validate and calibrate the final model on, with their noisy labels
+FEWEST = 10  # rows, so that one is held out
 SAMPLE = 500  # number of image files whose size is read
 WORDS = 3  # a column of text with more words on average is probably free text
 
@@ -47,8 +48,10 @@ class Source:
         """The dataset spec of an ordinary run."""
         knobs = {key: str(value) for key, value in self.knobs.items()}
         spec = DATASETS.format("folder" if self.path.is_dir() else "table", knobs)
-        if DATASETS.split(spec)[1] != knobs:
-            raise ValueError(f"The names {list(self.knobs.values())} cannot be written as a spec: rename the column.")
+        read = DATASETS.parse(spec)[1] if DATASETS.split(spec)[1] == knobs else {}
+        lost = [value for key, value in knobs.items() if read.get(key) is None]  # the name none means no name
+        if lost:
+            raise ValueError(f"The names {lost} cannot be written as a spec: rename the column.")
         return spec
 
     @property
@@ -90,8 +93,7 @@ def look(
     if label is None:
         columns = read_table(path)
         raise ValueError(f"Which column of {path} is the label? It has {', '.join(list(columns)[:20])}.")
-    if image is None and not text:
-        image = _image_column(path, label, drop)
+    image = _checked(path, label, text, image, drop)
     if image is not None:
         listing, classes = image_listing(path, label, image)
         others = [name for name in read_table(path) if name not in (label, image)]
@@ -141,6 +143,7 @@ def _images(
     left_out: dict[str, str],
 ) -> Source:
     names, labels = collect(listing, classes)
+    _require_rows(len(names), path)
     if len(classes) < 2:
         raise ValueError(f"{path} holds {len(classes)} classes; at least two are needed.")
     files = ImageFiles(listing.folder, names)
@@ -162,9 +165,24 @@ def _images(
     )
 
 
-def _image_column(path: Path, label: str, drop: Sequence[str]) -> str | None:
+def _require_rows(count: int, path: Path) -> None:
+    if count < FEWEST:
+        raise ValueError(f"{path} has {count} rows; at least {FEWEST} are needed.")
+
+
+def _checked(path: Path, label: str, text: Sequence[str], image: str | None, drop: Sequence[str]) -> str | None:
+    """Check the rows of a table and the columns that are named; return the column with image files, if there is one."""
+    if image is not None and text:
+        raise ValueError("Give either image or text: beside images no other column is used.")
     columns = read_table(path, text=(label,))
-    require(columns, label, path)
+    for name in (label, *text, *drop):
+        require(columns, name, path)
+    for name in (*text, *drop):
+        if not name or "," in name:
+            raise ValueError(f"The column name {name!r} is empty or has a comma, so no list can hold it: rename it.")
+    _require_rows(row_count(columns), path)
+    if image is not None or text:
+        return image
     for name, column in columns.items():
         if name in (label, *drop) or not isinstance(column, Text) or not column.values:
             continue
