@@ -75,6 +75,8 @@ def test_every_run_has_its_status(folder):
         (["lr<1"], 4),
         (["last10_accuracy>=0"], 3),  # runs without a result have none
         (["memorised>=0"], 1),
+        (["memorised!=1000"], 1),
+        (["memorised=none"], 4),
         (["milestones=0.4,0.7"], 5),
         (["status=failed"], 1),
         (["compile=false"], 5),
@@ -271,6 +273,41 @@ def test_on_the_command_line(folder, command, monkeypatch):
     assert not (folder / bad).exists()
     assert command("runs", "show", *at)[0] == 2
     assert command("runs", "--runs", str(folder / "nowhere"))[0] == 2
+
+
+def test_of_several_runs_those_that_are_trained_are_kept_and_named(folder, command):
+    """The first is claimed: the others are removed all the same, and both are told."""
+    first, *others = (run.id for run in studies.read_runs(folder))
+    with run_folder.claim(folder / first):
+        for option in (("--dry",), ()):
+            code, out, err = command("runs", "rm", "--where", "seed>=0", "--runs", folder, *option)
+            assert code == 2
+            assert [line.split()[0] for line in out.splitlines()] == others
+            freed, kept = err.splitlines()
+            assert " 4 items, " in freed
+            assert f"{first} is being trained by process {os.getpid()}" in kept
+            assert len(studies.read_runs(folder)) == (5 if option else 1)
+    assert command("runs", "rm", first, "--runs", folder)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ("show 0 --where seed=1", "runs show takes ids, --json and --runs, not --where."),
+        ("diff 0 1 --where seed=1", "runs diff takes ids, --json and --runs, not --where."),
+        ("show 0 --csv", "runs show takes ids, --json and --runs, not --csv."),
+        ("show 0 --dry", "runs show takes ids, --json and --runs, not --dry."),
+        ("rm 0 --json", "runs rm takes ids, --where, --dry and --runs, not --json."),
+        ("rm 0 --sort seed", "runs rm takes ids, --where, --dry and --runs, not --sort."),
+        ("gc 0", "runs gc takes --dry and --runs, not ids."),
+        ("list --dry", "runs list takes ids, --where, --sort, --descending, --csv, --json and --runs, not --dry."),
+        ("list --descending", "--descending needs --sort."),
+        ("list --csv --json", "--csv and --json exclude each other."),
+    ],
+)
+def test_an_option_that_would_be_ignored_is_refused(original, command, typed, sentence):
+    code, out, err = command("runs", *typed.split(), "--runs", original)
+    assert (code, out, err) == (2, "", f"logitclip: {sentence}\n")
 
 
 def test_train_records_why_it_diverged(tmp_path, command):

@@ -10,11 +10,19 @@ from logitclip.cli.options import File, Flag, Text, runs_folder
 from logitclip.cli.output import show, show_json, tell
 from logitclip.config import plugins_ignored
 from logitclip.progress import counted, make_table, result_table
-from logitclip.run_folder import OPTIONS, Failure, Result
+from logitclip.run_folder import OPTIONS, Claimed, Failure, Result
 
 Action = Literal["list", "show", "diff", "rm", "gc"]
 Ids = Annotated[Positional[tuple[str, ...]], arg(help_behavior_hint="")]
 Where = Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="CONDITION", help_behavior_hint="")]
+
+_TAKES = {  # action -> what it takes besides --runs
+    "list": ("ids", "--where", "--sort", "--descending", "--csv", "--json"),
+    "show": ("ids", "--json"),
+    "diff": ("ids", "--json"),
+    "rm": ("ids", "--where", "--dry"),
+    "gc": ("--dry",),
+}
 
 
 @plugins_ignored()
@@ -53,12 +61,19 @@ def runs(
     from logitclip.studies import runs as studies
 
     folder = runs_folder(runs)
+    given = {"ids": ids, "--where": where, "--sort": sort, "--descending": descending}
+    given |= {"--csv": csv, "--json": json, "--dry": dry}
+    for name, value in given.items():
+        if value and name not in _TAKES[action]:
+            raise ValueError(f"runs {action} takes {', '.join(_TAKES[action])} and --runs, not {name}.")
+    if descending and sort is None:
+        raise ValueError("--descending needs --sort.")
+    if csv and json:
+        raise ValueError("--csv and --json exclude each other.")
     wanted = {"show": 1, "diff": 2}.get(action)
     if wanted is not None and len(ids) != wanted:
         raise ValueError(f"runs {action} needs {'one id' if wanted == 1 else 'two ids'}, got {len(ids)}.")
     if action == "gc":
-        if ids or where:
-            raise ValueError("runs gc looks at all runs: leave out ids and --where.")
         _freed(studies.collect_garbage(folder, dry=dry), dry)
         return
     every = studies.read_runs(folder)
@@ -69,7 +84,7 @@ def runs(
     if action == "rm":
         if not ids and not where:
             raise ValueError("runs rm needs the ids of runs, or --where.")
-        _freed({run.id: run.bytes if dry else studies.remove(run) for run in found}, dry)
+        _remove(found, dry)
     elif action == "show":
         _show(found[0], json)
     elif action == "diff":
@@ -144,6 +159,21 @@ def _diff(one: Any, other: Any, json: bool) -> None:
     for name, values in found.items():
         table.add_row(name, *map(_text, values))
     show(table)
+
+
+def _remove(found: list[Any], dry: bool) -> None:
+    """Remove the runs that can be removed, then name the others."""
+    from logitclip.studies.runs import remove
+
+    freed, kept = dict[str, int](), list[str]()
+    for run in found:
+        try:
+            freed[run.id] = remove(run, dry=dry)
+        except (Claimed, OSError) as error:
+            kept.append(str(error))
+    _freed(freed, dry)
+    if kept:
+        raise ValueError(" ".join(kept))
 
 
 def _freed(freed: dict[str, int], dry: bool) -> None:

@@ -101,7 +101,8 @@ def select(runs: Iterable[Run], conditions: Iterable[str]) -> list[Run]:
 
     Args:
         conditions: an option, number or `status`, compared with a value: ``loss=ce``, ``clip=norm:*`` (with the
-            wildcards * and ?), ``lr<0.1``, ``memorised>=50``. A run without the number does not meet the condition.
+            wildcards * and ?), ``lr<0.1``, ``memorised>=50``. A run without the number does not meet the condition;
+            ``memorised=none`` finds such runs.
     """
     chosen = list(runs)
     for condition in conditions:
@@ -145,9 +146,17 @@ def as_csv(runs: Iterable[Run]) -> str:
     return run_folder.csv_line(run_folder.COLUMNS) + "".join(lines)
 
 
-def remove(run: Run) -> int:
-    """Remove the folder of a run, unless it is being trained, and return the bytes that were freed."""
+def remove(run: Run, *, dry: bool = False) -> int:
+    """Remove the folder of a run and return the bytes that were freed; if `dry`, remove nothing.
+
+    Raises:
+        logitclip.run_folder.Claimed: The run is being trained.
+    """
     size = run.bytes
+    if dry and run.owner is not None:
+        raise run_folder.Claimed(f"{run.folder} is being trained by {run.owner}.")
+    if dry:
+        return size
     with run_folder.claim(run.folder):
         for file in run.folder.iterdir():
             if file.name != "claim":
@@ -228,6 +237,8 @@ def _check_column(name: str) -> None:
 
 def _meets(value: Any, sign: str, wanted: str) -> bool:
     number = _number(wanted)
+    if value is None and number is not None:
+        return False
     if isinstance(value, int | float) and not isinstance(value, bool) and number is not None:
         return _COMPARE[sign](value, number)
     if sign not in ("=", "!="):
