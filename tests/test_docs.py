@@ -99,6 +99,33 @@ def test_commands_are_understood(command, monkeypatch):
     assert called == [name]
 
 
+SMALLER = {  # what makes a command of the first pages quick
+    "train": "--epochs 1 --limit 200",
+    "tune": "--epochs 1 --limit 200",
+    "fit": "--epochs 2",
+    "issues": "--epochs 2",
+}
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/start/command_line.md"])
+def test_commands_of_the_first_pages_run(page, tmp_path):
+    """In their order, in one folder, on small data. Sweeps and reports of all recipes run in test_smoke.py."""
+    rows = [f"{i % 7},{i % 2 * 3 + i % 5},{'ab'[i % 2]}" for i in range(60)]
+    (tmp_path / "train.csv").write_text("x,y,kind\n" + "\n".join(rows))
+    (tmp_path / "new.csv").write_text("x,y\n1,2\n3,4\n")
+    lines = "\n".join(blocks(ROOT / page, "console")).splitlines()
+    commands = [line.removeprefix("$ ") for line in lines if re.match(r"\$ logitclip (?!sweep|report)", line)]
+    commands = [command for command in commands if "--download" not in command]
+    assert len(commands) >= 5
+    for command in commands:
+        name = command.split()[1]
+        words = shlex.split(command, comments=True)[1:] + SMALLER.get(name, "").split()
+        done = subprocess.run(
+            [sys.executable, "-m", "logitclip", *words], cwd=tmp_path, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+
+
 def test_the_recipe_of_the_documentation_can_be_loaded(tmp_path, monkeypatch):
     """With the loss of another page as its plugin, as the text says."""
     from logitclip.studies.recipe import load_recipe
