@@ -291,6 +291,23 @@ def test_files_that_are_too_deep_or_claim_too_much_are_one_sentence(command, tmp
         assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_a_plugin_is_suggested_by_the_commands_that_take_one(command, name):
+    assert cli._takes_plugins(name) == ("--plugin" in command(name, "--help")[1])
+
+
+@pytest.mark.parametrize(
+    "typed",
+    ["fit {} --label y --loss mine", "issues {} --label y --model mine", "noise mine", "noise none --data mine"],
+)
+def test_no_plugin_is_suggested_by_a_command_without_the_option(command, tmp_path, typed):
+    (tmp_path / "x.csv").write_text("a,y\n" + "1,u\n2,v\n" * 9)
+    code, _, err = command(*typed.format(tmp_path / "x.csv").split())
+    assert code == 2
+    assert "'mine'" in err
+    assert "--plugin" not in err
+
+
 def test_an_unexpected_error_is_one_sentence_with_the_place_of_the_traceback(command, monkeypatch):
     def broken(*, x: int = 1) -> None:
         """Break."""
@@ -347,12 +364,20 @@ def test_help_is_quick_and_imports_no_torch():
     assert min(seconds() for _ in range(3)) < 1.0
 
 
-def test_closed_pipe_is_no_error():
-    done = subprocess.run(
-        f"{sys.executable} -m logitclip list losses | head -1", shell=True, capture_output=True, text=True
-    )
-    assert "Traceback" not in done.stderr
-    assert "BrokenPipe" not in done.stderr
+@pytest.mark.parametrize(
+    ("typed", "code"), [("list losses", 0), ("list losses --json", 0), ("list --help", 0), ("list data tabel", 2)]
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_closed_pipe_is_no_error(typed, code, unbuffered):
+    reader, writer = os.pipe()
+    os.close(reader)  # nobody reads the output
+    call = [sys.executable, "-m", "logitclip", *typed.split()]
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(call, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment)
+    assert done.returncode == code
+    assert len(done.stderr.splitlines()) == (code != 0)
+    assert subprocess.run(call, stdout=writer, stderr=writer, env=environment).returncode == code
+    os.close(writer)
 
 
 def test_a_warning_is_printed_once():

@@ -9,9 +9,11 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import os
 import sys
 import tempfile
 import traceback
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +28,7 @@ from logitclip.cli.reference import bound, list_names, noise, paper
 from logitclip.cli.runs import runs
 from logitclip.cli.studies import figures, report, sweep
 from logitclip.cli.training import train, tune
+from logitclip.config import RunConfig
 from logitclip.progress import make_table
 from logitclip.registry import UnknownName, suggest
 from logitclip.run_folder import Claimed
@@ -58,13 +61,23 @@ def main() -> None:
     try:
         _run(sys.argv[1:])
     except BrokenPipeError:  # `logitclip list losses | head`
-        sys.stderr.close()  # else the interpreter reports the broken pipe at exit
         raise SystemExit(0) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except Exception as error:
-        sys.stdout.flush()
+        _flush()
         _explain(error)
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Write what is buffered; if nobody reads it any more, to nowhere, or the interpreter would fail at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 class Once(logging.Filter):
@@ -144,4 +157,10 @@ def _hint(error: BaseException | None) -> str:
     if error.kind == "dataset" and (Path(error.name).suffix or Path(error.name).exists()):
         own = f"--data table:path={error.name},label=COLUMN or --data folder:path={error.name}"
         return f" For your own data: `logitclip fit {error.name} --label COLUMN`, or {own}."
-    return " To add your own, name its file: --plugin FILE.py."
+    return " To add your own, name its file: --plugin FILE.py." if _takes_plugins(sys.argv[1]) else ""
+
+
+def _takes_plugins(command: str) -> bool:
+    """Return whether a command has the option --plugin, of its own or among those of a run."""
+    options = typing.get_type_hints(COMMANDS[command]) if command in COMMANDS else {}
+    return "plugin" in options or RunConfig in options.values()

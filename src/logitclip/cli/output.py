@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import json
 import math
@@ -16,7 +17,11 @@ def show(what: Any) -> None:
     """Print text or a table to stdout. Text is rich markup: escape text that comes from files or users."""
     from rich.console import Console
 
-    console = Console(highlight=False)
+    class Piped(Console):
+        def on_broken_pipe(self) -> None:  # rich would exit with 1
+            raise BrokenPipeError
+
+    console = Piped(highlight=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = 200  # a file or a pipe has no width to wrap a table at
     console.print(Printable(what))
@@ -37,7 +42,8 @@ class Exit(enum.IntEnum):
 
 def fail(code: Exit, sentence: str) -> NoReturn:
     """Print a sentence to stderr and exit."""
-    tell(sentence)
+    with contextlib.suppress(BrokenPipeError):  # if nobody reads it, the exit code remains
+        tell(sentence)
     raise SystemExit(int(code))
 
 
