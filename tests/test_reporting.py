@@ -7,6 +7,7 @@ import html
 import io
 import json
 import re
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -543,6 +544,19 @@ def test_report_command_answers_mistakes(command):
     code, out, err = command("report", "tabel1")
     assert (code, out) == (2, "")
     assert "Unknown recipe" in err
+
+
+def test_report_of_a_figure_without_runs_names_the_command_that_draws_it(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b b.toml").write_text('[figure]\nkind = "bounds"\nclasses = [10]\ntau = [0.1, 5.0]\n')
+    code, out, err = command("report", "b b.toml")
+    assert (code, out) == (2, "")
+    said = re.fullmatch(r"logitclip: The recipe b b has no runs to report: (.*) draws it\.\n", err)
+    assert said is not None
+    name, *arguments = shlex.split(said[1])
+    assert name == "logitclip"
+    assert command(*arguments)[0] == 0
+    assert (tmp_path / "b b.svg").exists()
 
 
 # -- in a browser ------------------------------------------------------------------------------------------------------

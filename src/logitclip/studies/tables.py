@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -214,7 +215,8 @@ def tabulate(recipe: Recipe, rows: Sequence[Row]) -> Table:
     Axes that the recipe names neither as rows nor as columns, other than the seeds, become rows.
     """
     if not rows:
-        raise ValueError(f"The recipe {recipe.name} has no runs to report: logitclip figures {recipe.name} draws it.")
+        draw = f": {recipe.command('figures')} -o {shlex.quote(recipe.name)}.svg draws it" if recipe.figure else ""
+        raise ValueError(f"The recipe {recipe.name} has no runs to report{draw}.")
     axes = axes_of(rows)
     col_axes = tuple(axis for axis in recipe.cols if axis in axes)
     row_axes = tuple(dict.fromkeys([axis for axis in recipe.rows if axis in axes] + list(axes)))
