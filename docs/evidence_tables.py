@@ -66,18 +66,22 @@ def cells(rows: list[dict[str, Any]]) -> str:
     axis = "variant" if rows[0]["variant"] else "clip"
     without, with_it = ("without", "with") if base == "none" else (label(axis, base), "this row")
     heads = [*varying, "chosen", "runs", without, with_it, "difference", "in the paper", "verdict", "memorised"]
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    lines = []
     for row in rows:
         error = "" if row["standard_error"] is None else f" ± {row['standard_error']:.1f}"
         memorised = (row["memorised_without"], row["memorised_with"])
         line = [label(axis, row[axis], bare={"loss"}) for axis in varying]
-        line += [" ".join(label("clip", clip) for clip in str(row["chosen"]).split()), str(row["runs"])]
+        chosen = " ".join(label("clip", clip) for clip in str(row["chosen"]).split())
+        line += ["–" if chosen in line else chosen, str(row["runs"])]
         line += [f"{row['without']:.1f}", f"{row['with_clip']:.1f}", _signed(row["difference"]) + error]
         paper = row["paper_difference"]
-        line += [row.get("claim") or "–" if paper is None else _signed(paper), row["verdict"]]
+        line += [row.get("claim") or "–" if paper is None else _signed(paper)]
+        line += ["–" if row["verdict"] == "not in the paper" else row["verdict"]]
         line += ["–" if None in memorised else "{:.0f} → {:.0f} %".format(*memorised)]
-        lines.append(f"| {' | '.join(line)} |")
-    return "\n".join(lines)
+        lines.append(line)
+    told = [i for i in range(len(heads)) if any(line[i] != "–" for line in lines)]
+    rows_of_text = ([line[i] for i in told] for line in [heads, ["---"] * len(heads), *lines])
+    return "\n".join(f"| {' | '.join(line)} |" for line in rows_of_text)
 
 
 def losses(rows: list[dict[str, Any]]) -> str:
