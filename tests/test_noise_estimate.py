@@ -122,8 +122,10 @@ def test_clean_labels_look_clean():
 
 def test_a_few_rows_say_little():
     assert estimate_noise(np.array([0, 1]), np.eye(2)).rate_interval == (0, 1)
-    low, high = estimate_noise(np.arange(100) % 2, np.eye(2)[np.arange(100) % 2]).rate_interval
-    assert (low, high) == (0, pytest.approx(0.03))
+    found = estimate_noise(np.arange(100) % 2, np.eye(2)[np.arange(100) % 2])
+    assert found.rate_interval == (0, pytest.approx(0.03))
+    assert found.at_most == found.rate_interval[1]  # although no label is contradicted
+    assert {type(number) for number in (found.rate, *found.rate_interval, found.at_most)} == {float}
 
 
 def test_many_classes_have_a_rate_but_no_matrix():

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 SUREST = 0.5  # share of the predictions of each class that the estimate is based on
-CLEAN = 0.05  # labels look clean if predictions contradict at most this share of them
+CLEAN = 0.05  # labels look clean if at most this share of them may be wrong
 RESAMPLES = 100
 MOST_CELLS = 2_000_000  # rows times classes that are looked at; of more rows, a random part is used
 MOST_CLASSES = 500  # with more classes there is no matrix, only a rate
@@ -20,7 +20,8 @@ class NoiseEstimate:
     Attributes:
         rate: share of wrong labels.
         rate_interval: its interval.
-        at_most: the rate if no prediction is wrong: the share of labels that predictions contradict.
+        at_most: the upper end of the interval or, if that is larger, the share of labels that predictions contradict,
+            which is the rate if no prediction is wrong.
         matrix: transition matrix [K, K]: row = true class, column = given label, rows sum to 1; None for many classes.
         matrix_lower: lower ends of the intervals of its cells, [K, K].
         matrix_upper: upper ends, [K, K].
@@ -35,7 +36,7 @@ class NoiseEstimate:
 
     @property
     def looks_clean(self) -> bool:
-        """Whether predictions contradict at most 5 % of the labels."""
+        """Whether predictions contradict at most 5 % of the labels, and the interval ends at 5 % or below."""
         return self.at_most <= CLEAN
 
 
@@ -99,7 +100,7 @@ def estimate_noise(
         if resampled is not None:
             matrices.append(resampled)
     low, high = (float(end) for end in np.quantile([*rates, rate], [0.025, 0.975]))
-    unseen = min(1.0, 3 / sure.sum())  # the rule of three: so much may be missed in so few rows
+    unseen = min(1.0, 3 / int(sure.sum()))  # the rule of three: so much may be missed in so few rows
     low, high = min(low, 1 - unseen), max(high, unseen)
     lower, upper = np.quantile(matrices, [0.025, 0.975], axis=0) if matrices else (None, None)
     if lower is not None and upper is not None:
