@@ -172,10 +172,11 @@ def test_bound_knows_the_arrows_of_the_data(command, tmp_path):
     known = json.loads(command(*arguments, "asymmetric:rate=0.4", "--data", "cifar10")[1])
     assert known == json.loads(command(*arguments, f"transition:matrix={matrix}")[1])
     assert known != json.loads(command(*arguments, "asymmetric:rate=0.4")[1])
-    code, _, error = command(
-        "bound", "--tau", "1", "--classes", "5", "--noise", "asymmetric:rate=0.4", "--data", "cifar10"
-    )
-    assert (code, "classes in 0..4" in error) == (2, True)
+    for classes in ("5", "100"):
+        code, _, error = command(
+            "bound", "--tau", "1", "--classes", classes, "--noise", "asymmetric:rate=0.4", "--data", "cifar10"
+        )
+        assert (code, f"cifar10 has 10 classes, so --classes must be 10, got {classes}" in error) == (2, True)
     code, _, error = command("bound", "--tau", "1", "--classes", "10", "--data", "cifar10")
     assert (code, "needs --noise asymmetric" in error) == (2, True)
 

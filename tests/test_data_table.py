@@ -77,6 +77,27 @@ def test_a_column_of_image_files(tmp_path):
         table(tmp_path, path="x.csv", label="y", image="file")
 
 
+def test_the_truth_about_image_files(tmp_path):
+    """The colour tells the true class; every tenth label is wrong."""
+    Image = pytest.importorskip("PIL.Image")
+    rows = "file,given,truth\n"
+    for i in range(20):
+        Image.new("RGB", (8, 8), (255 * (i % 2), 0, 0)).save(tmp_path / f"{i}.png")
+        rows += f"{i}.png,{'ab'[(i + (i % 10 == 0)) % 2]},{'ab'[i % 2]}\n"
+    write(tmp_path / "x.csv", rows)
+    spec = f"table:path={tmp_path / 'x.csv'},label=given,image=file,size=8,memory=true"
+    folds = [DATASETS.build(f"{spec},clean_label=truth,fold={k}")() for k in range(5)]
+    for data in folds:
+        assert torch.equal(as_tensor(data.train.x)[:, 0, 0, 0] // 255, as_tensor(data.train.clean_labels))
+        assert torch.equal(as_tensor(data.test.x)[:, 0, 0, 0] // 255, data.test.labels)
+    assert sum(int((data.train.labels != data.train.clean_labels).sum()) for data in folds) == 2 * 4
+    for knob in ("drop=truth", "text=truth", f"test_path={tmp_path / 'x.csv'}"):
+        with pytest.raises(ValueError, match=f"^{knob.partition('=')[0]} is not for a table of images: leave it out"):
+            DATASETS.build(f"{spec},{knob}")()
+    with pytest.raises(ValueError, match=r"x.csv has no column 'turth'. Did you mean 'truth'"):
+        DATASETS.build(f"{spec},clean_label=turth")()
+
+
 def test_a_column_of_text(tmp_path):
     rows = "".join(f"{i},this is a text about {w} and more,{w[0]}\n" for i, w in enumerate(["sea", "hill"] * 10))
     write(tmp_path / "x.csv", "n,words,y\n" + rows)

@@ -261,13 +261,16 @@ def noise(
 
 
 def _noise_for_theory(spec: str | None, classes: int, data: str | None) -> dict[str, Any]:
-    from logitclip.data import asymmetric_of
+    from logitclip.data.dataset import asymmetric_of, classes_of
     from logitclip.noise import NOISES, arrow_matrix, read_matrix
 
     name, knobs = NOISES.parse(spec or "none")
     arrows = None if data is None else asymmetric_of(data)
     if data is not None and name != "asymmetric":
         raise ValueError("--data tells which classes asymmetric noise confuses; it needs --noise asymmetric:rate=...")
+    known = None if data is None else classes_of(data)
+    if known not in (None, classes):
+        raise ValueError(f"{data} has {known} classes, so --classes must be {known}, got {classes}.")
     if spec is None:
         return {}
     if name == "transition":

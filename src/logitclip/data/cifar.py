@@ -168,7 +168,7 @@ PROTOCOL: Mapping[str, Any] = {
 
 
 @DATASETS.register
-@with_protocol(PROTOCOL, asymmetric=CIFAR10.asymmetric)
+@with_protocol(PROTOCOL, asymmetric=CIFAR10.asymmetric, num_classes=10)
 def cifar10(
     root: str | Path,
     *,

@@ -19,7 +19,10 @@ DATASETS = Registry("dataset", injected=("root", "download", "mirror"), package=
 
 
 def with_protocol(
-    protocol: Mapping[str, Any] | Callable[..., Mapping[str, Any]], *, asymmetric: Mapping[int, int] | None = None
+    protocol: Mapping[str, Any] | Callable[..., Mapping[str, Any]],
+    *,
+    asymmetric: Mapping[int, int] | None = None,
+    num_classes: int | None = None,
 ) -> Callable[[F], F]:
     """Attach the training defaults of a benchmark to a dataset function, so that they are known without its data.
 
@@ -28,6 +31,7 @@ def with_protocol(
             nesterov, weight_decay, schedule, milestones (shares of the epochs), augment, drop_last; or a function from
             knobs of the dataset to these.
         asymmetric: source class -> target class of asymmetric noise; None: each class to the next.
+        num_classes: K, which `asymmetric` belongs to.
 
     Returns:
         A decorator.
@@ -40,6 +44,7 @@ def with_protocol(
 
     def decorate(function: F) -> F:
         function.protocol, function.asymmetric = protocol, asymmetric  # type: ignore[attr-defined]
+        function.num_classes = num_classes  # type: ignore[attr-defined]
         return function
 
     return decorate
@@ -78,6 +83,15 @@ def asymmetric_of(spec: str) -> Mapping[int, int] | None:
     {9: 1, 2: 0, 4: 7, 3: 5, 5: 3}
     """
     return getattr(DATASETS[DATASETS.parse(spec)[0]], "asymmetric", None)
+
+
+def classes_of(spec: str) -> int | None:
+    """Return the number of classes of a dataset; None if only its data tells.
+
+    >>> classes_of("cifar10"), classes_of("folder")
+    (10, None)
+    """
+    return getattr(DATASETS[DATASETS.parse(spec)[0]], "num_classes", None)
 
 
 def trusted_test(spec: str) -> bool:

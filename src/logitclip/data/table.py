@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,8 @@ def table(
         clean_label: A column with the true labels, if there is one; test rows are judged by it.
         drop: Columns to leave out, separated by commas.
         text: Columns with free text, separated by commas.
-        image: A column with image files, relative to the folder of the table; no other column is then a feature.
+        image: A column with image files, relative to the folder of the table; no other column is then a feature, and
+            `drop`, `text` and `test_path` are refused.
         size: Side of the decoded images; training crops 7/8 of it.
         memory: Decode every image once, keep it in memory, and skip unreadable images with a warning.
         test: The share of each class to hold out for testing.
@@ -76,7 +78,10 @@ def table(
     """
     where, split = locate(path, root), {"fold": fold, "split_seed": split_seed}
     if image is not None:
-        return _image_table(where, label, image, size, memory, test, split)
+        for knob, value in {"drop": drop, "text": text, "test_path": test_path}.items():
+            if value is not None:
+                raise ValueError(f"{knob} is not for a table of images: leave it out.")
+        return _image_table(where, label, clean_label, image, share=test, size=size, memory=memory, **split)
     return load_table(
         where,
         label,
@@ -141,20 +146,23 @@ def load_table(
     return dataset, preprocessor
 
 
-def image_listing(path: str | Path, label: str, image: str) -> tuple[Listing, list[str]]:
+def image_listing(
+    path: str | Path, label: str, image: str, clean_label: str | None = None
+) -> tuple[Listing, list[str]]:
     """Read a table with a column of image files, relative to the folder of the table.
 
     Returns:
-        The listing, and the class names.
+        The listing, and the class names: the values of both label columns.
 
     Raises:
         ValueError: If a column is missing or a row has no file name or label.
     """
     path = Path(path)
-    columns = read_table(path, text=(label, image))
+    special = [label] if clean_label is None else [label, clean_label]
+    columns = read_table(path, text=(*special, image))
     names = column_text(columns, image, path)
-    labels = column_text(columns, label, path)
-    classes = class_names([columns[label]], label, path)
+    labels, *_ = (column_text(columns, name, path) for name in special)
+    classes = class_names([columns[name] for name in special], label, path)
     _refuse_missing(names, image, path, what="image file")
     _refuse_missing(labels, label, path)
     rows = [
@@ -164,11 +172,15 @@ def image_listing(path: str | Path, label: str, image: str) -> tuple[Listing, li
     return Listing(path, path.parent, rows), classes
 
 
-def _image_table(
-    path: Path, label: str, image: str, size: int, memory: bool, test: float, split: dict[str, int]
-) -> Dataset:
-    listing, classes = image_listing(path, label, image)
-    return image_dataset("table", listing, None, classes, size, share=test, memory=memory, **split)
+def _image_table(path: Path, label: str, clean_label: str | None, image: str, **options: Any) -> Dataset:
+    listing, classes = image_listing(path, label, image, clean_label)
+    dataset = image_dataset("table", listing, None, classes, **options)
+    if clean_label is None:
+        return dataset
+    truth = class_positions(read_table(path, text=(clean_label,))[clean_label], clean_label, classes, path)
+    train, test = dataset.train, dataset.test
+    train = replace(train, clean_labels=truth[train.rows])
+    return replace(dataset, train=train, test=replace(test, labels=truth[test.rows]))
 
 
 def _names(text: str | None) -> list[str]:
