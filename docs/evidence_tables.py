@@ -16,11 +16,9 @@ VERDICTS = ("agrees", "disagrees", "undecided")
 
 
 def table(name: str) -> str:
-    """`counts`, `cifar10`, `losses`, `table1 mini` or another recipe and scale, or `readings mini`."""
+    """`counts`, `cifar10`, `table1 mini` or another recipe and scale, or `readings mini`."""
     if name == "counts":
         return counts()
-    if name == "losses":
-        return losses(read(RESULTS / "table1_cpu.csv"))
     if name == "cifar10":
         return summary([row for row in read(RESULTS / "table1_mini.csv") if row["loss"] == "ce"])
     recipe, scale = name.split()
@@ -82,15 +80,6 @@ def cells(rows: list[dict[str, Any]]) -> str:
     told = [i for i in range(len(heads)) if any(line[i] != "–" for line in lines)]
     rows_of_text = ([line[i] for i in told] for line in [heads, ["---"] * len(heads), *lines])
     return "\n".join(f"| {' | '.join(line)} |" for line in rows_of_text)
-
-
-def losses(rows: list[dict[str, Any]]) -> str:
-    """The accuracy of each loss without and with the clip, for every noise."""
-    accuracy = {(row["loss"], row["noise"]): f"{row['without']:.1f} → {row['with_clip']:.1f}" for row in rows}
-    names, noises = (list(dict.fromkeys(key[i] for key in accuracy)) for i in range(2))
-    lines = [f"| loss | {' | '.join(label('noise', noise) for noise in noises)} |", "|---" * (len(noises) + 1) + "|"]
-    lines += [f"| `{name}` | {' | '.join(accuracy.get((name, n), '–') for n in noises)} |" for name in names]
-    return "\n".join(lines)
 
 
 def readings(rows: list[dict[str, Any]]) -> str:

@@ -141,11 +141,11 @@ def recipe_choices() -> str:
 
 
 def measured_losses() -> str:
-    """Accuracy of each loss without and with the clip, from the committed results of Table 1 on digits."""
+    """Accuracy of each loss without and with the clip, from an earlier run of Table 1 on digits."""
     import csv
 
     accuracy: dict[tuple[str, str, str], str] = {}
-    with (DOCS.parent / "results" / "table1_cpu.csv").open(encoding="utf-8") as file:
+    with (DOCS.parent / "results" / "losses_cpu.csv").open(encoding="utf-8") as file:
         for row in csv.DictReader(file):
             accuracy[row["loss"], row["clip"], row["noise"]] = f"{float(row['mean']):.1f}"
     losses, clips, noises = (list(dict.fromkeys(key[i] for key in accuracy)) for i in range(3))
