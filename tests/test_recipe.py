@@ -714,9 +714,9 @@ def test_list_recipes(json_: bool, capsys: pytest.CaptureFixture[str], monkeypat
     shown = capsys.readouterr().out
     assert all(name in shown for name in recipe_names())
     if json_:
-        assert json.loads(shown)["table1"]["runs"] == {"smoke": 4, "cpu": 440, "mini": 50, "full": 550}
+        assert json.loads(shown)["table1"]["runs"] == {"smoke": 4, "cpu": 440, "mini": 70, "full": 550}
     else:
-        assert "smoke 4, cpu 440, mini 50, full 550" in shown
+        assert "smoke 4, cpu 440, mini 70, full 550" in shown
 
 
 def test_commands_can_be_pasted(tmp_path: Path) -> None:

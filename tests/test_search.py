@@ -73,6 +73,18 @@ def test_what_is_memorised_counts_against_a_value():
     assert scores == pytest.approx({1.0: 0.4, 2.0: 0.1, 3.0: 0.3})
 
 
+def test_a_network_that_learnt_nothing_loses_to_one_that_did():
+    """It has no gap either; with one network that learnt, there is nobody to outvote it."""
+    rng = np.random.default_rng(0)
+    learnt = np.where(rng.random(len(LABELS)) < 0.3, LABELS, rng.integers(0, 5, len(LABELS)))
+    constant = np.zeros_like(LABELS)
+    done = {0.2: Trial(learnt, LABELS, 0.9), 1.0: Trial(constant, LABELS, 0.2), 5.0: Trial(constant, LABELS, 0.2)}
+    scores = scored(done)
+    assert scores[0.2] > max(scores[1.0], scores[5.0])
+    flat = scored({1.0: Trial(constant, LABELS, 0.2), 5.0: Trial(constant, LABELS, 0.2)})
+    assert flat == {1.0: pytest.approx(0.2), 5.0: pytest.approx(0.2)}
+
+
 def test_a_decision_does_not_depend_on_later_trials():
     done = {}
     while ahead := [value for value in proposed((0.5, 5.0), done, 6) if value not in done]:

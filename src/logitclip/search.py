@@ -148,7 +148,7 @@ def score_parts(done: Mapping[float, Trial | None]) -> dict[float, Score | None]
     memorised them. The second is the share of held-out examples for which the other trials agree on another class: a
     model that differs from the others has memorised a wrong label or failed to learn. Both penalties help where
     validation accuracy says little: under asymmetric noise, right and wrong predictions alike agree with many of the
-    noisy labels.
+    noisy labels. A model that does not beat the most frequent label has no vote, and is outvoted everywhere.
     """
     finished = {value: trial for value, trial in done.items() if trial is not None}
     voters = [value for value, trial in finished.items() if has_learnt(trial.predictions, trial.labels)]
@@ -157,7 +157,10 @@ def score_parts(done: Mapping[float, Trial | None]) -> dict[float, Score | None]
         # With augmentation the training accuracy may be below the validation accuracy.
         gap = 0.0 if trial.train_accuracy is None else max(0.0, trial.train_accuracy - trial.accuracy)
         others = [finished[voter].predictions for voter in voters if voter != value]
-        apart = _outvoted(trial.predictions, np.stack(others)) if len(voters) > 1 else 0.0
+        if voters and value not in voters:
+            apart = 1.0  # its gap is small because it learnt nothing
+        else:
+            apart = _outvoted(trial.predictions, np.stack(others)) if others else 0.0
         scores[value] = Score(trial.accuracy, gap, apart)
     return scores
 
