@@ -228,13 +228,15 @@ class Linked(nn.Module):
 
     def start_epoch(self, epoch: int, class_counts: Tensor | None = None) -> None:
         """Call `start_epoch` of the criterion, if it has one; see `Loss.start_epoch`."""
-        if hasattr(self.criterion, "start_epoch"):
-            self.criterion.start_epoch(epoch, class_counts)
+        start_epoch = getattr(self.criterion, "start_epoch", None)
+        if start_epoch is not None:
+            start_epoch(epoch, class_counts)
 
     def sync(self, reduce: Callable[[Tensor], Tensor]) -> None:
         """Call `sync` of the criterion, if it has one; see `Loss.sync`."""
-        if hasattr(self.criterion, "sync"):
-            self.criterion.sync(reduce)
+        sync = getattr(self.criterion, "sync", None)
+        if sync is not None:
+            sync(reduce)
 
 
 class LogitClip(Linked):
