@@ -164,6 +164,7 @@ def test_a_recipe_without_a_figure_is_drawn_epoch_by_epoch(folder, rows, tmp_pat
     )
     text = svg(chart, tmp_path / "curves.svg")
     assert "memorised wrong labels" in text
+    assert 'opacity="0"' not in text  # the points under the pointer
 
 
 def test_seeds_are_aggregated_by_mean_and_ends():

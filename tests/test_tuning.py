@@ -266,8 +266,8 @@ def test_trials_that_have_learnt_nothing_have_no_vote() -> None:
         return [score and round(score, 6) for score in tuning._scores(dict(enumerate(trials))).values()]
 
     assert scores(*learnt) == [85 - 30, 85 - 30]  # they differ on 30 %
-    assert scores(*learnt, *constant) == [85 - 30, 85 - 30] + [25 - 75] * 3  # one of the two says 3 for 25 %
-    assert scores(learnt[0], *constant) == [85] + [25] * 3  # one is no majority
+    assert scores(*learnt, *constant) == [85 - 30, 85 - 30] + [25 - 100] * 3  # outvoted everywhere
+    assert scores(learnt[0], *constant) == [85] + [25 - 100] * 3  # nobody outvotes the first
     assert scores(*constant) == [25] * 3
 
 

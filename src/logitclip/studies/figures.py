@@ -78,6 +78,8 @@ def save(chart: Any, path: Path) -> None:
         content = converter.vegalite_to_png(spec, vl_version=version, scale=2)
     else:
         content = getattr(converter, f"vegalite_to_{suffix[1:]}")(spec, vl_version=version)
+    if suffix == ".svg":  # the points under the pointer are half of the file, and a picture never shows them
+        content = re.sub(r'<path [^<>]*opacity="0"/>', "", content)
     write(path, content.encode() if isinstance(content, str) else content)
 
 
