@@ -12,7 +12,7 @@ The last command updates the tables of docs/evidence.md from the CSV files.
 Each row compares a clip with no clip, or with what the paper compares it with, all other settings equal. It has
 the accuracies on true test labels (mean of the last 10 epochs), their difference, its standard error (paired by seed),
 the share of wrong labels that each run memorised, and the paper's accuracies. A cell is *undecided* if the difference
-is less than two standard errors from 0, or if there is only one seed. Otherwise it *agrees* with the paper if both
+is at most two standard errors from 0, or if there is only one seed. Otherwise it *agrees* with the paper if both
 differences have the same sign, and *disagrees* if not. The digits of Table 9 are compared with CIFAR-10. CLAIMS has
 what the paper's text says where it has no number.
 """
@@ -68,7 +68,7 @@ def verdict(difference: float, error: float | None, paper: float | None) -> str:
     """
     if paper is None:
         return "not in the paper"
-    if error is None or abs(difference) < 2 * error:
+    if error is None or abs(difference) <= 2 * error:
         return "undecided"
     return "agrees" if difference * paper > 0 else "disagrees"
 
