@@ -636,3 +636,32 @@ def test_the_time_that_is_left_is_told_inside_an_epoch(people, tmp_path, monkeyp
         pace("batch", plan.config, round(clock[0] / 10 - 1) * plan.config.batch_size)
     assert clock[0] == pace.EVERY
     assert told == [f"{3 / plan.seconds:.0%} done, about {own_data.duration(10 * (plan.seconds - 3))} left"]
+
+
+def test_predict_does_not_overwrite_its_data(tmp_path, capsys, monkeypatch):
+    path = tmp_path / "people.csv"
+    path.write_text("x,kind\n1,a\n")
+    code, _, told = run(capsys, monkeypatch, "predict", tmp_path / "m", path, "-o", path)
+    assert code == 2
+    assert "is the data itself: name another file with -o." in " ".join(told.split())
+    assert path.read_text() == "x,kind\n1,a\n"
+
+
+def test_steps_are_timed_with_the_threads_of_a_run(monkeypatch):
+    from logitclip.own_data import planning
+
+    seen = []
+    real = torch.optim.SGD.step
+    monkeypatch.setattr(torch.optim.SGD, "step", lambda self: (seen.append(torch.get_num_threads()), real(self)))
+    source = planning.Source.__new__(planning.Source)
+    for name, value in {"kind": "table", "class_names": ("a", "b"), "knobs": {}}.items():
+        object.__setattr__(source, name, value)
+    monkeypatch.setattr(planning.Source, "features", 4, raising=False)
+    config = planning.RunConfig(model="mlp:width=8", batch_size=4, accelerator="cpu", threads=1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        planning._step_seconds(source, config, 0)
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}

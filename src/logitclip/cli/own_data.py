@@ -150,6 +150,8 @@ def predict(model: Positional[Path], data: Data, /, *, out: Out = Path("predicti
     from logitclip.own_data import load
     from logitclip.own_data.model import plain
 
+    if not json and out.resolve() == data.resolve():
+        raise ValueError(f"{out} is the data itself: name another file with -o.")
     loaded = load(model)
     found = loaded.predict(data)
     if json:

@@ -12,6 +12,7 @@ from torch import nn
 
 from logitclip import models
 from logitclip.config import RunConfig, word_to_tune
+from logitclip.engine import using_threads
 from logitclip.own_data.source import HELD_OUT, Source
 from logitclip.progress import duration
 from logitclip.search import HELD_OUT as SEARCH_HELD_OUT
@@ -167,14 +168,15 @@ def _step_seconds(source: Source, config: RunConfig, size: int) -> float:
     x = torch.zeros(int(config.batch_size or 1), *shape, device=device)
     y = torch.zeros(len(x), dtype=torch.int64, device=device)
     times = []
-    for _ in range(MEASURED):
-        started = time.perf_counter()
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        optimizer.step()
-        if not on_cpu:
-            torch.accelerator.synchronize()
-        times.append(time.perf_counter() - started)
+    with using_threads(config.threads):  # more threads than a run has can be far slower on a busy machine
+        for _ in range(MEASURED):
+            started = time.perf_counter()
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+            if not on_cpu:
+                torch.accelerator.synchronize()
+            times.append(time.perf_counter() - started)
     return min(times)
 
 
