@@ -18,6 +18,7 @@ import logitclip
 from logitclip import cli
 from logitclip.cli import reference
 from logitclip.config import registries
+from logitclip.models import MODELS
 
 
 def run(capsys, monkeypatch, *args: str) -> tuple[int, str, str]:
@@ -322,6 +323,21 @@ def test_an_unexpected_error_is_one_sentence_with_the_place_of_the_traceback(com
     file = Path(err.split()[-1].rstrip("."))
     assert "in broken" in file.read_text()
     file.unlink()
+
+
+def test_an_error_in_a_plugin_names_its_line(command, tmp_path):
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from logitclip.models import MODELS\n"
+        "@MODELS.register\ndef broken_in_plugin(num_classes, in_features):\n    return {}['width']\n"
+    )
+    try:
+        code, _, err = command("train", "--model", "broken_in_plugin", "--plugin", str(plugin), "-q")
+    finally:
+        MODELS._entries.pop("broken_in_plugin", None)
+    assert code == 2
+    assert f"The plugin {plugin}, line 4, raised KeyError: 'width'. The traceback is in " in err
+    Path(err.split()[-1].rstrip(".")).unlink()
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,27 @@ def test_csv(tmp_path, delimiter):
     assert {name: shown(column) for name, column in read_table(path).items()} == EXPECTED
 
 
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_csv_with_decimal_commas(tmp_path, delimiter):
+    rows = ["height;weight;code;kind", "1,5;70;007;a,b", "-2,25e1;80,5;1,2;c", ";;3;c"]
+    path = write(tmp_path / "x.csv", "\n".join(rows).replace(";", delimiter))
+    assert {name: shown(column) for name, column in read_table(path, text=["code"]).items()} == {
+        "height": [1.5, -22.5, None],
+        "weight": [70, 80.5, None],
+        "code": ["007", "1,2", "3"],
+        "kind": ["a,b", "c", "c"],
+    }
+
+
+def test_decimal_points_are_kept_beside_commas_in_text(tmp_path):
+    path = write(tmp_path / "x.csv", "a;b;c\n1.5;2.5;1,2\n3.5;4.5;3,4\n")
+    assert {name: shown(column) for name, column in read_table(path).items()} == {
+        "a": [1.5, 3.5],
+        "b": [2.5, 4.5],
+        "c": ["1,2", "3,4"],
+    }
+
+
 def test_csv_with_blanks_after_the_commas(tmp_path):
     """As in adult.data of the UCI repository."""
     path = write(tmp_path / "x.csv", "age, work, hours\n39, State-gov, 40\n50, ?, ?\n")
@@ -161,7 +182,8 @@ def test_data_frames():
 def test_wrong_files_are_one_sentence(tmp_path):
     cases = {
         "gone.csv": (None, "There is no file .*gone.csv"),
-        "x.xlsx": (b"PK", r"x.xlsx should be a csv, tsv, parquet or npz file"),
+        "x.xlsx": (b"PK", r"x.xlsx is a spreadsheet: save the sheet as csv"),
+        "x.txt": (b"a,b", r"x.txt should be a csv, tsv, parquet or npz file"),
         "empty.csv": (b"", r"empty.csv could not be read \(Empty CSV file\)"),
         "header.csv": (b"a,b\n", r"header.csv holds no rows"),
         "ragged.csv": (b"a,b\n1,2\n1,2,3\n", r"ragged.csv could not be read .*Expected 2 columns, got 3"),
@@ -189,7 +211,7 @@ def test_wrong_files_are_one_sentence(tmp_path):
 def test_text_that_is_not_utf8_has_a_reason(tmp_path):
     (tmp_path / "x.csv").write_bytes(b"a,b\n1,caf\xe9\n2,x\n")
     assert reason(read_table(tmp_path / "x.csv")["b"]).startswith("is not UTF-8 text; save the file as UTF-8")
-    with pytest.raises(ValueError, match=r"x.csv could not be read \(.*invalid UTF8 data"):
+    with pytest.raises(ValueError, match=r"x.csv could not be read \(.*invalid UTF8 data.*; save it as UTF-8"):
         read_table(tmp_path / "x.csv", text=["b"])
 
 

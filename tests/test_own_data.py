@@ -13,7 +13,7 @@ import torch
 
 import logitclip as lc
 from logitclip.data import load as load_dataset
-from logitclip.own_data import find_issues
+from logitclip.own_data import find_issues, fitting
 from logitclip.own_data import issues as judging
 from logitclip.own_data.model import original, plain
 from logitclip.own_data.planning import make_plan
@@ -126,6 +126,8 @@ def test_the_summaries_say_what_the_estimate_means(fitted):
     unknown = "The noise cannot be estimated: the network is not clearly better than guessing the largest class."
     guessing = "Accuracy on held-out noisy labels: 80.0%. Guessing the largest class scores about 79.0%."
     assert (lost.noise_summary, lost.accuracy_summary) == (unknown, guessing)
+    fast = replace(lost, facts={**lost.facts, "noise": {**fitted.noise, "from": "one run"}})
+    assert "on the held-out rows. With few of them, --find-issues, which judges every row" in fast.noise_summary
     old = {name: fact for name, fact in fitted.facts.items() if name not in ("learnt", "largest_share")}
     assert replace(fitted, facts=old).noise_summary == fitted.noise_summary
     assert replace(fitted, facts={**old, "noisy_accuracy": 0.3}).noise_summary == unknown
@@ -421,6 +423,35 @@ def test_a_label_may_be_called_none(tmp_path):
     assert "label=none" in make_plan(look(tmp_path / "x.csv", "none")).config.data
 
 
+def test_classes_that_differ_in_case_are_named(tmp_path):
+    (tmp_path / "x.csv").write_text(GOOD + "3,1,U\n")
+    assert (
+        "Classes 'U' and 'u' differ only in case or spaces: are they one class?"
+        in make_plan(look(tmp_path / "x.csv", "y")).lines()
+    )
+
+
+def test_the_plan_names_finished_runs(tmp_path):
+    (tmp_path / "x.csv").write_text(GOOD)
+    plans = []
+    for _ in range(2):
+        lc.fit(
+            tmp_path / "x.csv",
+            "y",
+            out=tmp_path / "m",
+            clip="norm:temp=2",
+            epochs=2,
+            on_plan=lambda plan: plans.append(plan.lines()[-1]),
+        )
+    assert ["finished already" in line for line in plans] == [False, True]
+
+
+def test_missing_packages_are_named_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(fitting, "find_spec", lambda name: None if name in ("pandas", "skops") else name)
+    with pytest.raises(ImportError, match=r"needs pandas, skops: pip install 'logitclip\[own-data\]'"):
+        lc.fit(tmp_path / "x.csv", "y", out=tmp_path / "m")
+
+
 def test_an_empty_column_and_dates_are_left_out_with_a_reason(tmp_path):
     rows = "".join(f"{i % 7},,2020-01-{i % 28 + 1:02},caf\\xe9,{'uv'[i % 2]}\n" for i in range(40))
     (tmp_path / "x.csv").write_bytes(("a,empty,when,odd,y\n" + rows).replace("\\xe9", "\xe9").encode("latin-1"))
@@ -434,7 +465,7 @@ def test_a_class_with_one_example_is_named_and_never_judged(tmp_path):
     (tmp_path / "x.csv").write_text(GOOD + "3,1,lonely\n")
     plan = make_plan(look(tmp_path / "x.csv", "y"))
     assert any("Class 'lonely' with one example" in line for line in plan.lines())
-    assert plan.config.balance
+    assert not plan.config.balance  # one label is no reason to weight the classes
     issues = find_issues(tmp_path / "x.csv", "y", out=tmp_path / "m", clip="norm:temp=2", epochs=2)
     assert len(issues) == 40
     assert "41" not in set(issues["row"])

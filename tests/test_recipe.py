@@ -551,6 +551,8 @@ def test_variant_with_a_plugin(tmp_path: Path) -> None:
         assert [cell.coordinates["loss"] for cell in recipe.cells] == ["ce", "mine"]
         assert recipe.cells[1].config.plugin == (str(plugin),)
         assert recipe.cells == read.cells
+        assert recipe.command().endswith(f" --plugin {plugin}")
+        assert "--plugin" not in recipe.command("report")
         assert [cell.config.id for cell in recipe.cells] == ids
     finally:
         LOSSES._entries.pop("recipe_test_loss", None)

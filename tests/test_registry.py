@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from logitclip.clip import CLIPS
 from logitclip.registry import Registry, UnknownName, suggest
 
 
@@ -97,10 +98,16 @@ def test_a_bare_first_value_is_the_first_knob() -> None:
     assert things.parse("needy:resnet18,size=3") == ("needy", {"name": "resnet18", "size": 3})
 
 
+def test_a_bare_value_that_may_be_two_knobs_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"In the clip 'norm:1\.5', '1\.5' needs its knob: tau, delta, temp, p\."):
+        CLIPS.parse("norm:1.5")
+
+
 @pytest.mark.parametrize(
     ("spec", "sentence"),
     [
         ("manny", "Unknown thing 'manny'. Did you mean 'many'?"),
+        ("plain=0.5", "In the thing 'plain=0.5', a colon follows the name: write 'plain:key=0.5'."),
         ("zzz", "Unknown thing 'zzz'. Known: many, needy, plain."),
         ("", "Unknown thing ''."),
         ("Many", "Unknown thing 'Many'. Did you mean 'many'?"),
@@ -267,6 +274,7 @@ def test_a_missing_package_is_an_error() -> None:
 def test_suggest() -> None:
     assert suggest("simmetric", ["symmetric", "pair"]) == "Did you mean 'symmetric'?"
     assert suggest("x", ["pair", "asymmetric"]) == "Known: asymmetric, pair."
+    assert suggest("Generalized_Cross-Entropy", ["ce", "gce"]) == "Did you mean 'gce'?"
     assert suggest("x", []) == "It takes none."
     assert suggest("PAIR", ["pair", "Age"]) == "Did you mean 'pair'?"
     assert suggest("age", ["pair", "Age"]) == "Did you mean 'Age'?"

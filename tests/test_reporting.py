@@ -262,6 +262,20 @@ def test_the_headline_is_the_mean_gain_and_its_spread_over_the_seeds(rows):
     assert headline([row for row in rows if row.cell.coordinates["clip"] == "none"]) == ""
 
 
+def test_a_clip_that_was_never_active_is_named(tmp_path):
+    (tmp_path / "own.toml").write_text(
+        '[base]\nepochs = 2\nlimit = 64\n[grid]\nclip = ["none", "norm:tau=1e6", "norm:tau=0.1"]\nlr = [0.1, 0.2]\n'
+        '[table]\nrows = ["clip"]\ncols = ["lr"]\n'
+    )
+    recipe = load_recipe(str(tmp_path / "own.toml"), runs=str(tmp_path / "runs"))
+    rows = sweeping.sweep(recipe, executor="inline")
+    for tau, sentences in (("1e+06", 1), ("0.1", 0)):
+        pairs = [row for row in rows if row.cell.coordinates["clip"] in ("none", f"norm:tau={tau}")]
+        assert len(pairs) == 4
+        notes = tabulate(recipe, pairs).notes
+        assert sum("In 2 of 2 pairs of runs the clip was never active" in note for note in notes) == sentences
+
+
 def test_examples_are_memorised_without_the_clip_and_recovered_with_it(tmp_path):
     """Two runs that differ only in the clip, long enough for the unclipped one to memorise."""
     (tmp_path / "two.toml").write_text(

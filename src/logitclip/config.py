@@ -26,6 +26,7 @@ UNCOUNTED = ("root", "runs", "workers", "checkpoint_seconds", "tensorboard")
 
 # Fields with a spec, in which one number may be the word `grid` or `auto`.
 TUNABLE = ("clip", "penalty", "loss", "method", "model")
+PLUGIN_MODULE = "logitclip_plugin_"  # how the name of a plugin's module begins
 
 _LEAST = {"noise_seed": 0, "seed": 0, "limit": 0, "test_limit": 0, "measure_every": 0, "checkpoint_seconds": 0}
 _LEAST |= {"workers": 0, "devices": 1, "nodes": 1, "epochs": 1, "batch_size": 1, "threads": 1}
@@ -355,7 +356,7 @@ def load_plugins(paths: tuple[str, ...]) -> None:
         return
     for path in paths:
         file = Path(os.path.expanduser(path)).resolve()
-        name = f"logitclip_plugin_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
+        name = f"{PLUGIN_MODULE}{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
         if name in sys.modules:
             continue
         if not file.is_file():

@@ -25,14 +25,17 @@ F = typing.TypeVar("F", bound=Callable[..., Any])
 
 
 def suggest(name: str, known: typing.Iterable[str]) -> str:
-    """The end of an error message about an unknown name: a near miss, or the list.
+    """The end of an error message about an unknown name: a near miss, an abbreviation of it, or the list.
 
-    >>> suggest("GCEE", ["ce", "gce"])
-    "Did you mean 'gce'?"
+    >>> suggest("GCEE", ["ce", "gce"]), suggest("cross_entropy", ["ce", "gce"])
+    ("Did you mean 'gce'?", "Did you mean 'ce'?")
     """
     known = sorted(known)
     by_lower_case = {word.lower(): word for word in known}
     near = difflib.get_close_matches(name.lower(), by_lower_case, n=1, cutoff=0.6)
+    initials = "".join(word[0] for word in re.findall("[a-z]+", name.lower()))
+    if not near and initials in by_lower_case:
+        near = [initials]
     if near:
         return f"Did you mean {by_lower_case[near[0]]!r}?"
     return f"Known: {', '.join(known)}." if known else "It takes none."
@@ -151,19 +154,26 @@ class Registry:
     def split(self, spec: str) -> tuple[str, dict[str, str]]:
         """Split a spec into its name and its knobs as written, without checking them.
 
-        One bare value stands for the first knob: ``"timm:resnet18"`` is ``"timm:name=resnet18"``.
+        One bare value stands for the first knob: ``"timm:resnet18"`` is ``"timm:name=resnet18"``. A first knob whose
+        default is None must be named: the 1.5 of ``"norm:1.5"`` might be tau or temp.
         """
         if not isinstance(spec, str):
             raise TypeError(f"A {self.kind} is named by a spec string such as 'name:key=value', got {spec!r}.")
-        name, _, text = (part.strip() for part in spec.partition(":"))
+        name, colon, text = (part.strip() for part in spec.partition(":"))
+        if not colon and "=" in name:
+            known, _, value = name.partition("=")
+            raise ValueError(f"In the {self.kind} {spec!r}, a colon follows the name: write '{known}:key={value}'.")
         values: dict[str, str] = {}
         # A value may hold a comma (a path, say): only a comma before `key=` ends it.
         for item in re.split(r",(?=\s*[A-Za-z_]\w*\s*=)", text) if text else []:
             key, sign, value = item.partition("=")
             if not sign:  # only the first can be bare: after a comma there is a key
-                key, value = next(iter(self.knobs(name)), ""), item
+                knobs = self.knobs(name)
+                key, value = next(iter(knobs), ""), item
                 if not key:
                     raise ValueError(f"In the {self.kind} {spec!r}, {item!r} is not of the form key=value.")
+                if knobs[key].default is None:
+                    raise ValueError(f"In the {self.kind} {spec!r}, {item!r} needs its knob: {', '.join(knobs)}.")
             key = key.strip()
             if key in values:
                 raise ValueError(f"The knob {key!r} is given twice in the {self.kind} {spec!r}.")

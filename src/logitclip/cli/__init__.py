@@ -28,7 +28,7 @@ from logitclip.cli.reference import bound, list_names, noise, paper
 from logitclip.cli.runs import runs
 from logitclip.cli.studies import figures, report, sweep
 from logitclip.cli.training import train, tune
-from logitclip.config import RunConfig
+from logitclip.config import PLUGIN_MODULE, RunConfig
 from logitclip.progress import make_table
 from logitclip.registry import UnknownName, suggest
 from logitclip.run_folder import Claimed
@@ -141,11 +141,19 @@ def _explain(error: Exception) -> NoReturn:
         fail(Exit.MISTAKE, f"{error}{_hint(error)}")
     with tempfile.NamedTemporaryFile("w", prefix="logitclip-", suffix=".txt", delete=False) as file:
         file.write("".join(traceback.format_exception(error)))
-    reason = " ".join(str(error).split())[:200]
-    fail(
-        Exit.UNEXPECTED,
-        f"Unexpected {type(error).__name__}: {reason or 'no reason given'}. The traceback is in {file.name}.",
-    )
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200] or 'no reason given'}"
+    place = _in_plugin(error)
+    if place is not None:
+        fail(Exit.MISTAKE, f"The plugin {place} raised {reason}. The traceback is in {file.name}.")
+    fail(Exit.UNEXPECTED, f"Unexpected {reason}. The traceback is in {file.name}.")
+
+
+def _in_plugin(error: Exception) -> str | None:
+    """Return the file and line of a plugin in which an error arose, if it did."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        if str(frame.f_globals.get("__name__")).startswith(PLUGIN_MODULE):
+            return f"{frame.f_code.co_filename}, line {line},"
+    return None
 
 
 def _hint(error: BaseException | None) -> str:

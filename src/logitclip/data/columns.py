@@ -42,7 +42,7 @@ def read_table(path: str | Path, *, text: Collection[str] = ()) -> dict[str, Col
     lists and other types that are neither numbers nor text become `Unusable`.
 
     Args:
-        path: The file; csv and tsv may be gzipped, and the delimiter is detected.
+        path: The file; csv and tsv may be gzipped. The delimiter is detected, and so is a decimal comma.
         text: Columns of a csv file to read as text even if they look like numbers (`007` is not 7).
 
     Returns:
@@ -56,6 +56,8 @@ def read_table(path: str | Path, *, text: Collection[str] = ()) -> dict[str, Col
         raise ValueError(f"There is no file {path}; name a csv, tsv, parquet or npz file.")
     kind = Path(path.name.lower().removesuffix(".gz")).suffix
     readers = {".csv": _read_csv, ".tsv": _read_csv, ".parquet": _read_parquet, ".npz": _read_npz}
+    if kind in (".xlsx", ".xls", ".ods"):
+        raise ValueError(f"{path} is a spreadsheet: save the sheet as csv (UTF-8) and name that file.")
     if kind not in readers:
         raise ValueError(f"{path} should be a csv, tsv, parquet or npz file, and its name should end so.")
     columns = readers[kind](path, text)
@@ -111,17 +113,31 @@ def _read_csv(path: Path, text: Collection[str]) -> dict[str, Column]:
         delimiter = max(",;\t|", key=unquoted.count)
         names = next(builtin_csv.reader([header], delimiter=delimiter), [])
         nulls = [*csv.ConvertOptions().null_values, "?"]
-        return csv.read_csv(
-            stream(),
-            parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=csv.ConvertOptions(
-                strings_can_be_null=True,
-                null_values=nulls + [f" {null}" for null in nulls],  # after the comma of "a, b"
-                column_types={name: pa.string() for name in names if name.strip() in text},
-            ),
-        )
+
+        def parsed(decimal_point: str) -> Any:
+            return csv.read_csv(
+                stream(),
+                parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+                convert_options=csv.ConvertOptions(
+                    strings_can_be_null=True,
+                    null_values=nulls + [f" {null}" for null in nulls],  # after the comma of "a, b"
+                    column_types={name: pa.string() for name in names if name.strip() in text},
+                    decimal_point=decimal_point,
+                ),
+            )
+
+        table = parsed(".")
+        if delimiter != "," and re.search(r"\d,\d", start):
+            return max(table, parsed(","), key=_numeric_columns)  # the first of equals
+        return table
 
     return _from_arrow(path, read)
+
+
+def _numeric_columns(table: Any) -> int:
+    import pyarrow.types as is_a
+
+    return sum(is_a.is_integer(kind) or is_a.is_floating(kind) for kind in table.schema.types)
 
 
 def _read_parquet(path: Path, text: Collection[str]) -> dict[str, Column]:
@@ -148,7 +164,8 @@ def _from_arrow(path: Path, read: Callable[[], Any]) -> dict[str, Column]:
         table = read()
     except (_pyarrow().ArrowException, builtin_csv.Error, OSError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
-        raise ValueError(f"{path} could not be read ({reason}); repair it or save it again.") from error
+        remedy = "save it as UTF-8" if "UTF8" in reason else "repair it or save it again"
+        raise ValueError(f"{path} could not be read ({reason}); {remedy}.") from error
     return _unique(zip(table.column_names, table.columns, strict=True), path)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,7 @@ def fit(
     >>> model.predict(pd.DataFrame({"height": [0.2, 1.8]}))["class"].tolist()
     ['herb', 'shrub']
     """
+    _require_packages()
     out = Path(out)
     text, drop = ([names] if isinstance(names, str) else names for names in (text, drop))
     source = look(_as_file(data, out), label, text=text, image=image, drop=drop)
@@ -143,6 +145,14 @@ def find_issues(
     """
     shared: dict[str, Any] = {"text": text, "image": image, "drop": drop, "out": out, "clip": clip, "jobs": jobs}
     return fit(data, label, find_issues=not fast, on_plan=on_plan, on_event=on_event, **shared, **options).issues
+
+
+def _require_packages() -> None:
+    """Name all packages that are missing at once, not one after the other."""
+    needed = ("lightning_fabric", "sklearn", "pandas", "skops", "pyarrow", "PIL", "jinja2", "altair")
+    missing = [name for name in needed if find_spec(name) is None]
+    if missing:
+        raise ImportError(f"Your own data needs {', '.join(missing)}: pip install 'logitclip[own-data]'.")
 
 
 def _as_file(data: Any, out: Path) -> str | Path:

@@ -77,7 +77,9 @@ class Model:
     def noise_summary(self) -> str:
         """The estimated noise in words, and what the estimate cannot see."""
         if not self.learnt:
-            return "The noise cannot be estimated: the network is not clearly better than guessing the largest class."
+            text = "The noise cannot be estimated: the network is not clearly better than guessing the largest class"
+            held_out = " on the held-out rows. With few of them, --find-issues, which judges every row, may tell more"
+            return f"{text}{'' if self.noise['from'] == 'out of fold' else held_out}."
         noise = self.noise
         low, high = noise["rate_interval"]
         rows = "every row, out of fold" if noise["from"] == "out of fold" else "the held-out rows"

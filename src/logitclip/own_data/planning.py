@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -85,6 +87,10 @@ class Plan:
         lone = [source.class_names[k] for k in np.flatnonzero(counts == 1).tolist()]
         if lone:
             lines.append(f"{_few(lone)} with one example: their labels cannot be judged.")
+        lines += [
+            f"Classes {' and '.join(map(repr, names))} differ only in case or spaces: are they one class?"
+            for names in _alike(source.class_names)
+        ]
         if source.kind == "image":
             reason = "" if self.size == source.pixels else f", reduced from {source.pixels} because there is no GPU"
             inputs = f"images of {self.size}x{self.size} pixels{reason}"
@@ -99,7 +105,11 @@ class Plan:
         lines.append(
             f"Runs: {runs}. {HELD_OUT:.0%} of the rows are held out, with their noisy labels, to judge and calibrate."
         )
-        lines.append(f"This will take about {duration(max(1.0, self.seconds))}.")
+        earlier = any(Path(self.config.runs).glob("*/result.json"))
+        lines.append(
+            f"This will take about {duration(max(1.0, self.seconds))}"
+            f"{', less for the runs that are finished already' if earlier else ''}."
+        )
         return lines
 
 
@@ -131,8 +141,8 @@ def make_plan(source: Source, *, clip: str = AUTO, folds: int = 0, out: str = "m
         settings["batch_size"] = 128 if rows < 100_000 else 1024
     settings["batch_size"] = min(settings["batch_size"], max(8, rows // 8))
     settings["epochs"] = int(np.clip(STEPS * settings["batch_size"] // rows, 10, most))
-    counts = source.counts
-    settings["balance"] = bool(counts.max() > UNBALANCED * counts.min())
+    several = source.counts[source.counts > 1]  # a class of one is often a typing error
+    settings["balance"] = bool(len(several) and several.max() > UNBALANCED * several.min())
     settings |= {"schedule": "cosine", "momentum": 0.9, "nesterov": True, "drop_last": False}
     planned = ("data", "runs", "per_example")
     unknown = [name for name in options if name not in RunConfig.__dataclass_fields__ or name in planned]
@@ -178,6 +188,14 @@ def _step_seconds(source: Source, config: RunConfig, size: int) -> float:
                 torch.accelerator.synchronize()
             times.append(time.perf_counter() - started)
     return min(times)
+
+
+def _alike(names: Sequence[str]) -> list[list[str]]:
+    """Return the groups of names that are equal but for case and spaces."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault("".join(name.casefold().split()), []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _few(names: list[str]) -> str:

@@ -120,7 +120,13 @@ class Recipe:
 
     def command(self, task: str = "sweep") -> str:
         """The shell command that runs the recipe, or another command for it."""
-        return f"logitclip {task} {self.arguments or self.name}"
+        plugins = "".join(f" --plugin {shlex.quote(file)}" for file in self.plugins) if task == "sweep" else ""
+        return f"logitclip {task} {self.arguments or self.name}{plugins}"
+
+    @property
+    def plugins(self) -> tuple[str, ...]:
+        """The plugins that its runs use, which `sweep` must be allowed to import."""
+        return tuple(dict.fromkeys(file for cell in self.cells for file in cell.config.plugin))
 
     def data(self) -> list[tuple[str, str | None]]:
         """The datasets of its runs and their folders, with human labels if the noise uses them."""

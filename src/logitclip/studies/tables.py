@@ -329,6 +329,13 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
         ]
         more = [f"and {len(failed) - 5} more"] if len(failed) > 5 else []
         notes.append(f"{len(failed)} of {len(rows)} runs failed and are not in the means. {'; '.join(named + more)}.")
+    pairs = pairs_of(rows)
+    inactive = sum(map(_same_training, pairs))
+    if inactive:
+        notes.append(
+            f"In {inactive} of {len(pairs)} pairs of runs the clip was never active: no norm reached its threshold. "
+            "A smaller threshold would act."
+        )
     missing = sum(row.outcome is None for row in rows)
     if missing:
         notes.append(f"{missing} of {len(rows)} runs have no result yet: {recipe.command()} makes them.")
@@ -345,6 +352,14 @@ def pairs_of(rows: Iterable[Row]) -> list[tuple[Result, Result]]:
             pairs.setdefault(others, {}).setdefault(name, []).append(row.outcome)
     found = [(pair.get("none", []), pair.get("norm", [])) for pair in pairs.values()]
     return [(none[0], norm[0]) for none, norm in found if len(none) == len(norm) == 1]
+
+
+def _same_training(pair: tuple[Result, Result]) -> bool:
+    """Return whether the clip of the second run was never active."""
+    without, clipped = pair
+    if without.last10_accuracy != clipped.last10_accuracy:  # spares reading the metrics of most runs
+        return False
+    return not any(row["clipped"] for row in clipped.rows) and any(row["clipped"] == 0 for row in clipped.rows)
 
 
 def headline(rows: Sequence[Row]) -> str:
