@@ -19,12 +19,14 @@ import math
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import evidence_tables
 import head_tables
+import numpy as np
 import torch
 
 DOCS = Path(__file__).parent
@@ -40,6 +42,22 @@ def registry_table(kind: str) -> str:
     for name in registry:
         spec, summary = (text.replace("|", r"\|") for text in registry.describe(name))
         lines.append(f"| `{spec}` | {summary} |")
+    return "\n".join(lines)
+
+
+def loss_knobs() -> str:
+    """The knobs of every loss with their defaults and meanings, from the docstrings."""
+    from docstring_parser import parse
+
+    from logitclip.losses import LOSSES
+    from logitclip.registry import show_value
+
+    lines = ["| loss | knob | default | meaning |", "|---|---|---|---|"]
+    for name in LOSSES:
+        meanings = {p.arg_name: " ".join(str(p.description).split()) for p in parse(LOSSES[name].__doc__ or "").params}
+        for knob in LOSSES.knobs(name).values():
+            default = f"{knob.default:.3g}" if isinstance(knob.default, float) else show_value(knob.default)
+            lines.append(f"| `{name}` | `{knob.name}` | {default} | {meanings[knob.name]} |")
     return "\n".join(lines)
 
 
@@ -201,6 +219,7 @@ def generated(name: str) -> str:
         return head_tables.table(name.removeprefix("heads "))
     others = {
         "recipes": recipe_table,
+        "loss knobs": loss_knobs,
         "choices": recipe_choices,
         "measured losses": measured_losses,
         "other losses": other_losses,
@@ -306,12 +325,14 @@ def link() -> Any:
     )
 
 
+OWN_MATRIX = "transition:matrix=FILE"
 MATRICES = (  # dataset, noise
     ("digits", "symmetric:rate=0.4"),
     ("digits", "symmetric:rate=0.4,include_self=true"),
     ("digits", "pair:rate=0.4"),
     ("digits", "asymmetric:rate=0.4,variant=blocks"),
     ("digits", "asymmetric:rate=0.4,variant=pairs"),
+    ("digits", OWN_MATRIX),
     ("cifar10", "asymmetric:rate=0.4"),
     ("cifar10", "instance:rate=0.4"),
     ("cifar10", "instance:rate=0.4,variant=released"),
@@ -326,18 +347,35 @@ def noise_matrices() -> Any:
     from logitclip import data, noise
 
     load = functools.cache(data.load)
+    # A matrix of one's own: 3 and 8, and 4 and 9, are taken for each other.
+    matrix = torch.eye(10)
+    for j, k in ((3, 8), (8, 3), (4, 9), (9, 4)):
+        matrix[j, j], matrix[j, k] = 0.6, 0.4
+
+    def transition(dataset: str, spec: str) -> list[list[float]]:
+        if spec != OWN_MATRIX:
+            return noise.apply(spec, load(dataset), seed=0).transition.tolist()
+        with tempfile.TemporaryDirectory() as folder:
+            np.save(f"{folder}/m.npy", matrix)
+            return noise.apply(f"transition:matrix={folder}/m.npy", load(dataset), seed=0).transition.tolist()
+
     cells = [
-        {"noise": f"{dataset}, {spec}", "true": j, "label": k, "share": float(share)}
+        {
+            "noise": f"{dataset}, {spec}",
+            "true": load(dataset).class_names[j],
+            "label": load(dataset).class_names[k],
+            "share": float(share),
+        }
         for dataset, spec in MATRICES
-        for j, row in enumerate(noise.apply(spec, load(dataset), seed=0).transition.tolist())
+        for j, row in enumerate(transition(dataset, spec))
         for k, share in enumerate(row)
     ]
     return (
         alt.Chart(alt.Data(values=cells), width=190, height=190)  # type: ignore[arg-type]
         .mark_rect()
         .encode(
-            x=alt.X("label:O", title="label", axis=alt.Axis(labelAngle=0)),
-            y=alt.Y("true:O", title="true class"),
+            x=alt.X("label:O", title="label", sort=None),
+            y=alt.Y("true:O", title="true class", sort=None),
             color=alt.Color("share:Q", title="share", scale=alt.Scale(scheme="blues", domain=[0, 1])),
         )
         .facet(
@@ -346,6 +384,7 @@ def noise_matrices() -> Any:
             ),
             columns=3,
         )
+        .resolve_scale(x="independent", y="independent")
     )
 
 

@@ -294,7 +294,7 @@ def phuber_ce(log_p: Tensor, _: None, *, threshold: float = 10.0) -> Tensor:
     """Partially Huberised cross entropy: `-log p_y`, linear in p_y where `p_y <= 1/threshold`.
 
     Args:
-        threshold: above 1. The paper uses 10 on CIFAR-10 and 30 on CIFAR-100 and WebVision.
+        threshold: above 1; the largest slope in `p_y`. The paper uses 10 on CIFAR-10 and 30 on CIFAR-100 and WebVision.
 
     >>> phuber_ce(torch.zeros(1, 4), torch.tensor([2]), threshold=2.0)
     tensor([1.1931])
@@ -354,7 +354,7 @@ def taylor_ce(log_p: Tensor, _: None, *, order: int = 2) -> Tensor:
     """Taylor cross entropy, `sum_i (1-p_y)^i / i` for i from 1 to `order`.
 
     Args:
-        order: from 1 to 1000. The paper does not state its order; 2 is this project's choice.
+        order: how many terms, from 1 (the reduced MAE) to 1000 (nearly cross entropy). The paper does not state its order; 2 is this project's choice.
 
     >>> taylor_ce(torch.zeros(1, 4), torch.tensor([2]), order=1)
     tensor([0.7500])
@@ -390,7 +390,7 @@ def ael(log_p: Tensor, _: None, *, a: float = 2.5) -> Tensor:
     Its minimum is `exp(-1/a)`, not 0.
 
     Args:
-        a: positive.
+        a: positive; the larger, the closer to a straight line in `p_y`, and the flatter.
 
     >>> ael(torch.zeros(1, 4), torch.tensor([2]), a=0.25)
     tensor([0.3679])
@@ -404,8 +404,8 @@ def aul(log_p: Tensor, _: None, *, a: float = 5.5, q: float = 3.0) -> Tensor:
     """Asymmetric unhinged loss, `((a-p_y)^q - (a-1)^q)/q`.
 
     Args:
-        a: above 1.
-        q: positive.
+        a: above 1; the larger, the closer to a straight line in `p_y`.
+        q: positive; 1 is the reduced MAE.
 
     >>> aul(torch.zeros(1, 4), torch.tensor([2]), a=2.0, q=1.0)
     tensor([0.7500])
@@ -420,8 +420,8 @@ def agce(log_p: Tensor, _: None, *, a: float = 0.6, q: float = 0.6) -> Tensor:
     """Asymmetric generalised cross entropy, `((a+1)^q - (a+p_y)^q)/q`.
 
     Args:
-        a: positive.
-        q: positive.
+        a: positive; the larger, the closer to a straight line in `p_y`. In the limit of 0 it is GCE.
+        q: positive; 1 is the reduced MAE.
 
     >>> agce(torch.zeros(1, 4), torch.tensor([2]), a=1.0, q=1.0)
     tensor([0.7500])
