@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import logitclip as lc
-from logitclip.search import Trial, proposed, scored
+from logitclip.search import Trial, best, contenders, proposed
 
 LABELS = np.arange(2000) % 5
 
@@ -42,7 +42,7 @@ def test_more_trials_come_nearer():
     assert distance(9) < 0.1
 
 
-def test_given_values_are_scored_by_validation_accuracy_alone():
+def test_given_values_are_chosen_by_validation_accuracy_alone():
     tuned = lc.tune(peaked(2.0), values=[1, 2, 4])
     assert tuned.best == 2
     assert tuned.scores[2.0] == 1.0
@@ -65,24 +65,49 @@ def test_a_failed_training_is_not_chosen():
         lc.tune(lambda value: None)
 
 
-def test_what_is_memorised_counts_against_a_value():
-    honest = Trial(LABELS, LABELS, train_accuracy=0.6, val_accuracy=0.5)
-    memorising = Trial(LABELS, LABELS, train_accuracy=1.0, val_accuracy=0.55)
-    below = Trial(LABELS, LABELS, train_accuracy=0.1, val_accuracy=0.3)  # as with augmentation
-    scores = scored({1.0: honest, 2.0: memorising, 3.0: below})
-    assert scores == pytest.approx({1.0: 0.4, 2.0: 0.1, 3.0: 0.3})
+def predicted(right, seed=0):
+    """Predictions of which this share is right."""
+    wrong = np.random.default_rng(seed).permutation(len(LABELS)) >= right * len(LABELS)
+    return np.where(wrong, (LABELS + 1) % 5, LABELS)
+
+
+def test_of_values_with_about_the_same_accuracy_the_one_that_memorised_least_wins():
+    memorising, honest = Trial(predicted(0.55), LABELS, 1.0), Trial(predicted(0.545, 1), LABELS, 0.6)
+    worse = Trial(predicted(0.4), LABELS, 0.41)
+    done = {1.0: memorising, 2.0: honest, 3.0: worse, 4.0: None}
+    assert contenders(done) == [1.0, 2.0]  # one standard error is 1.6 points
+    assert best(done) == 2.0
+    assert best({**done, 2.0: Trial(predicted(0.5, 1), LABELS, 0.5)}) == 1.0  # five points are more than one error
+    unknown = {value: trial and Trial(trial.predictions, LABELS) for value, trial in done.items()}
+    assert best(unknown) == 1.0  # without training accuracies, the highest validation accuracy
+    augmented = Trial(predicted(0.55), LABELS, 0.3)  # its training accuracy is lower: no gap
+    assert best({**done, 1.0: augmented}) == 1.0
+
+
+def test_a_loss_that_underfits_is_not_punished_for_learning_more():
+    """The better of two networks may have the larger gap, as with GCE and NCE."""
+    flat, steep = Trial(predicted(0.3), LABELS, 0.3), Trial(predicted(0.5), LABELS, 0.6)
+    assert best({5.0: flat, 0.2: steep}) == 0.2
+
+
+def test_the_standard_error_is_that_of_the_difference():
+    """Both are right on the same examples but for a few, so that a small difference counts."""
+    better = predicted(0.5)
+    worse = better.copy()
+    worse[np.flatnonzero(better == LABELS)[:10]] = 4
+    done = {1.0: Trial(better, LABELS, 0.9), 2.0: Trial(worse, LABELS, 0.5)}
+    assert contenders(done) == [1.0]
 
 
 def test_a_network_that_learnt_nothing_loses_to_one_that_did():
-    """It has no gap either; with one network that learnt, there is nobody to outvote it."""
-    rng = np.random.default_rng(0)
-    learnt = np.where(rng.random(len(LABELS)) < 0.3, LABELS, rng.integers(0, 5, len(LABELS)))
-    constant = np.zeros_like(LABELS)
-    done = {0.2: Trial(learnt, LABELS, 0.9), 1.0: Trial(constant, LABELS, 0.2), 5.0: Trial(constant, LABELS, 0.2)}
-    scores = scored(done)
-    assert scores[0.2] > max(scores[1.0], scores[5.0])
-    flat = scored({1.0: Trial(constant, LABELS, 0.2), 5.0: Trial(constant, LABELS, 0.2)})
-    assert flat == {1.0: pytest.approx(0.2), 5.0: pytest.approx(0.2)}
+    """It has no gap, and with few examples its accuracy is within one standard error."""
+    labels = LABELS[:60]
+    learnt, constant = np.where(np.arange(60) % 3 > 0, labels, 0), np.zeros_like(labels)
+    done = {0.2: Trial(learnt, labels, 0.9, 0.25), 1.0: Trial(constant, labels, 0.2), 5.0: Trial(constant, labels, 0.2)}
+    assert best(done) == 0.2
+    assert best({1.0: done[1.0], 5.0: done[5.0]}) == 1.0
+    with pytest.raises(ValueError, match="all trials failed"):
+        best({1.0: None})
 
 
 def test_a_decision_does_not_depend_on_later_trials():

@@ -354,7 +354,8 @@ def taylor_ce(log_p: Tensor, _: None, *, order: int = 2) -> Tensor:
     """Taylor cross entropy, `sum_i (1-p_y)^i / i` for i from 1 to `order`.
 
     Args:
-        order: how many terms, from 1 (the reduced MAE) to 1000 (nearly cross entropy). The paper does not state its order; 2 is this project's choice.
+        order: how many terms, from 1 (the reduced MAE) to 1000 (nearly cross entropy). The paper does not state its
+            order; 2 is this project's choice.
 
     >>> taylor_ce(torch.zeros(1, 4), torch.tensor([2]), order=1)
     tensor([0.7500])

@@ -51,8 +51,9 @@ class Tuned:
     """The result of `tune`.
 
     Attributes:
-        best: the value with the highest score.
-        scores: the score of each value, in the order of the trials; None if training failed.
+        best: the value to use.
+        scores: the accuracy on the held-out noisy labels, in [0, 1], of each value in the order of the trials; None if
+            training failed.
 
     >>> def train(temp):  # instead of training: predictions and labels
     ...     return np.arange(10) < temp, np.ones(10, bool)
@@ -80,11 +81,11 @@ def tune(
             held-out examples must be the same in every call. Return None if training failed.
         between: the smallest and the largest of the first three values. The search may leave this range.
         trials: how often to train, at least 3.
-        values: try exactly these values instead, and score them by validation accuracy alone, as the paper does.
+        values: try exactly these values instead, and choose by validation accuracy alone, as the paper does.
 
     Returns:
-        The best value, and the score of each value: validation accuracy, minus the gap to the training accuracy, minus
-        the share of held-out examples for which the other trials agree on another class.
+        The validation accuracy of each value, and the best value: of those within one standard error of the highest
+        accuracy, the one with the smallest gap to its training accuracy.
 
     Raises:
         ValueError: if an argument is out of its range, or if all trials failed.
@@ -101,14 +102,13 @@ def tune(
             raise ValueError("values must not be empty.")
         done = {float(value): _trial(train(value)) for value in values}
         scores = {value: None if trial is None else trial.accuracy for value, trial in done.items()}
-        return Tuned(best(scores), scores)
+        return Tuned(highest(scores), scores)
     if trials < 3:
         raise ValueError(f"trials must be at least 3, got {trials}.")
     done = {}
     while ahead := [value for value in proposed(between, done, trials) if value not in done]:
         done |= {value: _trial(train(value)) for value in ahead}
-    scores = scored(done)
-    return Tuned(best(scores), scores)
+    return Tuned(best(done), {value: None if trial is None else trial.accuracy for value, trial in done.items()})
 
 
 def proposed(between: tuple[float, float], done: Mapping[float, Trial | None], count: int = TRIALS) -> list[float]:
@@ -118,51 +118,48 @@ def proposed(between: tuple[float, float], done: Mapping[float, Trial | None], c
         raise ValueError(f"between must be two positive numbers, the smaller first, got {between}.")
     values = [low, _rounded(math.sqrt(low * high)), high]
     while len(values) < count and all(value in done for value in values):
-        values.append(_next(scored({value: done[value] for value in values})))
+        values.append(_next({value: done[value] for value in values}))
     return values
 
 
-@dataclass(frozen=True)
-class Score:
-    """The score of a trial and its parts, each in [0, 1]."""
+def best(done: Mapping[float, Trial | None]) -> float:
+    """Return the best value: of the `contenders`, the one with the smallest gap.
 
-    accuracy: float  # on the held-out noisy labels
-    gap: float  # training accuracy minus `accuracy`, at least 0
-    outvoted: float  # share of held-out examples for which the other trials agree on another class
-
-    @property
-    def total(self) -> float:
-        """The score: validation accuracy minus both penalties."""
-        return self.accuracy - self.gap - self.outvoted
+    A model that fits the training labels without generalising has memorised them.
+    """
+    gaps = {value: gap(done[value]) for value in contenders(done)}
+    return min(gaps, key=gaps.__getitem__)
 
 
-def scored(done: Mapping[float, Trial | None]) -> dict[float, float | None]:
-    """Return the score of each value, see `score_parts`; None if its training failed."""
-    return {value: None if score is None else score.total for value, score in score_parts(done).items()}
+def contenders(done: Mapping[float, Trial | None]) -> list[float]:
+    """Return the values whose validation accuracy is within one standard error of the highest, that one first.
 
+    The standard error is that of the difference between two models on the same examples. Under asymmetric noise it
+    matters: right and wrong predictions alike agree with many of the noisy labels, so that validation accuracy says
+    little. A model that does not beat the most frequent label is left out, unless none does: it has no gap, because it
+    learnt nothing.
 
-def score_parts(done: Mapping[float, Trial | None]) -> dict[float, Score | None]:
-    """Return the score of each value: validation accuracy minus two penalties. None if its training failed.
-
-    The first penalty is the gap to the accuracy on the training labels: a model that fits them without generalising has
-    memorised them. The second is the share of held-out examples for which the other trials agree on another class: a
-    model that differs from the others has memorised a wrong label or failed to learn. Both penalties help where
-    validation accuracy says little: under asymmetric noise, right and wrong predictions alike agree with many of the
-    noisy labels. A model that does not beat the most frequent label has no vote, and is outvoted everywhere.
+    Raises:
+        ValueError: if all trials failed.
     """
     finished = {value: trial for value, trial in done.items() if trial is not None}
-    voters = [value for value, trial in finished.items() if has_learnt(trial.predictions, trial.labels)]
-    scores: dict[float, Score | None] = dict.fromkeys(done)
-    for value, trial in finished.items():
-        # With augmentation the training accuracy may be below the validation accuracy.
-        gap = 0.0 if trial.train_accuracy is None else max(0.0, trial.train_accuracy - trial.accuracy)
-        others = [finished[voter].predictions for voter in voters if voter != value]
-        if voters and value not in voters:
-            apart = 1.0  # its gap is small because it learnt nothing
-        else:
-            apart = _outvoted(trial.predictions, np.stack(others)) if others else 0.0
-        scores[value] = Score(trial.accuracy, gap, apart)
-    return scores
+    learnt = {value: trial for value, trial in finished.items() if has_learnt(trial.predictions, trial.labels)}
+    trials = learnt or finished
+    first = highest({value: trial.accuracy for value, trial in trials.items()})
+    right = {value: trial.predictions == trial.labels for value, trial in trials.items()}
+
+    def near(value: float) -> bool:
+        difference = right[first].astype(float) - right[value]
+        return trials[first].accuracy - trials[value].accuracy <= difference.std() / math.sqrt(len(difference))
+
+    return [first, *(value for value in trials if value != first and near(value))]
+
+
+def gap(trial: Trial | None) -> float:
+    """Return training accuracy minus validation accuracy, in [0, 1]; 0 if the training accuracy is not known."""
+    if trial is None or trial.train_accuracy is None:
+        return 0.0
+    return max(0.0, trial.train_accuracy - trial.accuracy)  # with augmentation the former may be lower
 
 
 def has_learnt(predictions: np.ndarray, labels: np.ndarray) -> bool:
@@ -172,7 +169,7 @@ def has_learnt(predictions: np.ndarray, labels: np.ndarray) -> bool:
     return bool(hits > share + 2 * math.sqrt(share * (1 - share) / len(labels)))
 
 
-def best(scores: Mapping[Any, float | None]) -> Any:
+def highest(scores: Mapping[Any, float | None]) -> Any:
     """Return the value with the highest score; the first of several."""
     known = {value: score for value, score in scores.items() if score is not None}
     if not known:
@@ -180,10 +177,11 @@ def best(scores: Mapping[Any, float | None]) -> Any:
     return max(known, key=known.__getitem__)
 
 
-def _next(scores: Mapping[float, float | None]) -> float:
+def _next(done: Mapping[float, Trial | None]) -> float:
     """Return the next value: beyond the end if the best one lies there, else in the wider (log) gap beside it."""
-    values = sorted(scores)
-    at_best = values.index(max(values, key=lambda value: _or_worst(scores[value])))
+    values = sorted(done)
+    failed = all(trial is None for trial in done.values())
+    at_best = 0 if failed else values.index(best(done))
     if at_best in (0, len(values) - 1):
         inner = values[1 if at_best == 0 else -2]
         return _rounded(values[at_best] * values[at_best] / inner)
@@ -191,19 +189,8 @@ def _next(scores: Mapping[float, float | None]) -> float:
     return _rounded(math.sqrt(at * above if above / at >= at / below else at * below))
 
 
-def _or_worst(score: float | None) -> float:
-    return -math.inf if score is None else score
-
-
 def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
-
-
-def _outvoted(predictions: np.ndarray, others: np.ndarray) -> float:
-    """Return the share of examples for which more of the others [M, N] agree on another class than on this one."""
-    same = (others == predictions).sum(0)
-    most = (others[:, None] == others).sum(1).max(0)
-    return float((same < most).mean())
 
 
 def _trial(result: Any) -> Trial | None:

@@ -122,6 +122,7 @@ def tune(
     if not quiet:
         announce(f"tuning on {config.data}", config.runs)
     from logitclip import data  # slow: they import torch
+    from logitclip.search import contenders, gap
     from logitclip.studies import executors, sweeping, tuning
 
     if download or mirror is not None:
@@ -147,50 +148,56 @@ def tune(
         else:
             scores = sweeping.tune(config, search, **where)
         known = any(score is not None for score in scores.values())
-        best = tuning.best(scores) if known else None
-        chosen = replace(tuning.with_value(config, search.option, best), val=0.0) if known else config
-        executors.execute([chosen] if known else [], **where)
+        best, chosen = None, config
+        if known:
+            best = tuning.highest(scores) if between else tuning.best_value(config, outcome, search)
+            chosen = replace(tuning.with_value(config, search.option, best), val=0.0)
+            executors.execute([chosen], **where)
     if not known:
         fail(Exit.FAILED, "No value can be chosen: all trials failed.")
     result: Any = outcome(chosen)
     if hasattr(result, "error"):
         fail(Exit.FAILED, f"The run with {search.option} = {best}, the best value, failed: {result.error}")
-    parts = {} if search.values or between else tuning.parts(config, outcome, search)
+    fast_trials = {} if search.values or between else tuning.fast_trials(config, outcome, search)
     if json:
-        tried = []
-        for value, score in scores.items():
-            named = {} if parts.get(value) is None else vars(parts[value])
-            tried.append({"value": value, "score": score} | {name: 100 * part for name, part in named.items()})
+        tried = [{"value": value, "val_accuracy": score} for value, score in scores.items()]
+        for row in tried if fast_trials else []:
+            row["gap"] = 100 * gap(fast_trials[row["value"]])
+            row["contender"] = row["value"] in contenders(fast_trials)
         show_json({"option": search.option, "tried": tried, "chosen": best, "result": asdict(result)})
         return
-    show(_tried(search.option, scores if values else dict(sorted(scores.items())), best, parts))
+    show(_tried(search.option, scores if values else dict(sorted(scores.items())), best, fast_trials))
     show(result_table(result))
 
 
-def _tried(option: str, scores: Mapping[Any, float | None], best: Any, parts: Mapping[Any, Any]) -> Any:
-    """Return a table of the tried values, their scores and the parts of the scores."""
+def _tried(option: str, scores: Mapping[Any, float | None], best: Any, fast_trials: Mapping[Any, Any]) -> Any:
+    """Return a table of the tried values, and why one of them was chosen."""
     from rich.console import Group
     from rich.markup import escape
 
+    from logitclip.search import contenders, gap
+
     equal = sum(score == scores[best] for score in scores.values())
-    reason = "the highest score" if equal == 1 else f"the first tried of {equal} values with the highest score"
+    tied = contenders(fast_trials) if fast_trials else []
+    if len(tied) > 1:
+        reason = f"the smallest gap of {len(tied)} values within one standard error of the highest accuracy"
+    elif equal > 1:
+        reason = f"the first tried of {equal} values with the highest accuracy"
+    else:
+        reason = "the highest accuracy"
     named = {value: f"{value:g}" if isinstance(value, float) else escape(str(value)) for value in scores}
-    heads = ["validation accuracy", "- gap to training accuracy", "- outvoted", "= score"] if parts else ["score"]
-    table = make_table("Values tried", option, *heads, "")
+    heads = ["gap to training labels", "within one error"] if fast_trials else []
+    table = make_table("Values tried", option, "accuracy on held-out labels", *heads, "")
     for value, score in scores.items():
-        split = parts.get(value)
-        numbers = [] if split is None else [split.accuracy, split.gap, split.outvoted]
-        cells = [f"{100 * number:.2f}" for number in numbers] if parts else []
-        cells = cells or [""] * (len(heads) - 1)
-        winner = (f"chosen: {reason}", "bold green") if value == best else ("", "")
-        table.add_row(named[value], *cells, "failed" if score is None else f"{score:.2f}", winner[0], style=winner[1])
-    why = (
-        "Score in points: accuracy on held-out noisy labels, minus the gap to the accuracy on the training labels "
-        "(what is fitted but does not generalise is memorised), minus the share of held-out examples for which the "
-        "other trials agree on another class."
-        if parts
-        else "Score: accuracy in % on held-out noisy labels, mean of the last 10 epochs."
-    )
+        cells = ["failed" if score is None else f"{score:.2f}"]
+        if fast_trials:
+            cells += ["" if score is None else f"{100 * gap(fast_trials[value]):.2f}", "yes" if value in tied else ""]
+        winner = ("chosen", "bold green") if value == best else ("", "")
+        table.add_row(named[value], *cells, winner[0], style=winner[1])
+    why = "Accuracy in % on held-out noisy labels, mean of the last 10 epochs."
+    if fast_trials:
+        why += " The gap is the accuracy on the training labels minus that: what is fitted but does not generalise is "
+        why += "memorised."
     return Group(f"[bold]Chosen: {option} = {named[best]}[/], {reason}.\n", table, why)
 
 

@@ -183,7 +183,8 @@ def _with_clip(plan: Plan, where: dict[str, Any]) -> RunConfig:
     scores = sweeping.tune(tried, search, **where)
     if all(score is None for score in scores.values()):
         raise Failed(f"No value of {search.option} can be chosen: all trials failed.")
-    return replace(tuning.with_value(config, search.option, tuning.best(scores)), val=0.0)
+    best = tuning.best_value(tried, outcome, search)
+    return replace(tuning.with_value(config, search.option, best), val=0.0)
 
 
 def _result(config: RunConfig) -> Result:

@@ -18,7 +18,7 @@ from logitclip import run_folder
 from logitclip.config import RunConfig, load_plugins, registries, word_to_tune
 from logitclip.registry import first_line, suggest
 from logitclip.run_folder import LAST, Failure, Result, outcome
-from logitclip.search import HELD_OUT, Score, Trial, best, proposed, score_parts, scored
+from logitclip.search import HELD_OUT, Trial, best, highest, proposed
 from logitclip.studies import executors
 
 Outcome = Callable[[RunConfig], Result | Failure | None]
@@ -105,7 +105,14 @@ def trials(config: RunConfig, outcome: Outcome = outcome, search: Search | None 
 def choose(config: RunConfig, outcome: Outcome = outcome, search: Search | None = None) -> RunConfig:
     """The config with the best value filled in; it trains on all examples."""
     search = search or search_for(config)
-    return replace(with_value(config, search.option, best(tried(config, outcome, search))), val=0.0)
+    return replace(with_value(config, search.option, best_value(config, outcome, search)), val=0.0)
+
+
+def best_value(config: RunConfig, outcome: Outcome, search: Search) -> Any:
+    """The value that the search chooses: for a grid, the one with the highest validation accuracy."""
+    if search.values:
+        return highest(tried(config, outcome, search))
+    return best(fast_trials(config, outcome, search))
 
 
 def trial(config: RunConfig, search: Search, value: float) -> RunConfig:
@@ -116,15 +123,15 @@ def trial(config: RunConfig, search: Search, value: float) -> RunConfig:
     return replace(config, val=config.val or HELD_OUT, val_rule="random")
 
 
-def tried(config: RunConfig, outcome: Outcome, search: Search) -> dict[float, float | None]:
-    """The score of each value tried so far, in order; None if its run failed."""
+def tried(config: RunConfig, outcome: Outcome, search: Search) -> dict[Any, float | None]:
+    """The validation accuracy of each value tried so far, in order and in %; None if its run failed."""
     found = _found(config, outcome, search, search.values or _asked(config, outcome, search))
-    return {value: _validation(result) for value, result in found.items()} if search.values else _scores(found)
+    return {value: _validation(result) for value, result in found.items()}
 
 
-def parts(config: RunConfig, outcome: Outcome, search: Search) -> dict[float, Score | None]:
-    """The score of each value of the fast search, with its parts."""
-    return score_parts(_trials(_found(config, outcome, search, _asked(config, outcome, search))))
+def fast_trials(config: RunConfig, outcome: Outcome, search: Search) -> dict[float, Trial | None]:
+    """The finished trials of the fast search; None for those that failed."""
+    return _trials(_found(config, outcome, search, _asked(config, outcome, search)))
 
 
 def _found(
@@ -153,11 +160,6 @@ def _asked(config: RunConfig, outcome: Outcome, search: Search) -> list[float]:
 def _validation(found: Result | Failure | None) -> float | None:
     """The accuracy on held-out noisy labels, mean of the last 10 epochs: the paper's score."""
     return found.val_accuracy if isinstance(found, Result) else None
-
-
-def _scores(found: Mapping[float, Result | Failure]) -> dict[float, float | None]:
-    """The scores of the fast search, in points: see `logitclip.search.scored`."""
-    return {value: None if score is None else 100 * score for value, score in scored(_trials(found)).items()}
 
 
 def _trials(found: Mapping[float, Result | Failure]) -> dict[float, Trial | None]:
