@@ -52,7 +52,7 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
         classes_: the labels [K], sorted.
         model_: the trained `nn.Module`, from features [N, D] to logits [N, K], in float64 on the CPU.
         temp_: the temp used for training, found or given.
-        tuned_: with ``temp="auto"``, the scores of the values tried (`logitclip.search.Tuned`).
+        tuned_: with ``temp="auto"``, the validation accuracies of the values tried (`logitclip.search.Tuned`).
         n_features_in_, feature_names_in_: as in every estimator.
 
     >>> from sklearn.datasets import load_iris
