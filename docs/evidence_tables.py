@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections import Counter
 from pathlib import Path
@@ -23,6 +24,8 @@ def table(name: str) -> str:
         return summary([row for row in read(RESULTS / "table1_mini.csv") if row["loss"] == "ce"])
     recipe, scale = name.split()
     rows = read(RESULTS / f"{recipe}_{scale}.csv")
+    if recipe == "figure2":
+        return effect_of_temp(rows)
     return readings(rows) if recipe == "readings" else cells(rows)
 
 
@@ -38,6 +41,7 @@ def counts() -> str:
     total: Counter[str] = Counter()
     for path in sorted([*RESULTS.glob("table*_*.csv"), *RESULTS.glob("figure*_*.csv")], key=lambda path: path.name):
         rows = read(path)
+        rows = peaks(rows) if rows[0]["recipe"] == "figure2" else rows
         found = Counter(row["verdict"] for row in rows if row.get("verdict") in VERDICTS)
         if found:
             total += found
@@ -52,7 +56,8 @@ def summary(rows: list[dict[str, Any]]) -> str:
     """Accuracy and memorised share of CE without and with the clip, for the README."""
     lines = ["| noise | accuracy without the clip | with it | memorised without | with it |", "|---|---|---|---|---|"]
     for row in rows:
-        numbers = f"{row['without']:.1f} % | **{row['with_clip']:.1f} %** | {row['memorised_without']:.0f} %"
+        bold = "**" if row["verdict"] == "agrees" else ""  # beyond two standard errors
+        numbers = f"{row['without']:.1f} % | {bold}{row['with_clip']:.1f} %{bold} | {row['memorised_without']:.0f} %"
         lines.append(f"| {label('noise', row['noise'])} | {numbers} | {row['memorised_with']:.0f} % |")
     return "\n".join(lines)
 
@@ -85,6 +90,47 @@ def cells(rows: list[dict[str, Any]]) -> str:
     told = [i for i in range(len(heads)) if any(line[i] != "–" for line in lines)]
     rows_of_text = ([line[i] for i in told] for line in [heads, ["---"] * len(heads), *lines])
     return "\n".join(f"| {' | '.join(line)} |" for line in rows_of_text)
+
+
+def peaks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each noise, the best temp of Figure 2 beside the ends of the grid.
+
+    The claim is that accuracy rises with temp and then falls again: the best temp beats no clip and both ends. It is
+    undecided if one of these differences is at most two standard errors. Those between temps are not paired, which
+    overestimates them.
+    """
+    found = []
+    for noise in dict.fromkeys(row["noise"] for row in rows):
+        by_temp = {float(row["clip"].rpartition("=")[2]): row for row in rows if row["noise"] == noise}
+        temp = max(by_temp, key=lambda value: by_temp[value]["with_clip"])
+        best, low, high = by_temp[temp], by_temp[min(by_temp)], by_temp[max(by_temp)]
+        gains = [(best["difference"], best["standard_error"])]
+        for end in (low, high):
+            error = math.hypot(best["standard_error"], end["standard_error"])
+            gains.append((best["with_clip"] - end["with_clip"], error))
+        sure = all(gain > 2 * error for gain, error in gains)
+        found.append(
+            {"recipe": best["recipe"], "scale": best["scale"], "data": best["data"], "noise": noise, "temp": temp}
+            | {"best": best, "low": low, "high": high, "fall": gains[2]}
+            | {"verdict": "agrees" if sure else "undecided"}
+        )
+    return found
+
+
+def effect_of_temp(rows: list[dict[str, Any]]) -> str:
+    """The best temp of each noise beside no clip and the ends of the grid."""
+    found = peaks(rows)
+    ends = [float(found[0][end]["clip"].rpartition("=")[2]) for end in ("low", "high")]
+    heads = ["noise", "no clip", f"temp {ends[0]:g}", "best", "best temp", f"temp {ends[1]:g}", "fall after the best"]
+    heads += ["verdict", "memorised at the best"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for row in found:
+        numbers = [row["best"]["without"], row["low"]["with_clip"], row["best"]["with_clip"]]
+        line = [label("noise", row["noise"]), *(f"{number:.1f}" for number in numbers), f"{row['temp']:g}"]
+        line += [f"{row['high']['with_clip']:.1f}", "{:.1f} ± {:.1f}".format(*row["fall"]), row["verdict"]]
+        line += [f"{row['best']['memorised_without']:.0f} → {row['best']['memorised_with']:.0f} %"]
+        lines.append(f"| {' | '.join(line)} |")
+    return "\n".join(lines)
 
 
 def readings(rows: list[dict[str, Any]]) -> str:

@@ -27,7 +27,7 @@ File = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
 Whole = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
 Plugins = Annotated[tuple[str, ...], arg(metavar="FILE", help_behavior_hint="")]
-Quiet = Annotated[Flag, arg(aliases=["-q"], help="Print no progress, only warnings and errors.")]
+Quiet = Annotated[Flag, arg(aliases=["-q"], help="Print no progress.")]
 Verbose = Annotated[Flag, arg(aliases=["-v"], help="Print more: a line for every epoch, and the log.")]
 
 Executor = Annotated[  # the names are checked later: their module imports torch
