@@ -3,10 +3,10 @@
     python benchmarks/tuning.py [--scale digits] [--runs DIR] [--jobs 2]
 
 Runs benchmarks/tuning.toml and writes results/tuning.csv. If it is interrupted, repeat the command to continue; the
-scale `digits` leaves out Fashion-MNIST and two seeds. The CSV has, for each setting and noise, the mean test accuracy over the seeds
-of no clip, temp 1, the grid and auto, and the difference between auto and the grid, paired by seed. The cost is the
-number of examples that the trials train on, summed over their epochs, relative to the grid. It excludes retraining,
-which costs the same for both.
+scale `digits` leaves out Fashion-MNIST and two seeds. The CSV has, for each setting and noise, the mean test accuracy
+over the seeds of no clip, temp 1, the grid and auto, and the difference between auto and the grid, paired by seed. The
+cost is the number of examples that the trials train on, summed over their epochs, relative to the grid. It excludes
+retraining, which costs the same for both.
 """
 
 from __future__ import annotations

@@ -110,6 +110,12 @@ def test_a_network_that_learnt_nothing_loses_to_one_that_did():
         best({1.0: None})
 
 
+def test_trials_that_all_learnt_nothing_are_warned_of():
+    with pytest.warns(UserWarning, match="No trial is better than guessing the most frequent label"):
+        tuned = lc.tune(lambda value: (np.zeros_like(LABELS), LABELS, 0.2))
+    assert tuned.best == 1.0
+
+
 def test_a_decision_does_not_depend_on_later_trials():
     done = {}
     while ahead := [value for value in proposed((0.5, 5.0), done, 6) if value not in done]:

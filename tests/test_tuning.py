@@ -329,6 +329,13 @@ def test_what_is_tuned_is_trained_with_the_best_value_on_everything(arguments, c
         assert winner["val_accuracy"] == max(trial["val_accuracy"] for trial in said["tried"])
 
 
+def test_trials_that_learnt_nothing_are_warned_of(typed, caplog) -> None:
+    learns_nothing = ["--lr", "1e-9", "--noise", "symmetric:rate=0.5", "--clip", "norm:temp=auto"]
+    assert typed(*learns_nothing)[0] == 0
+    sentence = "digits, ce, symmetric:rate=0.5: No trial is better than guessing the most frequent label"
+    assert caplog.text.count(sentence) == 1
+
+
 def test_what_won_and_why() -> None:
     def told(found: dict[float, float | None], fast_trials: dict[float, Any]) -> tuple[str, list[str]]:
         console = Console(width=200, file=io.StringIO(), record=True)

@@ -8,6 +8,7 @@ search.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,10 @@ __all__ = ["Trial", "Tuned", "tune"]
 
 BETWEEN = (1.0, 5.0)  # where the search for temp starts; it may go beyond
 TRIALS = 5
+NOTHING_LEARNT = (
+    "No trial is better than guessing the most frequent label, so the choice means nothing. Train longer or on more "
+    "examples, or try other values."
+)
 HELD_OUT = 0.51  # share of the examples to validate on; five trials on the rest cost a quarter of the paper's grid
 
 
@@ -108,7 +113,10 @@ def tune(
     done = {}
     while ahead := [value for value in proposed(between, done, trials) if value not in done]:
         done |= {value: _trial(train(value)) for value in ahead}
-    return Tuned(best(done), {value: None if trial is None else trial.accuracy for value, trial in done.items()})
+    chosen = best(done)
+    if not any(map(learnt, done.values())):
+        warnings.warn(NOTHING_LEARNT, stacklevel=2)
+    return Tuned(chosen, {value: None if trial is None else trial.accuracy for value, trial in done.items()})
 
 
 def proposed(between: tuple[float, float], done: Mapping[float, Trial | None], count: int = TRIALS) -> list[float]:
@@ -143,8 +151,7 @@ def contenders(done: Mapping[float, Trial | None]) -> list[float]:
         ValueError: if all trials failed.
     """
     finished = {value: trial for value, trial in done.items() if trial is not None}
-    learnt = {value: trial for value, trial in finished.items() if has_learnt(trial.predictions, trial.labels)}
-    trials = learnt or finished
+    trials = {value: trial for value, trial in finished.items() if learnt(trial)} or finished
     first = highest({value: trial.accuracy for value, trial in trials.items()})
     right = {value: trial.predictions == trial.labels for value, trial in trials.items()}
 
@@ -160,6 +167,11 @@ def gap(trial: Trial | None) -> float:
     if trial is None or trial.train_accuracy is None:
         return 0.0
     return max(0.0, trial.train_accuracy - trial.accuracy)  # with augmentation the former may be lower
+
+
+def learnt(trial: Trial | None) -> bool:
+    """Return whether a trial beats the most frequent label, see `has_learnt`."""
+    return trial is not None and has_learnt(trial.predictions, trial.labels)
 
 
 def has_learnt(predictions: np.ndarray, labels: np.ndarray) -> bool:

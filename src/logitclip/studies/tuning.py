@@ -8,6 +8,7 @@ of runs, so tuning can be stopped, resumed and shared like the runs themselves.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,8 +19,10 @@ from logitclip import run_folder
 from logitclip.config import RunConfig, load_plugins, registries, word_to_tune
 from logitclip.registry import first_line, suggest
 from logitclip.run_folder import LAST, Failure, Result, outcome
-from logitclip.search import HELD_OUT, Trial, best, highest, proposed
+from logitclip.search import HELD_OUT, NOTHING_LEARNT, Trial, best, highest, learnt, proposed
 from logitclip.studies import executors
+
+log = logging.getLogger(__name__)
 
 Outcome = Callable[[RunConfig], Result | Failure | None]
 
@@ -112,7 +115,10 @@ def best_value(config: RunConfig, outcome: Outcome, search: Search) -> Any:
     """The value that the search chooses: for a grid, the one with the highest validation accuracy."""
     if search.values:
         return highest(tried(config, outcome, search))
-    return best(fast_trials(config, outcome, search))
+    trials = fast_trials(config, outcome, search)
+    if not any(map(learnt, trials.values())):
+        log.warning("%s, %s, %s: %s", config.data, config.loss, config.noise, NOTHING_LEARNT)
+    return best(trials)
 
 
 def trial(config: RunConfig, search: Search, value: float) -> RunConfig:
