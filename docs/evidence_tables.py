@@ -95,9 +95,9 @@ def cells(rows: list[dict[str, Any]]) -> str:
 def peaks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For each noise, the best temp of Figure 2 beside the ends of the grid.
 
-    The claim is that accuracy rises with temp and then falls again: the best temp beats no clip and both ends. It is
-    undecided if one of these differences is at most two standard errors. Those between temps are not paired, which
-    overestimates them.
+    The claim is that accuracy rises with temp and then falls again: the best temp beats no clip and both ends, each by
+    more than two standard errors. If the best temp is an end, or no better than no clip, it disagrees. The errors of
+    differences between temps are not paired, which overestimates them; but the best temp is chosen by the same runs.
     """
     found = []
     for noise in dict.fromkeys(row["noise"] for row in rows):
@@ -108,11 +108,14 @@ def peaks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for end in (low, high):
             error = math.hypot(best["standard_error"], end["standard_error"])
             gains.append((best["with_clip"] - end["with_clip"], error))
-        sure = all(gain > 2 * error for gain, error in gains)
+        if min(gain for gain, _ in gains) <= 0:
+            verdict = "disagrees"
+        else:
+            verdict = "agrees" if all(gain > 2 * error for gain, error in gains) else "undecided"
         found.append(
             {"recipe": best["recipe"], "scale": best["scale"], "data": best["data"], "noise": noise, "temp": temp}
             | {"best": best, "low": low, "high": high, "fall": gains[2]}
-            | {"verdict": "agrees" if sure else "undecided"}
+            | {"verdict": verdict}
         )
     return found
 

@@ -69,6 +69,11 @@ def test_decimal_points_are_kept_beside_commas_in_text(tmp_path):
     }
 
 
+def test_separated_thousands_stay_text(tmp_path):
+    path = write(tmp_path / "x.tsv", "price\ty\n1,234\ta\n999\tb\n12,500\ta\n")
+    assert shown(read_table(path)["price"]) == ["1,234", "999", "12,500"]
+
+
 def test_csv_with_blanks_after_the_commas(tmp_path):
     """As in adult.data of the UCI repository."""
     path = write(tmp_path / "x.csv", "age, work, hours\n39, State-gov, 40\n50, ?, ?\n")
@@ -190,6 +195,11 @@ def test_wrong_files_are_one_sentence(tmp_path):
         "twice.csv": (b"a,a\n1,2\n", r"twice.csv has two columns called 'a'"),
         "broken.parquet": (b"PAR1 nonsense", r"broken.parquet could not be read"),
         "broken.npz": (b"PK\x03\x04 nonsense", r"broken.npz could not be read"),
+        "latin.csv": ("größe,b\n1,2\n".encode("latin-1"), r"latin.csv could not be read \(.*; save it as UTF-8"),
+        "wide.csv": (
+            "a,b\n1,2\n".encode("utf-16"),
+            r"wide.csv could not be read \(its text is utf-16\); save it as UTF-8",
+        ),
         "broken.csv.gz": (b"\x1f\x8b nonsense", r"broken.csv.gz could not be read"),
     }
     for name, (content, message) in cases.items():

@@ -127,7 +127,7 @@ def test_the_summaries_say_what_the_estimate_means(fitted):
     guessing = "Accuracy on held-out noisy labels: 80.0%. Guessing the largest class scores about 79.0%."
     assert (lost.noise_summary, lost.accuracy_summary) == (unknown, guessing)
     fast = replace(lost, facts={**lost.facts, "noise": {**fitted.noise, "from": "one run"}})
-    assert "on the held-out rows. With few of them, --find-issues, which judges every row" in fast.noise_summary
+    assert "on the held-out rows. With few of them, judging every row (--find-issues)" in fast.noise_summary
     old = {name: fact for name, fact in fitted.facts.items() if name not in ("learnt", "largest_share")}
     assert replace(fitted, facts=old).noise_summary == fitted.noise_summary
     assert replace(fitted, facts={**old, "noisy_accuracy": 0.3}).noise_summary == unknown

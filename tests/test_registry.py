@@ -107,7 +107,11 @@ def test_a_bare_value_that_may_be_two_knobs_is_refused() -> None:
     ("spec", "sentence"),
     [
         ("manny", "Unknown thing 'manny'. Did you mean 'many'?"),
-        ("plain=0.5", "In the thing 'plain=0.5', a colon follows the name: write 'plain:key=0.5'."),
+        (
+            "needy = 0.5",
+            "In the thing 'needy = 0.5', a colon follows the name: write needy:name=0.5 or needy:size=0.5.",
+        ),
+        ("/a=b/plain.csv", "Unknown thing '/a=b/plain.csv'."),
         ("zzz", "Unknown thing 'zzz'. Known: many, needy, plain."),
         ("", "Unknown thing ''."),
         ("Many", "Unknown thing 'Many'. Did you mean 'many'?"),

@@ -269,11 +269,10 @@ def test_a_clip_that_was_never_active_is_named(tmp_path):
     )
     recipe = load_recipe(str(tmp_path / "own.toml"), runs=str(tmp_path / "runs"))
     rows = sweeping.sweep(recipe, executor="inline")
-    for tau, sentences in (("1e+06", 1), ("0.1", 0)):
-        pairs = [row for row in rows if row.cell.coordinates["clip"] in ("none", f"norm:tau={tau}")]
-        assert len(pairs) == 4
-        notes = tabulate(recipe, pairs).notes
-        assert sum("In 2 of 2 pairs of runs the clip was never active" in note for note in notes) == sentences
+    sentence = "In 2 of 4 runs with the clip it was never active: no norm reached its threshold."
+    assert [note for note in tabulate(recipe, rows).notes if sentence in note]
+    active = [row for row in rows if row.cell.coordinates["clip"] != "norm:tau=1e+06"]
+    assert not [note for note in tabulate(recipe, active).notes if "never active" in note]
 
 
 def test_examples_are_memorised_without_the_clip_and_recovered_with_it(tmp_path):

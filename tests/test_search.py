@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import logitclip as lc
-from logitclip.search import Trial, best, contenders, proposed
+from logitclip.search import Trial, best, contenders, learnt, proposed
 
 LABELS = np.arange(2000) % 5
 
@@ -111,9 +111,36 @@ def test_a_network_that_learnt_nothing_loses_to_one_that_did():
 
 
 def test_trials_that_all_learnt_nothing_are_warned_of():
-    with pytest.warns(UserWarning, match="No trial is better than guessing the most frequent label"):
+    with pytest.warns(UserWarning, match="No trial is better than chance"):
         tuned = lc.tune(lambda value: (np.zeros_like(LABELS), LABELS, 0.2))
     assert tuned.best == 1.0
+
+
+def test_unknown_training_accuracies_are_no_advantage():
+    known, unknown = Trial(predicted(0.55), LABELS, 0.6), Trial(predicted(0.545, 1), LABELS)
+    assert contenders({1.0: known, 2.0: unknown}) == [1.0, 2.0]
+    assert best({1.0: known, 2.0: unknown}) == 1.0
+
+
+def test_a_network_that_finds_the_rare_class_has_learnt():
+    """With weighted classes it may not beat the most frequent label."""
+    labels = (np.arange(900) % 10 == 0).astype(int)
+    rng = np.random.default_rng(0)
+    weighted = np.where(rng.random(900) < 0.15, 1 - labels, labels)
+    constant, guessing = np.zeros_like(labels), (rng.random(900) < 0.1).astype(int)
+    assert (weighted == labels).mean() < (constant == labels).mean()
+    assert [learnt(Trial(p, labels)) for p in (weighted, constant, guessing)] == [True, False, False]
+    assert best({1.0: Trial(weighted, labels, 0.95), 2.0: Trial(constant, labels, 0.9)}) == 1.0
+
+
+def test_held_out_examples_must_be_the_same():
+    def train(value):
+        return LABELS[: int(100 * value)], LABELS[: int(100 * value)]
+
+    with pytest.raises(ValueError, match="held-out examples must be the same in every call"):
+        lc.tune(train)
+    with pytest.raises(ValueError, match="held-out examples must be the same in every call"):
+        lc.tune(lambda value: (LABELS, LABELS if value < 2 else LABELS[::-1]), values=[1.0, 3.0])
 
 
 def test_a_decision_does_not_depend_on_later_trials():

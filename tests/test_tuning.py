@@ -16,7 +16,7 @@ from rich.console import Console
 from logitclip.cli.training import _tried
 from logitclip.config import RunConfig, word_to_tune
 from logitclip.run_folder import Failure, Result, outcome
-from logitclip.search import TRIALS
+from logitclip.search import TRIALS, best
 from logitclip.search import Trial as SearchTrial
 from logitclip.studies import executors, sweeping, tuning
 from logitclip.studies.tuning import GRIDS, Search
@@ -233,29 +233,30 @@ def test_bad_bounds_of_a_study(low: float, high: float, count: int) -> None:
         tuning.study(RunConfig(clip="norm:temp=1"), "clip.temp", low, high, count)
 
 
-def test_the_choice_among_real_runs_follows_its_definition(tmp_path) -> None:
-    """Under asymmetric noise: of the values within one standard error of the highest accuracy, the smallest gap."""
+def test_the_choice_among_real_runs_is_that_of_the_search(tmp_path) -> None:
     config = RunConfig(noise="asymmetric:rate=0.4", clip="norm:temp=auto", limit=300, epochs=40, runs=str(tmp_path))
     search = Search("clip.temp", grid=(0.5, 3.0))
     scores = sweeping.tune(config, search, executor="inline")
-    results: dict[float, Result] = {}
-    for value in scores:
-        found = outcome(tuning.trial(config, search, value))
-        assert isinstance(found, Result)
-        results[value] = found
-    assert scores == {value: result.val_accuracy for value, result in results.items()}
-    first = max(results, key=lambda value: results[value].val_accuracy or 0)
-    gaps = {}
-    for value, result in results.items():
-        held_out, best = result.validation, results[first].validation
-        right, best_right = held_out["prediction"] == held_out["label"], best["prediction"] == best["label"]
-        assert right.mean() > 0.2  # all have learnt
-        error = 100 * np.std(right * 1.0 - best_right * 1.0) / math.sqrt(len(right))
-        if (results[first].val_accuracy or 0) - (result.val_accuracy or 0) <= error:
-            fitted = sum(row["train_accuracy"] for row in result.rows[-10:]) / 10
-            gaps[value] = fitted - (result.val_accuracy or 0)
-    assert 1 < len(gaps) < len(results)
-    assert tuning.best_value(config, outcome, search) == min(gaps, key=gaps.__getitem__)
+    trials = tuning.fast_trials(config, outcome, search)
+    assert list(trials) == list(scores)
+    for value, trial in trials.items():
+        result = outcome(tuning.trial(config, search, value))
+        assert isinstance(result, Result)
+        assert trial is not None
+        assert result.val_accuracy == scores[value] == pytest.approx(100 * trial.accuracy)
+        fitted = [row["train_accuracy"] for row in result.rows[-10:]]
+        assert 100 * (trial.train_accuracy or 0) == pytest.approx(sum(fitted) / 10)
+        assert (trial.predictions == result.validation["prediction"]).all()
+    assert len({trial and trial.train_accuracy for trial in trials.values()}) > 1
+    assert tuning.best_value(config, outcome, search) == best(trials)
+    assert tuning.choose(config, search=search).clip == f"norm:temp={best(trials):g}"
+
+
+def test_trials_that_all_failed_are_no_reason_to_train_longer(caplog) -> None:
+    broken = Curve(1.0, broken=(1.0, 2.24, 5.0, 0.446, 0.199))
+    with pytest.raises(ValueError, match="all trials failed"):
+        tune(AUTO, broken)
+    assert "better than chance" not in caplog.text
 
 
 @pytest.mark.parametrize("name", ["validation.npz", "metrics.jsonl"])
@@ -332,7 +333,7 @@ def test_what_is_tuned_is_trained_with_the_best_value_on_everything(arguments, c
 def test_trials_that_learnt_nothing_are_warned_of(typed, caplog) -> None:
     learns_nothing = ["--lr", "1e-9", "--noise", "symmetric:rate=0.5", "--clip", "norm:temp=auto"]
     assert typed(*learns_nothing)[0] == 0
-    sentence = "digits, ce, symmetric:rate=0.5: No trial is better than guessing the most frequent label"
+    sentence = "The search for clip.temp (loss ce, noise symmetric:rate=0.5): No trial is better than chance"
     assert caplog.text.count(sentence) == 1
 
 
@@ -353,6 +354,12 @@ def test_what_won_and_why() -> None:
     first, row = told({0.5: 92.0, 1.0: 92.0, 1.5: None}, trials | {1.5: None})
     assert first.endswith("1, the smallest gap of 2 values within one standard error of the highest accuracy.")
     assert row == ["1", "92.00", "5.00", "yes", "chosen"]
+    unknown = {value: replace(trial, train_accuracy=None) for value, trial in trials.items()}
+    first, row = told({0.5: 91.0, 1.0: 92.0}, unknown)
+    assert first == "Chosen: clip.temp = 1, the highest accuracy."
+    assert row == ["1", "92.00", "yes", "chosen"]  # no gap
+    nothing = {1.0: SearchTrial(np.zeros(100, int), label, 0.25)}
+    assert told({1.0: 25.0}, nothing)[0].endswith("1, but no trial is better than chance, so the choice means nothing.")
 
 
 def test_trials_that_fail_are_said_and_tried_again(typed, monkeypatch) -> None:

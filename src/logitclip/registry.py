@@ -161,8 +161,10 @@ class Registry:
             raise TypeError(f"A {self.kind} is named by a spec string such as 'name:key=value', got {spec!r}.")
         name, colon, text = (part.strip() for part in spec.partition(":"))
         if not colon and "=" in name:
-            known, _, value = name.partition("=")
-            raise ValueError(f"In the {self.kind} {spec!r}, a colon follows the name: write '{known}:key={value}'.")
+            known, value = (part.strip() for part in name.split("=", 1))
+            if known in self:
+                knobs = " or ".join(f"{known}:{knob}={value}" for knob in self.knobs(known)) or known
+                raise ValueError(f"In the {self.kind} {spec!r}, a colon follows the name: write {knobs}.")
         values: dict[str, str] = {}
         # A value may hold a comma (a path, say): only a comma before `key=` ends it.
         for item in re.split(r",(?=\s*[A-Za-z_]\w*\s*=)", text) if text else []:

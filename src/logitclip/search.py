@@ -20,8 +20,8 @@ __all__ = ["Trial", "Tuned", "tune"]
 BETWEEN = (1.0, 5.0)  # where the search for temp starts; it may go beyond
 TRIALS = 5
 NOTHING_LEARNT = (
-    "No trial is better than guessing the most frequent label, so the choice means nothing. Train longer or on more "
-    "examples, or try other values."
+    "No trial is better than chance, so the choice means nothing. Train longer, on more examples or with another "
+    "learning rate."
 )
 HELD_OUT = 0.51  # share of the examples to validate on; five trials on the rest cost a quarter of the paper's grid
 
@@ -102,21 +102,19 @@ def tune(
     >>> tune(train).best
     2.24
     """
-    if values is not None:
-        if not len(values):
-            raise ValueError("values must not be empty.")
-        done = {float(value): _trial(train(value)) for value in values}
-        scores = {value: None if trial is None else trial.accuracy for value, trial in done.items()}
-        return Tuned(highest(scores), scores)
+    if values is not None and not len(values):
+        raise ValueError("values must not be empty.")
     if trials < 3:
         raise ValueError(f"trials must be at least 3, got {trials}.")
-    done = {}
-    while ahead := [value for value in proposed(between, done, trials) if value not in done]:
-        done |= {value: _trial(train(value)) for value in ahead}
-    chosen = best(done)
-    if not any(map(learnt, done.values())):
+    done: dict[float, Trial | None] = {}
+    while ahead := [v for v in (proposed(between, done, trials) if values is None else values) if v not in done]:
+        for value in ahead:
+            done[float(value)] = _trial(train(value), next(filter(None, done.values()), None))
+    scores = {value: None if trial is None else trial.accuracy for value, trial in done.items()}
+    chosen = highest(scores) if values is not None else best(done)
+    if values is None and not any(map(learnt, done.values())):
         warnings.warn(NOTHING_LEARNT, stacklevel=2)
-    return Tuned(chosen, {value: None if trial is None else trial.accuracy for value, trial in done.items()})
+    return Tuned(chosen, scores)
 
 
 def proposed(between: tuple[float, float], done: Mapping[float, Trial | None], count: int = TRIALS) -> list[float]:
@@ -133,19 +131,21 @@ def proposed(between: tuple[float, float], done: Mapping[float, Trial | None], c
 def best(done: Mapping[float, Trial | None]) -> float:
     """Return the best value: of the `contenders`, the one with the smallest gap.
 
-    A model that fits the training labels without generalising has memorised them.
+    A model that fits the training labels without generalising has memorised them. If a training accuracy is not known,
+    the highest validation accuracy decides.
     """
-    gaps = {value: gap(done[value]) for value in contenders(done)}
-    return min(gaps, key=gaps.__getitem__)
+    candidates = contenders(done)
+    gaps = [gap(done[value]) for value in candidates]
+    known = [found for found in gaps if found is not None]
+    return candidates[gaps.index(min(known))] if len(known) == len(gaps) else candidates[0]
 
 
 def contenders(done: Mapping[float, Trial | None]) -> list[float]:
     """Return the values whose validation accuracy is within one standard error of the highest, that one first.
 
-    The standard error is that of the difference between two models on the same examples. Under asymmetric noise it
-    matters: right and wrong predictions alike agree with many of the noisy labels, so that validation accuracy says
-    little. A model that does not beat the most frequent label is left out, unless none does: it has no gap, because it
-    learnt nothing.
+    The standard error is that of the difference between two models on the same examples. It is large where validation
+    accuracy says little: under asymmetric noise, right and wrong predictions alike agree with many of the noisy labels.
+    A model that learnt nothing has no gap. It is left out, unless no model learnt anything.
 
     Raises:
         ValueError: if all trials failed.
@@ -162,16 +162,26 @@ def contenders(done: Mapping[float, Trial | None]) -> list[float]:
     return [first, *(value for value in trials if value != first and near(value))]
 
 
-def gap(trial: Trial | None) -> float:
-    """Return training accuracy minus validation accuracy, in [0, 1]; 0 if the training accuracy is not known."""
+def gap(trial: Trial | None) -> float | None:
+    """Return training accuracy minus validation accuracy, in [0, 1]; None if it is not known."""
     if trial is None or trial.train_accuracy is None:
-        return 0.0
+        return None
     return max(0.0, trial.train_accuracy - trial.accuracy)  # with augmentation the former may be lower
 
 
 def learnt(trial: Trial | None) -> bool:
-    """Return whether a trial beats the most frequent label, see `has_learnt`."""
-    return trial is not None and has_learnt(trial.predictions, trial.labels)
+    """Return whether predictions agree with the labels more often than by chance, by two standard errors.
+
+    By chance, predictions and labels with these class shares agree as often as if they were independent. A constant
+    prediction is never better. Predictions that favour rare classes may be, though they do not beat the most frequent
+    label.
+    """
+    if trial is None:
+        return False
+    shares = [(trial.predictions == k).mean() * (trial.labels == k).mean() for k in np.unique(trial.labels)]
+    chance = float(sum(shares))
+    error = math.sqrt(chance * (1 - chance) / len(trial.labels))
+    return bool((trial.predictions == trial.labels).mean() > chance + 2 * error)
 
 
 def has_learnt(predictions: np.ndarray, labels: np.ndarray) -> bool:
@@ -205,8 +215,8 @@ def _rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def _trial(result: Any) -> Trial | None:
-    """Check what a training function returned."""
+def _trial(result: Any, other: Trial | None) -> Trial | None:
+    """Check what a training function returned, and that the held-out examples are those of another trial."""
     if result is None:
         return None
     if not isinstance(result, tuple) or len(result) not in (2, 3):
@@ -219,6 +229,8 @@ def _trial(result: Any) -> Trial | None:
         raise ValueError(
             f"There must be as many predictions as labels and at least one, got {len(predictions)} and {len(labels)}."
         )
+    if other is not None and not np.array_equal(labels, other.labels):
+        raise ValueError("The held-out examples must be the same in every call of the training function.")
     train_accuracy = None if len(result) == 2 or result[2] is None else float(result[2])
     if train_accuracy is not None and not 0 <= train_accuracy <= 1:
         raise ValueError(f"train_accuracy must lie in [0, 1], got {train_accuracy}. Divide percentages by 100.")

@@ -137,22 +137,23 @@ def _overview(*, every_command: bool) -> None:
 
 def _explain(error: Exception) -> NoReturn:
     """Print what went wrong in one sentence, and exit."""
+    place = _in_plugin(error)
     if isinstance(error, ValueError | OSError | ImportError | Claimed):
-        fail(Exit.MISTAKE, f"{error}{_hint(error)}")
+        where = "" if place is None else f" (raised in the plugin {place})"
+        fail(Exit.MISTAKE, f"{error}{_hint(error)}{where}")
     with tempfile.NamedTemporaryFile("w", prefix="logitclip-", suffix=".txt", delete=False) as file:
         file.write("".join(traceback.format_exception(error)))
     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200] or 'no reason given'}"
-    place = _in_plugin(error)
     if place is not None:
         fail(Exit.MISTAKE, f"The plugin {place} raised {reason}. The traceback is in {file.name}.")
     fail(Exit.UNEXPECTED, f"Unexpected {reason}. The traceback is in {file.name}.")
 
 
 def _in_plugin(error: Exception) -> str | None:
-    """Return the file and line of a plugin in which an error arose, if it did."""
+    """Return the line of a plugin that is nearest to an error; None if no plugin was involved."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         if str(frame.f_globals.get("__name__")).startswith(PLUGIN_MODULE):
-            return f"{frame.f_code.co_filename}, line {line},"
+            return f"{frame.f_code.co_filename}, line {line}"
     return None
 
 

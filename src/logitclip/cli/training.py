@@ -161,9 +161,10 @@ def tune(
     fast_trials = {} if search.values or between else tuning.fast_trials(config, outcome, search)
     if json:
         tried = [{"value": value, "val_accuracy": score} for value, score in scores.items()]
+        tied = contenders(fast_trials) if fast_trials else []
         for row in tried if fast_trials else []:
-            row["gap"] = 100 * gap(fast_trials[row["value"]])
-            row["contender"] = row["value"] in contenders(fast_trials)
+            found = gap(fast_trials[row["value"]])
+            row |= {"gap": None if found is None else 100 * found, "contender": row["value"] in tied}
         show_json({"option": search.option, "tried": tried, "chosen": best, "result": asdict(result)})
         return
     show(_tried(search.option, scores if values else dict(sorted(scores.items())), best, fast_trials))
@@ -175,29 +176,34 @@ def _tried(option: str, scores: Mapping[Any, float | None], best: Any, fast_tria
     from rich.console import Group
     from rich.markup import escape
 
-    from logitclip.search import contenders, gap
+    from logitclip.search import contenders, gap, learnt
 
     equal = sum(score == scores[best] for score in scores.values())
     tied = contenders(fast_trials) if fast_trials else []
-    if len(tied) > 1:
+    gaps = {value: gap(trial) for value, trial in fast_trials.items()}
+    if fast_trials and not any(map(learnt, fast_trials.values())):
+        reason = "but no trial is better than chance, so the choice means nothing"
+    elif len(tied) > 1 and None not in [gaps[value] for value in tied]:
         reason = f"the smallest gap of {len(tied)} values within one standard error of the highest accuracy"
     elif equal > 1:
         reason = f"the first tried of {equal} values with the highest accuracy"
     else:
         reason = "the highest accuracy"
     named = {value: f"{value:g}" if isinstance(value, float) else escape(str(value)) for value in scores}
-    heads = ["gap to training labels", "within one error"] if fast_trials else []
+    heads = ["gap to training labels", "within one standard error"] if fast_trials else []
     table = make_table("Values tried", option, "accuracy on held-out labels", *heads, "")
     for value, score in scores.items():
         cells = ["failed" if score is None else f"{score:.2f}"]
         if fast_trials:
-            cells += ["" if score is None else f"{100 * gap(fast_trials[value]):.2f}", "yes" if value in tied else ""]
+            found = gaps[value]
+            cells += ["" if found is None else f"{100 * found:.2f}", "yes" if value in tied else ""]
         winner = ("chosen", "bold green") if value == best else ("", "")
         table.add_row(named[value], *cells, winner[0], style=winner[1])
     why = "Accuracy in % on held-out noisy labels, mean of the last 10 epochs."
     if fast_trials:
-        why += " The gap is the accuracy on the training labels minus that: what is fitted but does not generalise is "
-        why += "memorised."
+        why += (
+            " The gap is the accuracy on the training labels minus this accuracy. A large gap means memorised labels."
+        )
     return Group(f"[bold]Chosen: {option} = {named[best]}[/], {reason}.\n", table, why)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv as builtin_csv
 import os
 import re
@@ -56,7 +57,7 @@ def read_table(path: str | Path, *, text: Collection[str] = ()) -> dict[str, Col
         raise ValueError(f"There is no file {path}; name a csv, tsv, parquet or npz file.")
     kind = Path(path.name.lower().removesuffix(".gz")).suffix
     readers = {".csv": _read_csv, ".tsv": _read_csv, ".parquet": _read_parquet, ".npz": _read_npz}
-    if kind in (".xlsx", ".xls", ".ods"):
+    if kind in (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"):
         raise ValueError(f"{path} is a spreadsheet: save the sheet as csv (UTF-8) and name that file.")
     if kind not in readers:
         raise ValueError(f"{path} should be a csv, tsv, parquet or npz file, and its name should end so.")
@@ -107,7 +108,10 @@ def _read_csv(path: Path, text: Collection[str]) -> dict[str, Column]:
 
     def read() -> Any:
         with stream() as file:
-            start = file.read(1 << 16).decode("utf-8-sig", errors="replace")
+            first = file.read(1 << 16)
+        if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise OSError("its text is utf-16")
+        start = first.decode("utf-8-sig", errors="replace")
         header = (start.splitlines() or [""])[0]
         unquoted = re.sub(r'"[^"]*"', "", header)
         delimiter = max(",;\t|", key=unquoted.count)
@@ -127,7 +131,8 @@ def _read_csv(path: Path, text: Collection[str]) -> dict[str, Column]:
             )
 
         table = parsed(".")
-        if delimiter != "," and re.search(r"\d,\d", start):
+        # A comma before exactly three digits may separate thousands.
+        if delimiter != "," and re.search(r"\d,(?:\d{1,2}|\d{4,})(?![\d,])", start):
             return max(table, parsed(","), key=_numeric_columns)  # the first of equals
         return table
 
@@ -162,11 +167,13 @@ def _pyarrow() -> Any:
 def _from_arrow(path: Path, read: Callable[[], Any]) -> dict[str, Column]:
     try:
         table = read()
-    except (_pyarrow().ArrowException, builtin_csv.Error, OSError) as error:
+        names = table.column_names
+    except (_pyarrow().ArrowException, builtin_csv.Error, OSError, UnicodeDecodeError) as error:
         reason = str(error).partition("\n")[0].rstrip(".")
-        remedy = "save it as UTF-8" if "UTF8" in reason else "repair it or save it again"
+        encoded = isinstance(error, UnicodeDecodeError) or "UTF8" in reason or "utf-16" in reason
+        remedy = "save it as UTF-8" if encoded else "repair it or save it again"
         raise ValueError(f"{path} could not be read ({reason}); {remedy}.") from error
-    return _unique(zip(table.column_names, table.columns, strict=True), path)
+    return _unique(zip(names, table.columns, strict=True), path)
 
 
 def _unique(named: Iterable[tuple[str, Any]], source: str | Path) -> dict[str, Column]:

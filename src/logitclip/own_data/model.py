@@ -78,7 +78,7 @@ class Model:
         """The estimated noise in words, and what the estimate cannot see."""
         if not self.learnt:
             text = "The noise cannot be estimated: the network is not clearly better than guessing the largest class"
-            held_out = " on the held-out rows. With few of them, --find-issues, which judges every row, may tell more"
+            held_out = " on the held-out rows. With few of them, judging every row (--find-issues) may tell more"
             return f"{text}{'' if self.noise['from'] == 'out of fold' else held_out}."
         noise = self.noise
         low, high = noise["rate_interval"]

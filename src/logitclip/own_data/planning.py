@@ -108,7 +108,7 @@ class Plan:
         earlier = any(Path(self.config.runs).glob("*/result.json"))
         lines.append(
             f"This will take about {duration(max(1.0, self.seconds))}"
-            f"{', less for the runs that are finished already' if earlier else ''}."
+            f"{', less if some of the runs are finished already' if earlier else ''}."
         )
         return lines
 

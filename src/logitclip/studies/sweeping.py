@@ -90,7 +90,7 @@ def sweep(
 
 
 def tune(config: RunConfig, search: tuning.Search | None = None, **where: Any) -> dict[Any, float | None]:
-    """Run the trials of a search, and return the score of each value; None if its trial failed.
+    """Run the trials of a search, and return the validation accuracy of each value in %; None if its trial failed.
 
     As in a sweep, trials that failed before are retried once.
 

@@ -329,12 +329,13 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
         ]
         more = [f"and {len(failed) - 5} more"] if len(failed) > 5 else []
         notes.append(f"{len(failed)} of {len(rows)} runs failed and are not in the means. {'; '.join(named + more)}.")
-    pairs = pairs_of(rows)
-    inactive = sum(map(_same_training, pairs))
+    clipped = [result for result in results_of(rows) if result.clip.partition(":")[0] == "norm"]
+    accuracies = {result.last10_accuracy for result in results_of(rows) if result.clip == "none"}
+    inactive = sum(_never_active(result) for result in clipped if result.last10_accuracy in accuracies)
     if inactive:
         notes.append(
-            f"In {inactive} of {len(pairs)} pairs of runs the clip was never active: no norm reached its threshold. "
-            "A smaller threshold would act."
+            f"In {inactive} of {len(clipped)} runs with the clip it was never active: no norm reached its threshold. A "
+            "smaller threshold would act."
         )
     missing = sum(row.outcome is None for row in rows)
     if missing:
@@ -354,12 +355,10 @@ def pairs_of(rows: Iterable[Row]) -> list[tuple[Result, Result]]:
     return [(none[0], norm[0]) for none, norm in found if len(none) == len(norm) == 1]
 
 
-def _same_training(pair: tuple[Result, Result]) -> bool:
-    """Return whether the clip of the second run was never active."""
-    without, clipped = pair
-    if without.last10_accuracy != clipped.last10_accuracy:  # spares reading the metrics of most runs
-        return False
-    return not any(row["clipped"] for row in clipped.rows) and any(row["clipped"] == 0 for row in clipped.rows)
+def _never_active(result: Result) -> bool:
+    """Return whether no norm reached the threshold of the clip, in any epoch in which that was measured."""
+    shares = [row["clipped"] for row in result.rows if row["clipped"] is not None]
+    return bool(shares) and not any(shares)
 
 
 def headline(rows: Sequence[Row]) -> str:

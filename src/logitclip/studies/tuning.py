@@ -116,9 +116,12 @@ def best_value(config: RunConfig, outcome: Outcome, search: Search) -> Any:
     if search.values:
         return highest(tried(config, outcome, search))
     trials = fast_trials(config, outcome, search)
+    chosen = best(trials)
     if not any(map(learnt, trials.values())):
-        log.warning("%s, %s, %s: %s", config.data, config.loss, config.noise, NOTHING_LEARNT)
-    return best(trials)
+        log.warning(
+            "The search for %s (loss %s, noise %s): %s", search.option, config.loss, config.noise, NOTHING_LEARNT
+        )
+    return chosen
 
 
 def trial(config: RunConfig, search: Search, value: float) -> RunConfig:
