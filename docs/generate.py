@@ -174,6 +174,21 @@ def measured_losses() -> str:
     return "\n".join(lines)
 
 
+def tuning_table() -> str:
+    """`auto` against the grid, temp 1 and no clip, from benchmarks/tuning.py."""
+    from logitclip.studies.tables import label
+
+    lines = ["| | noise | no clip | temp=1 | grid | auto | auto - grid |", "|---|---|---|---|---|---|---|"]
+    last = ""
+    for row in evidence_tables.read(DOCS.parent / "results" / "tuning.csv"):
+        numbers = " | ".join(f"{row[name]:.1f}" for name in ("none", "temp=1", "grid", "auto"))
+        setting = "" if row["setting"] == last else row["setting"]
+        difference = f"{row['auto_less_grid']:+.1f}".replace("-", "−")
+        lines.append(f"| {setting} | {label('noise', row['noise'])} | {numbers} | {difference} |")
+        last = row["setting"]
+    return "\n".join(lines)
+
+
 def other_losses() -> str:
     """Accuracy and memorised labels of the losses that are not in Table 1, from the recipe all_losses on digits."""
     found: dict[str, dict[tuple[str, str], str]] = {}
@@ -223,6 +238,7 @@ def generated(name: str) -> str:
         "choices": recipe_choices,
         "measured losses": measured_losses,
         "other losses": other_losses,
+        "tuning": tuning_table,
         "command help": command_help,
     }
     return others[name]() if name in others else registry_table(KINDS[name])
