@@ -54,6 +54,7 @@ clean:
 	rm -rf $(VENV) build dist
 
 $(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11, 4) or sys.exit("Python 3.11.4 or newer is needed, this is %s. Name one: make demo PYTHON=python3.12" % sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet $(TORCH)
