@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import logitclip as lc
-from logitclip.search import Trial, best, contenders, learnt, proposed
+from logitclip.search import Trial, best, contenders, learnt, proposed, scored
 
 LABELS = np.arange(2000) % 5
 
@@ -72,12 +72,12 @@ def predicted(right, seed=0):
 
 
 def test_of_values_with_about_the_same_accuracy_the_one_that_memorised_least_wins():
-    memorising, honest = Trial(predicted(0.55), LABELS, 1.0), Trial(predicted(0.545, 1), LABELS, 0.6)
+    memorising, honest = Trial(predicted(0.55), LABELS, 1.0), Trial(predicted(0.53, 1), LABELS, 0.6)
     worse = Trial(predicted(0.4), LABELS, 0.41)
     done = {1.0: memorising, 2.0: honest, 3.0: worse, 4.0: None}
     assert contenders(done) == [1.0, 2.0]  # one standard error is 1.6 points
     assert best(done) == 2.0
-    assert best({**done, 2.0: Trial(predicted(0.5, 1), LABELS, 0.5)}) == 1.0  # five points are more than one error
+    assert best({**done, 2.0: Trial(predicted(0.52, 1), LABELS, 0.5)}) == 1.0  # three points are more than 1.5 errors
     unknown = {value: trial and Trial(trial.predictions, LABELS) for value, trial in done.items()}
     assert best(unknown) == 1.0  # without training accuracies, the highest validation accuracy
     augmented = Trial(predicted(0.55), LABELS, 0.3)  # its training accuracy is lower: no gap
@@ -86,8 +86,21 @@ def test_of_values_with_about_the_same_accuracy_the_one_that_memorised_least_win
 
 def test_a_loss_that_underfits_is_not_punished_for_learning_more():
     """The better of two networks may have the larger gap, as with GCE and NCE."""
-    flat, steep = Trial(predicted(0.3), LABELS, 0.3), Trial(predicted(0.5), LABELS, 0.6)
+    flat, steep = Trial(predicted(0.3), LABELS, 0.3), Trial(predicted(0.5), LABELS, 0.9)
+    scores = scored({5.0: flat, 0.2: steep})
+    assert scores[5.0] > scores[0.2]
     assert best({5.0: flat, 0.2: steep}) == 0.2
+
+
+def test_the_score_is_accuracy_minus_gap_minus_the_votes_against():
+    """Right on 0.6, 0.6 and 0.5 of the examples; the third differs from the other two on the last tenth."""
+    first, third = predicted(0.6), predicted(0.5)
+    done = {1.0: Trial(first, LABELS, 0.7), 2.0: Trial(first, LABELS, 0.4), 3.0: Trial(third, LABELS, 0.5), 4.0: None}
+    scores = scored(done)
+    assert scores.pop(4.0) is None
+    assert scores == pytest.approx({1.0: 0.5, 2.0: 0.6, 3.0: 0.4})
+    constant = Trial(np.zeros_like(LABELS), LABELS, 0.2)  # has no vote
+    assert scored({1.0: done[1.0], 5.0: constant, 6.0: constant})[1.0] == pytest.approx(0.5)
 
 
 def test_the_standard_error_is_that_of_the_difference():
@@ -117,7 +130,7 @@ def test_trials_that_all_learnt_nothing_are_warned_of():
 
 
 def test_unknown_training_accuracies_are_no_advantage():
-    known, unknown = Trial(predicted(0.55), LABELS, 0.6), Trial(predicted(0.545, 1), LABELS)
+    known, unknown = Trial(predicted(0.55), LABELS, 0.9), Trial(predicted(0.545, 1), LABELS)
     assert contenders({1.0: known, 2.0: unknown}) == [1.0, 2.0]
     assert best({1.0: known, 2.0: unknown}) == 1.0
 

@@ -325,7 +325,7 @@ def test_what_is_tuned_is_trained_with_the_best_value_on_everything(arguments, c
     winner = next(trial for trial in said["tried"] if trial["value"] == said["chosen"])
     if "contender" in winner:
         assert winner["contender"]
-        assert winner["gap"] == min(trial["gap"] for trial in said["tried"] if trial["contender"])
+        assert winner["score"] == max(trial["score"] for trial in said["tried"] if trial["contender"])
     else:
         assert winner["val_accuracy"] == max(trial["val_accuracy"] for trial in said["tried"])
 
@@ -352,12 +352,10 @@ def test_what_won_and_why() -> None:
     wrong = [np.where(np.arange(100) % 10 == k, 0, label) for k in (1, 3)]
     trials = {0.5: SearchTrial(wrong[0], label, 1.0), 1.0: SearchTrial(wrong[1], label, 0.95)}
     first, row = told({0.5: 92.0, 1.0: 92.0, 1.5: None}, trials | {1.5: None})
-    assert first.endswith("1, the smallest gap of 2 values within one standard error of the highest accuracy.")
-    assert row == ["1", "92.00", "5.00", "yes", "chosen"]
+    assert first.endswith("1, the highest score of 2 values within 1.5 standard errors of the highest accuracy.")
+    assert row == ["1", "92.00", "5.00", "20.00", "65.00", "yes", "chosen"]  # they differ on 20 %
     unknown = {value: replace(trial, train_accuracy=None) for value, trial in trials.items()}
-    first, row = told({0.5: 91.0, 1.0: 92.0}, unknown)
-    assert first == "Chosen: clip.temp = 1, the highest accuracy."
-    assert row == ["1", "92.00", "yes", "chosen"]  # no gap
+    assert told({0.5: 91.0, 1.0: 92.0}, unknown)[1] == ["1", "92.00", "20.00", "70.00", "yes", "chosen"]  # no gap
     nothing = {1.0: SearchTrial(np.zeros(100, int), label, 0.25)}
     assert told({1.0: 25.0}, nothing)[0].endswith("1, but no trial is better than chance, so the choice means nothing.")
 

@@ -23,6 +23,7 @@ NOTHING_LEARNT = (
     "No trial is better than chance, so the choice means nothing. Train longer, on more examples or with another "
     "learning rate."
 )
+ERRORS = 1.5  # values within so many standard errors of the highest accuracy are taken for equally accurate
 HELD_OUT = 0.51  # share of the examples to validate on; five trials on the rest cost a quarter of the paper's grid
 
 
@@ -89,8 +90,9 @@ def tune(
         values: try exactly these values instead, and choose by validation accuracy alone, as the paper does.
 
     Returns:
-        The validation accuracy of each value, and the best value: of those within one standard error of the highest
-        accuracy, the one with the smallest gap to its training accuracy.
+        The validation accuracy of each value, and the best value: of those within 1.5 standard errors of the highest
+        accuracy, the one with the highest score. The score is the validation accuracy, minus the gap to the training
+        accuracy, minus the share of held-out examples for which the other trials agree on another class.
 
     Raises:
         ValueError: if an argument is out of its range, or if all trials failed.
@@ -129,19 +131,32 @@ def proposed(between: tuple[float, float], done: Mapping[float, Trial | None], c
 
 
 def best(done: Mapping[float, Trial | None]) -> float:
-    """Return the best value: of the `contenders`, the one with the smallest gap.
+    """Return the best value: of the `contenders`, the one with the highest score."""
+    scores = scored(done)
+    return highest({value: scores[value] for value in contenders(done)})
 
-    A model that fits the training labels without generalising has memorised them. If a training accuracy is not known,
-    the highest validation accuracy decides.
+
+def scored(done: Mapping[float, Trial | None]) -> dict[float, float | None]:
+    """Return the score of each value: validation accuracy minus two penalties. None if its training failed.
+
+    The first penalty is the gap to the accuracy on the training labels: a model that fits them without generalising has
+    memorised them. It is 0 for all if one of them has no training accuracy. The second is the share of held-out
+    examples for which the other models agree on another class: a model that differs from the others has memorised, or
+    has learnt too little. Only models that have learnt vote.
     """
-    candidates = contenders(done)
-    gaps = [gap(done[value]) for value in candidates]
-    known = [found for found in gaps if found is not None]
-    return candidates[gaps.index(min(known))] if len(known) == len(gaps) else candidates[0]
+    finished = {value: trial for value, trial in done.items() if trial is not None}
+    voters = {value: trial.predictions for value, trial in finished.items() if learnt(trial)}
+    gaps = {value: gap(trial) for value, trial in finished.items()}
+    scores: dict[float, float | None] = dict.fromkeys(done)
+    for value, trial in finished.items():
+        penalty = 0.0 if None in gaps.values() else gaps[value] or 0.0
+        others = [predictions for voter, predictions in voters.items() if voter != value]
+        scores[value] = trial.accuracy - penalty - outvoted(trial.predictions, others)
+    return scores
 
 
 def contenders(done: Mapping[float, Trial | None]) -> list[float]:
-    """Return the values whose validation accuracy is within one standard error of the highest, that one first.
+    """Return the values whose validation accuracy is within 1.5 standard errors of the highest, that one first.
 
     The standard error is that of the difference between two models on the same examples. It is large where validation
     accuracy says little: under asymmetric noise, right and wrong predictions alike agree with many of the noisy labels.
@@ -157,7 +172,8 @@ def contenders(done: Mapping[float, Trial | None]) -> list[float]:
 
     def near(value: float) -> bool:
         difference = right[first].astype(float) - right[value]
-        return trials[first].accuracy - trials[value].accuracy <= difference.std() / math.sqrt(len(difference))
+        error = float(difference.std()) / math.sqrt(len(difference))
+        return trials[first].accuracy - trials[value].accuracy <= ERRORS * error
 
     return [first, *(value for value in trials if value != first and near(value))]
 
@@ -167,6 +183,16 @@ def gap(trial: Trial | None) -> float | None:
     if trial is None or trial.train_accuracy is None:
         return None
     return max(0.0, trial.train_accuracy - trial.accuracy)  # with augmentation the former may be lower
+
+
+def outvoted(predictions: np.ndarray, others: Sequence[np.ndarray]) -> float:
+    """Return the share of examples for which more of the others agree on another class than on this one."""
+    if not others:
+        return 0.0
+    votes = np.stack(others)
+    same = (votes == predictions).sum(0)
+    most = (votes[:, None] == votes).sum(1).max(0)
+    return float((same < most).mean())
 
 
 def learnt(trial: Trial | None) -> bool:

@@ -122,7 +122,7 @@ def tune(
     if not quiet:
         announce(f"tuning on {config.data}", config.runs)
     from logitclip import data  # slow: they import torch
-    from logitclip.search import contenders, gap
+    from logitclip.search import contenders, gap, scored
     from logitclip.studies import executors, sweeping, tuning
 
     if download or mirror is not None:
@@ -162,9 +162,11 @@ def tune(
     if json:
         tried = [{"value": value, "val_accuracy": score} for value, score in scores.items()]
         tied = contenders(fast_trials) if fast_trials else []
+        points = {value: None if score is None else 100 * score for value, score in scored(fast_trials).items()}
         for row in tried if fast_trials else []:
             found = gap(fast_trials[row["value"]])
             row |= {"gap": None if found is None else 100 * found, "contender": row["value"] in tied}
+            row["score"] = points[row["value"]]
         show_json({"option": search.option, "tried": tried, "chosen": best, "result": asdict(result)})
         return
     show(_tried(search.option, scores if values else dict(sorted(scores.items())), best, fast_trials))
@@ -176,33 +178,36 @@ def _tried(option: str, scores: Mapping[Any, float | None], best: Any, fast_tria
     from rich.console import Group
     from rich.markup import escape
 
-    from logitclip.search import contenders, gap, learnt
+    from logitclip.search import contenders, gap, learnt, scored
 
     equal = sum(score == scores[best] for score in scores.values())
     tied = contenders(fast_trials) if fast_trials else []
-    gaps = {value: gap(trial) for value, trial in fast_trials.items()}
+    gaps, totals = {value: gap(trial) for value, trial in fast_trials.items()}, scored(fast_trials)
     if fast_trials and not any(map(learnt, fast_trials.values())):
         reason = "but no trial is better than chance, so the choice means nothing"
-    elif len(tied) > 1 and None not in [gaps[value] for value in tied]:
-        reason = f"the smallest gap of {len(tied)} values within one standard error of the highest accuracy"
+    elif len(tied) > 1:
+        reason = f"the highest score of {len(tied)} values within 1.5 standard errors of the highest accuracy"
     elif equal > 1:
         reason = f"the first tried of {equal} values with the highest accuracy"
     else:
         reason = "the highest accuracy"
     named = {value: f"{value:g}" if isinstance(value, float) else escape(str(value)) for value in scores}
-    heads = ["gap to training labels", "within one standard error"] if fast_trials else []
+    heads = ["- gap to training labels", "- outvoted", "= score", "within 1.5 errors"] if fast_trials else []
     table = make_table("Values tried", option, "accuracy on held-out labels", *heads, "")
     for value, score in scores.items():
         cells = ["failed" if score is None else f"{score:.2f}"]
         if fast_trials:
-            found = gaps[value]
-            cells += ["" if found is None else f"{100 * found:.2f}", "yes" if value in tied else ""]
+            trial, found, points = fast_trials[value], gaps[value], totals[value]
+            apart = None if trial is None or points is None else trial.accuracy - (found or 0.0) - points
+            cells += ["" if number is None else f"{100 * number:.2f}" for number in (found, apart, points)]
+            cells += ["yes" if value in tied else ""]
         winner = ("chosen", "bold green") if value == best else ("", "")
         table.add_row(named[value], *cells, winner[0], style=winner[1])
     why = "Accuracy in % on held-out noisy labels, mean of the last 10 epochs."
     if fast_trials:
         why += (
-            " The gap is the accuracy on the training labels minus this accuracy. A large gap means memorised labels."
+            " The gap is the accuracy on the training labels minus this accuracy: a large gap means memorised labels. "
+            "Outvoted is the share of held-out examples for which the other trials agree on another class."
         )
     return Group(f"[bold]Chosen: {option} = {named[best]}[/], {reason}.\n", table, why)
 
