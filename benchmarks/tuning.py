@@ -3,7 +3,7 @@
     python benchmarks/tuning.py [--scale digits] [--runs DIR] [--jobs 2]
 
 Runs benchmarks/tuning.toml and writes results/tuning.csv. If it is interrupted, repeat the command to continue; the
-scale `digits` leaves out Fashion-MNIST and two seeds. The CSV has, for each setting and noise, the mean test accuracy
+scale `digits` leaves out Fashion-MNIST and three seeds. The CSV has, for each setting and noise, the mean test accuracy
 over the seeds of no clip, temp 1, the grid and auto, and the difference between auto and the grid, paired by seed. The
 cost is the number of examples that the trials train on, summed over their epochs, relative to the grid. It excludes
 retraining, which costs the same for both.
@@ -78,7 +78,7 @@ def compare(rows: list[sweeping.Row]) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--scale", default="full", help="full, digits (three seeds, without Fashion-MNIST) or smoke")
+    parser.add_argument("--scale", default="full", help="full, digits (two seeds, without Fashion-MNIST) or smoke")
     parser.add_argument("--runs", default="runs", help="folder of the runs")
     parser.add_argument("--jobs", type=int, help="runs at a time")
     parser.add_argument("--out", type=Path, default=HERE.parent / "results" / "tuning.csv")
