@@ -481,10 +481,12 @@ def main() -> None:
     if "--notebook" in sys.argv[1:]:
         run_notebook()
         return
+    from logitclip.studies import figures
+
     write_pages(check=False)
     for name, draw in PICTURES.items():
         try:
-            draw().configure(background="white").save(str(DOCS / "img" / name))
+            figures.save(draw().configure(background="white"), DOCS / "img" / name)
         except ValueError as error:  # the data is not on this machine
             print(f"{name} stays as it is: {error}", file=sys.stderr)
 

@@ -262,13 +262,19 @@ def test_the_headline_is_the_mean_gain_and_its_spread_over_the_seeds(rows):
     assert headline([row for row in rows if row.cell.coordinates["clip"] == "none"]) == ""
 
 
-def test_a_clip_that_was_never_active_is_named(tmp_path):
-    (tmp_path / "own.toml").write_text(
-        '[base]\nepochs = 2\nlimit = 64\n[grid]\nclip = ["none", "norm:tau=1e6", "norm:tau=0.1"]\nlr = [0.1, 0.2]\n'
-        '[table]\nrows = ["clip"]\ncols = ["lr"]\n'
-    )
+def swept(tmp_path, text):
+    """Run the recipe of this text in this process."""
+    (tmp_path / "own.toml").write_text(text)
     recipe = load_recipe(str(tmp_path / "own.toml"), runs=str(tmp_path / "runs"))
-    rows = sweeping.sweep(recipe, executor="inline")
+    return recipe, sweeping.sweep(recipe, executor="inline")
+
+
+def test_a_clip_that_was_never_active_is_named(tmp_path):
+    recipe, rows = swept(
+        tmp_path,
+        '[base]\nepochs = 2\nlimit = 64\n[grid]\nclip = ["none", "norm:tau=1e6", "norm:tau=0.1"]\nlr = [0.1, 0.2]\n'
+        '[table]\nrows = ["clip"]\ncols = ["lr"]\n',
+    )
     sentence = "In 2 of 4 runs with the clip it was never active: no norm reached its threshold."
     assert [note for note in tabulate(recipe, rows).notes if sentence in note]
     active = [row for row in rows if row.cell.coordinates["clip"] != "norm:tau=1e+06"]
@@ -277,12 +283,11 @@ def test_a_clip_that_was_never_active_is_named(tmp_path):
 
 def test_examples_are_memorised_without_the_clip_and_recovered_with_it(tmp_path):
     """Two runs that differ only in the clip, long enough for the unclipped one to memorise."""
-    (tmp_path / "two.toml").write_text(
+    recipe, rows = swept(
+        tmp_path,
         'base = { epochs = 40, limit = 200, noise = "symmetric:rate=0.5", lr = 0.2, model = "mlp:norm=batch" }\n'
-        'grid = { clip = ["none", "norm:temp=5"] }\n'
+        'grid = { clip = ["none", "norm:temp=5"] }\n',
     )
-    recipe = load_recipe(str(tmp_path / "two.toml"), runs=str(tmp_path / "runs"))
-    rows = sweeping.sweep(recipe, executor="inline")
     found = examples.compare(rows, count=3)
     assert found is not None
     without, clipped = pairs_of(rows)[0]

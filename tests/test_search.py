@@ -88,7 +88,7 @@ def test_a_loss_that_underfits_is_not_punished_for_learning_more():
     """The better of two networks may have the larger gap, as with GCE and NCE."""
     flat, steep = Trial(predicted(0.3), LABELS, 0.3), Trial(predicted(0.5), LABELS, 0.9)
     scores = scored({5.0: flat, 0.2: steep})
-    assert scores[5.0] > scores[0.2]
+    assert scores[5.0].total > scores[0.2].total
     assert best({5.0: flat, 0.2: steep}) == 0.2
 
 
@@ -98,9 +98,9 @@ def test_the_score_is_accuracy_minus_gap_minus_the_votes_against():
     done = {1.0: Trial(first, LABELS, 0.7), 2.0: Trial(first, LABELS, 0.4), 3.0: Trial(third, LABELS, 0.5), 4.0: None}
     scores = scored(done)
     assert scores.pop(4.0) is None
-    assert scores == pytest.approx({1.0: 0.5, 2.0: 0.6, 3.0: 0.4})
+    assert {value: score.total for value, score in scores.items()} == pytest.approx({1.0: 0.5, 2.0: 0.6, 3.0: 0.4})
     constant = Trial(np.zeros_like(LABELS), LABELS, 0.2)  # has no vote
-    assert scored({1.0: done[1.0], 5.0: constant, 6.0: constant})[1.0] == pytest.approx(0.5)
+    assert scored({1.0: done[1.0], 5.0: constant, 6.0: constant})[1.0].total == pytest.approx(0.5)
 
 
 def test_the_standard_error_is_that_of_the_difference():

@@ -130,33 +130,48 @@ def proposed(between: tuple[float, float], done: Mapping[float, Trial | None], c
     return values
 
 
+@dataclass(frozen=True)
+class Score:
+    """How a trial did on the held-out examples; all numbers in [0, 1]."""
+
+    accuracy: float  # on the noisy labels
+    gap: float | None  # training accuracy minus `accuracy`, at least 0; None if a trial has no training accuracy
+    outvoted: float  # share of the examples for which the other trials agree on another class
+    contender: bool  # whether `accuracy` is about as high as the highest
+
+    @property
+    def total(self) -> float:
+        """Accuracy minus both penalties."""
+        return self.accuracy - (self.gap or 0.0) - self.outvoted
+
+
 def best(done: Mapping[float, Trial | None]) -> float:
-    """Return the best value: of the `contenders`, the one with the highest score."""
+    """Return the best value: of the `contenders`, the one with the highest total."""
     scores = scored(done)
-    return highest({value: scores[value] for value in contenders(done)})
+    return highest({value: score.total if score and score.contender else None for value, score in scores.items()})
 
 
-def scored(done: Mapping[float, Trial | None]) -> dict[float, float | None]:
-    """Return the score of each value: validation accuracy minus two penalties. None if its training failed.
+def scored(done: Mapping[float, Trial | None]) -> dict[float, Score | None]:
+    """Return the score of each value; None if its training failed.
 
-    The first penalty is the gap to the accuracy on the training labels: a model that fits them without generalising has
-    memorised them. It is 0 for all if one of them has no training accuracy. The second is the share of held-out
-    examples for which the other models agree on another class: a model that differs from the others has memorised, or
-    has learnt too little. Only models that have learnt vote.
+    A model that fits the training labels without generalising has memorised them: it has a large gap. A model that
+    differs from the others has memorised, or has learnt too little. Only models that have learnt vote.
     """
     finished = {value: trial for value, trial in done.items() if trial is not None}
     voters = {value: trial.predictions for value, trial in finished.items() if learnt(trial)}
-    gaps = {value: gap(trial) for value, trial in finished.items()}
-    scores: dict[float, float | None] = dict.fromkeys(done)
+    known = all(trial.train_accuracy is not None for trial in finished.values())
+    tied = contenders(done)
+    scores: dict[float, Score | None] = dict.fromkeys(done)
     for value, trial in finished.items():
-        penalty = 0.0 if None in gaps.values() else gaps[value] or 0.0
+        # With augmentation the training accuracy may be below the validation accuracy.
+        gap = max(0.0, (trial.train_accuracy or 0.0) - trial.accuracy) if known else None
         others = [predictions for voter, predictions in voters.items() if voter != value]
-        scores[value] = trial.accuracy - penalty - outvoted(trial.predictions, others)
+        scores[value] = Score(trial.accuracy, gap, outvoted(trial.predictions, others), value in tied)
     return scores
 
 
 def contenders(done: Mapping[float, Trial | None]) -> list[float]:
-    """Return the values whose validation accuracy is within 1.5 standard errors of the highest, that one first.
+    """Return the values whose validation accuracy is within `ERRORS` standard errors of the highest, that one first.
 
     The standard error is that of the difference between two models on the same examples. It is large where validation
     accuracy says little: under asymmetric noise, right and wrong predictions alike agree with many of the noisy labels.
@@ -176,13 +191,6 @@ def contenders(done: Mapping[float, Trial | None]) -> list[float]:
         return trials[first].accuracy - trials[value].accuracy <= ERRORS * error
 
     return [first, *(value for value in trials if value != first and near(value))]
-
-
-def gap(trial: Trial | None) -> float | None:
-    """Return training accuracy minus validation accuracy, in [0, 1]; None if it is not known."""
-    if trial is None or trial.train_accuracy is None:
-        return None
-    return max(0.0, trial.train_accuracy - trial.accuracy)  # with augmentation the former may be lower
 
 
 def outvoted(predictions: np.ndarray, others: Sequence[np.ndarray]) -> float:
@@ -208,13 +216,6 @@ def learnt(trial: Trial | None) -> bool:
     chance = float(sum(shares))
     error = math.sqrt(chance * (1 - chance) / len(trial.labels))
     return bool((trial.predictions == trial.labels).mean() > chance + 2 * error)
-
-
-def has_learnt(predictions: np.ndarray, labels: np.ndarray) -> bool:
-    """Return whether predictions beat the most frequent label by two standard errors."""
-    share = np.unique(labels, return_counts=True)[1].max() / len(labels)
-    hits = (predictions == labels).mean()
-    return bool(hits > share + 2 * math.sqrt(share * (1 - share) / len(labels)))
 
 
 def highest(scores: Mapping[Any, float | None]) -> Any:

@@ -122,7 +122,7 @@ def tune(
     if not quiet:
         announce(f"tuning on {config.data}", config.runs)
     from logitclip import data  # slow: they import torch
-    from logitclip.search import contenders, gap, scored
+    from logitclip.search import scored
     from logitclip.studies import executors, sweeping, tuning
 
     if download or mirror is not None:
@@ -158,53 +158,53 @@ def tune(
     result: Any = outcome(chosen)
     if hasattr(result, "error"):
         fail(Exit.FAILED, f"The run with {search.option} = {best}, the best value, failed: {result.error}")
-    fast_trials = {} if search.values or between else tuning.fast_trials(config, outcome, search)
+    parts = {} if search.values or between else scored(tuning.fast_trials(config, outcome, search))
     if json:
-        tried = [{"value": value, "val_accuracy": score} for value, score in scores.items()]
-        tied = contenders(fast_trials) if fast_trials else []
-        points = {value: None if score is None else 100 * score for value, score in scored(fast_trials).items()}
-        for row in tried if fast_trials else []:
-            found = gap(fast_trials[row["value"]])
-            row |= {"gap": None if found is None else 100 * found, "contender": row["value"] in tied}
-            row["score"] = points[row["value"]]
+        tried = [
+            {"value": value, "val_accuracy": score} | _in_points(parts.get(value)) for value, score in scores.items()
+        ]
         show_json({"option": search.option, "tried": tried, "chosen": best, "result": asdict(result)})
         return
-    show(_tried(search.option, scores if values else dict(sorted(scores.items())), best, fast_trials))
+    show(_tried(search.option, scores if values else dict(sorted(scores.items())), best, parts))
     show(result_table(result))
 
 
-def _tried(option: str, scores: Mapping[Any, float | None], best: Any, fast_trials: Mapping[Any, Any]) -> Any:
+def _in_points(score: Any) -> dict[str, Any]:
+    """Return the parts of a score of the fast search, in points; none if there is no score."""
+    if score is None:
+        return {}
+    parts = {"gap": score.gap, "outvoted": score.outvoted, "score": score.total}
+    return {name: None if part is None else 100 * part for name, part in parts.items()} | {"contender": score.contender}
+
+
+def _tried(option: str, scores: Mapping[Any, float | None], best: Any, parts: Mapping[Any, Any]) -> Any:
     """Return a table of the tried values, and why one of them was chosen."""
     from rich.console import Group
     from rich.markup import escape
 
-    from logitclip.search import contenders, gap, learnt, scored
+    from logitclip.search import ERRORS
 
     equal = sum(score == scores[best] for score in scores.values())
-    tied = contenders(fast_trials) if fast_trials else []
-    gaps, totals = {value: gap(trial) for value, trial in fast_trials.items()}, scored(fast_trials)
-    if fast_trials and not any(map(learnt, fast_trials.values())):
-        reason = "but no trial is better than chance, so the choice means nothing"
-    elif len(tied) > 1:
-        reason = f"the highest score of {len(tied)} values within 1.5 standard errors of the highest accuracy"
+    tied = sum(part is not None and part.contender for part in parts.values())
+    if tied > 1:
+        reason = f"the highest score of {tied} values within {ERRORS:g} standard errors of the highest accuracy"
     elif equal > 1:
         reason = f"the first tried of {equal} values with the highest accuracy"
     else:
         reason = "the highest accuracy"
     named = {value: f"{value:g}" if isinstance(value, float) else escape(str(value)) for value in scores}
-    heads = ["- gap to training labels", "- outvoted", "= score", "within 1.5 errors"] if fast_trials else []
+    names = {"gap": "- gap to training labels", "outvoted": "- outvoted", "score": "= score"} if parts else {}
+    heads = [*names.values(), f"within {ERRORS:g} errors"] if parts else []
     table = make_table("Values tried", option, "accuracy on held-out labels", *heads, "")
     for value, score in scores.items():
         cells = ["failed" if score is None else f"{score:.2f}"]
-        if fast_trials:
-            trial, found, points = fast_trials[value], gaps[value], totals[value]
-            apart = None if trial is None or points is None else trial.accuracy - (found or 0.0) - points
-            cells += ["" if number is None else f"{100 * number:.2f}" for number in (found, apart, points)]
-            cells += ["yes" if value in tied else ""]
+        points = _in_points(parts.get(value))
+        cells += ["" if (number := points.get(name)) is None else f"{number:.2f}" for name in names]
+        cells += ["yes" if points.get("contender") else ""] if parts else []
         winner = ("chosen", "bold green") if value == best else ("", "")
         table.add_row(named[value], *cells, winner[0], style=winner[1])
     why = "Accuracy in % on held-out noisy labels, mean of the last 10 epochs."
-    if fast_trials:
+    if parts:
         why += (
             " The gap is the accuracy on the training labels minus this accuracy: a large gap means memorised labels. "
             "Outvoted is the share of held-out examples for which the other trials agree on another class."

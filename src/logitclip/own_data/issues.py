@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,6 @@ from logitclip.noise.estimate import NoiseEstimate, estimate_noise
 from logitclip.own_data.calibration import calibrated, find_temperature, given_the_label
 from logitclip.own_data.model import logits_of, plain
 from logitclip.run_folder import Failed, Result, outcome
-from logitclip.search import has_learnt
 from logitclip.studies import executors, tuning
 from logitclip.training import build_model
 
@@ -112,7 +112,7 @@ def _explained(logits: np.ndarray, labels: np.ndarray, log_prior: np.ndarray) ->
     unexplained = by(None)
     noise = estimate_noise(labels, unexplained)
     probabilities = by(noise.matrix)
-    learnt = has_learnt(probabilities.argmax(1), labels)
+    learnt = _has_learnt(probabilities.argmax(1), labels)
     return probabilities if learnt else unexplained, noise, learnt
 
 
@@ -197,3 +197,10 @@ def write(path: Path, issues: Issues, names: Sequence[str], class_names: Sequenc
         cells = [names[i], class_names[int(labels[i])], class_names[int(issues.suggested[i])]]
         table.writerow([*map(plain, cells), f"{issues.scores[i]:.4f}", str(bool(issues.wrong[i])).lower()])
     files.write(path, text.getvalue().encode())
+
+
+def _has_learnt(predictions: np.ndarray, labels: np.ndarray) -> bool:
+    """Return whether predictions beat the most frequent label by two standard errors."""
+    share = np.unique(labels, return_counts=True)[1].max() / len(labels)
+    hits = (predictions == labels).mean()
+    return bool(hits > share + 2 * math.sqrt(share * (1 - share) / len(labels)))

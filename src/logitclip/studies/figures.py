@@ -78,9 +78,15 @@ def save(chart: Any, path: Path) -> None:
         content = converter.vegalite_to_png(spec, vl_version=version, scale=2)
     else:
         content = getattr(converter, f"vegalite_to_{suffix[1:]}")(spec, vl_version=version)
-    if suffix == ".svg":  # the points under the pointer are half of the file, and a picture never shows them
-        content = re.sub(r'<path [^<>]*opacity="0"/>', "", content)
+    if suffix == ".svg":
+        content = _without_the_invisible(content)
     write(path, content.encode() if isinstance(content, str) else content)
+
+
+def _without_the_invisible(svg: str) -> str:
+    """Remove the points under the pointer, and the digits of coordinates below a hundredth of a pixel."""
+    shown = re.sub(r'<path [^<>]*opacity="0"/>', "", svg)
+    return re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), shown)
 
 
 def _printable(spec: Any) -> Any:

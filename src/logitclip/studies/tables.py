@@ -331,6 +331,7 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
         notes.append(f"{len(failed)} of {len(rows)} runs failed and are not in the means. {'; '.join(named + more)}.")
     clipped = [result for result in results_of(rows) if result.clip.partition(":")[0] == "norm"]
     accuracies = {result.last10_accuracy for result in results_of(rows) if result.clip == "none"}
+    # An idle clip changes no number. The others are left out without reading their metrics.
     inactive = sum(_never_active(result) for result in clipped if result.last10_accuracy in accuracies)
     if inactive:
         notes.append(
