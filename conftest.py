@@ -5,7 +5,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _registries_as_they_were():
-    from logitclip.config import registries
+    from logitclip.runs.config import registries
     from logitclip.theory import BOUNDS
 
     before = {kind: set(registry) for kind, registry in registries().items()}  # iterating also loads their modules

@@ -23,8 +23,9 @@ from pathlib import Path
 
 import torch
 
-from logitclip import files, run_folder
-from logitclip.config import RunConfig
+from logitclip import files
+from logitclip.runs import folder as run_folder
+from logitclip.runs.config import RunConfig
 
 SLOW_DISK = """
 import os, time

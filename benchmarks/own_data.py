@@ -39,12 +39,12 @@ import numpy as np
 import pandas as pd
 
 import logitclip as lc
-from logitclip.config import RunConfig
 from logitclip.noise.estimate import NoiseEstimate, estimate_noise
 from logitclip.own_data import issues as judging
 from logitclip.own_data.calibration import calibration_error, softmax
 from logitclip.own_data.planning import FOLDS
-from logitclip.run_folder import Result, outcome, read_result
+from logitclip.runs.config import RunConfig
+from logitclip.runs.folder import Result, outcome, read_result
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

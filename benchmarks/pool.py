@@ -23,8 +23,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from logitclip.config import RunConfig
-from logitclip.run_folder import Result, outcome
+from logitclip.runs.config import RunConfig
+from logitclip.runs.folder import Result, outcome
 from logitclip.studies import executors
 
 

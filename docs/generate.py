@@ -35,7 +35,7 @@ MARKED = re.compile(r"(<!-- generated: ([a-z0-9_ ]+) -->\n).*?(<!-- end -->)", r
 
 def registry_table(kind: str) -> str:
     """The entries of a registry with their knobs and first sentences."""
-    from logitclip.config import registries
+    from logitclip.runs.config import registries
 
     registry = registries()[kind]
     lines = ["| spec, with its defaults | what it is |", "|---|---|"]

@@ -17,8 +17,8 @@ import pytest
 import logitclip
 from logitclip import cli
 from logitclip.cli import reference
-from logitclip.config import registries
 from logitclip.models import MODELS
+from logitclip.runs.config import registries
 
 
 def run(capsys, monkeypatch, *args: str) -> tuple[int, str, str]:

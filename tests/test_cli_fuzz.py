@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from logitclip import cli
-from logitclip.config import RunConfig, registries
+from logitclip.runs.config import RunConfig, registries
 
 PATIENCE = 20.0  # time limit of a call in seconds, on an idle machine
 CODES = {0, 2, 3, 4}

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from logitclip import data, engine, noise
-from logitclip.config import UNCOUNTED, RunConfig, check_plugins, plugins_ignored, registries
-from logitclip.training import settings
+from logitclip.runs.config import UNCOUNTED, RunConfig, check_plugins, plugins_ignored, registries
+from logitclip.runs.train import settings
 
 TABLE = "a,b,kind\n" + "".join(f"{i % 7},{i % 3},{'xy'[i % 2]}\n" for i in range(40))
 

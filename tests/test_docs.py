@@ -144,7 +144,7 @@ def test_the_recipe_of_the_documentation_can_be_loaded(tmp_path, monkeypatch):
 
 def test_the_config_file_of_the_documentation_can_be_read(tmp_path):
     from logitclip.cli.options import read_config
-    from logitclip.config import RunConfig
+    from logitclip.runs.config import RunConfig
 
     (text,) = blocks(ROOT / "docs" / "cli.md", "toml")
     (tmp_path / "run.toml").write_text(text, encoding="utf-8")
@@ -152,7 +152,7 @@ def test_the_config_file_of_the_documentation_can_be_read(tmp_path):
 
 
 def test_names_beside_those_of_other_code_exist():
-    from logitclip.config import registries
+    from logitclip.runs.config import registries
 
     page = (ROOT / "docs" / "coming_from.md").read_text(encoding="utf-8")
     options = re.findall(r"--(clip|noise|model|data) ([^ `]+)", page)
@@ -242,7 +242,7 @@ def test_the_reference_has_every_public_name():
 
 def test_the_documentation_shows_every_registry(monkeypatch):
     """Tables of all kinds of names are generated into pages, and the page on losses says when to take each."""
-    from logitclip.config import registries
+    from logitclip.runs.config import registries
 
     shown = set(re.findall(r"<!-- generated: ([a-z]+) -->", "".join(p.read_text(encoding="utf-8") for p in PAGES)))
     monkeypatch.syspath_prepend(ROOT / "docs")

@@ -18,12 +18,13 @@ from typing import Any
 
 import pytest
 
-from logitclip import files, run_folder
-from logitclip.config import RunConfig
-from logitclip.run_folder import Failure, Result, outcome
+from logitclip import files
+from logitclip.runs import folder as run_folder
+from logitclip.runs.config import RunConfig
+from logitclip.runs.folder import Failure, Result, outcome
+from logitclip.runs.train import train
 from logitclip.studies import executors
 from logitclip.studies.executors import execute
-from logitclip.training import train
 
 SMALL = RunConfig(
     noise="symmetric:rate=0.5", limit=64, model="mlp:width=8,depth=1", epochs=2, batch_size=32, checkpoint_seconds=0
@@ -317,7 +318,7 @@ def test_an_interrupt_ends_the_workers_and_they_save(tmp_path):
 def test_workers_end_with_their_parent_and_save(tmp_path):
     (config,) = configs(tmp_path, 1, epochs=50_000, checkpoint_seconds=1000)
     code = f"""
-from logitclip.config import RunConfig
+from logitclip.runs.config import RunConfig
 from logitclip.studies.executors import execute
 if __name__ == "__main__":
     execute([RunConfig(**{vars(config)!r})], jobs=1)

@@ -13,9 +13,8 @@ import torch
 from jobs import CLIPS
 from torch import Tensor, nn
 
-from logitclip import cli, training
+from logitclip import cli
 from logitclip.clip import PENALTIES
-from logitclip.config import RunConfig
 from logitclip.criterion import clipped
 from logitclip.data import Dataset, Split
 from logitclip.engine import Progress, Settings, fit, make_fabric
@@ -24,7 +23,9 @@ from logitclip.methods import METHODS
 from logitclip.methods.sop import SOP
 from logitclip.methods.standard import Standard
 from logitclip.models import build
-from logitclip.run_folder import Result
+from logitclip.runs import train as training
+from logitclip.runs.config import RunConfig
+from logitclip.runs.folder import Result
 
 MODEL = "mlp:width=64,depth=2,norm=batch"
 SHORT = RunConfig(limit=400, epochs=5, batch_size=32, lr=0.1, model=MODEL, noise_seed=3, seed=4)

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch.multiprocessing import ProcessRaisedException
 
 from logitclip.clip import clip_logits
-from logitclip.config import RunConfig
 from logitclip.engine import launch
 from logitclip.methods import METHODS
 from logitclip.methods.sop import sop_loss
-from logitclip.training import train
+from logitclip.runs.config import RunConfig
+from logitclip.runs.train import train
 
 N = 22
 X, Y = 2 * numbers(N, 5, seed=50), labels(N, seed=51)

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from logitclip.clip import CLIPS as LINKS
 from logitclip.clip import PENALTIES
-from logitclip.config import RunConfig
 from logitclip.criterion import Loss
 from logitclip.methods import METHODS
 from logitclip.methods import dividemix as module
 from logitclip.methods.dividemix import DivideMix, lower_of_two, mixed, mixmatch_losses, negative_entropy, refined
 from logitclip.methods.dividemix import sharpen as sharpened
+from logitclip.runs.config import RunConfig
 
 N = 16
 X, Y = numbers(N, 5, seed=20), labels(N, seed=21)

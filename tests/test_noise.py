@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logitclip import noise
+from logitclip.cli.terminal import noise_preview
 from logitclip.noise import NOISES, NoisyLabels, rules
-from logitclip.progress import noise_preview
 
 stats = pytest.importorskip("scipy.stats")
 

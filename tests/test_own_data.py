@@ -18,9 +18,9 @@ from logitclip.own_data import issues as judging
 from logitclip.own_data.model import original, plain
 from logitclip.own_data.planning import make_plan
 from logitclip.own_data.source import look
-from logitclip.run_folder import Failed, read_result
+from logitclip.runs.folder import Failed, read_result
+from logitclip.runs.train import train
 from logitclip.studies import tuning
-from logitclip.training import train
 
 QUICK = {"clip": "norm:temp=2.5", "epochs": 12}
 

@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 
 from logitclip import cli
 from logitclip.clip import PENALTIES
-from logitclip.config import RunConfig, plugins_ignored
 from logitclip.data import AUGMENTS, DATASETS
 from logitclip.losses import LOSSES
 from logitclip.methods import METHODS
 from logitclip.models import MODELS
 from logitclip.noise import NOISES
 from logitclip.registry import Registry
-from logitclip.run_folder import Result
+from logitclip.runs.config import RunConfig, plugins_ignored
+from logitclip.runs.folder import Result
 from logitclip.studies import tuning
 from logitclip.studies.recipe import FOLDER, STATISTICS, load_recipe, published, recipe_names, recipe_scales
 

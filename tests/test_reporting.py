@@ -21,13 +21,13 @@ import pytest
 from PIL import Image
 
 from logitclip import cli
-from logitclip.config import RunConfig
 from logitclip.losses import LOSSES
-from logitclip.run_folder import Failure, Result
+from logitclip.runs.config import RunConfig
+from logitclip.runs.folder import Failure, Result
+from logitclip.runs.train import prepare
 from logitclip.studies import examples, executors, figures, reporting, sweeping
 from logitclip.studies.recipe import Recipe, load_recipe
 from logitclip.studies.tables import DASH, headline, pairs_of, tabulate, title
-from logitclip.training import prepare
 
 RECIPE = """
 title = "Digits <small> & 100 % of them"

@@ -18,7 +18,8 @@ import pytest
 import torch
 from disk import everything_in, files_of_at_most
 
-from logitclip import files, run_folder
+from logitclip import files
+from logitclip.runs import folder as run_folder
 
 ROWS = [{"epoch": 0, "loss": 1.5, "val_accuracy": None}, {"epoch": 1, "loss": 0.1 + 0.2, "val_accuracy": None}]
 
@@ -60,7 +61,8 @@ def test_a_row_cut_by_a_crash_is_left_out(tmp_path):
 CLAIM = """
 import sys, time
 from pathlib import Path
-from logitclip import files, run_folder
+from logitclip import files
+from logitclip.runs import folder as run_folder
 try:
     with run_folder.claim(Path(sys.argv[1])):
         print("got it", flush=True)

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from logitclip import files, run_folder
-from logitclip.config import RunConfig, plugins_ignored
+from logitclip import files
 from logitclip.engine import Diverged
-from logitclip.studies import runs as studies
-from logitclip.training import train
+from logitclip.runs import folder as run_folder
+from logitclip.runs import listing as studies
+from logitclip.runs.config import RunConfig, plugins_ignored
+from logitclip.runs.train import train
 
 SMALL = RunConfig(limit=64, model="mlp:width=8,depth=1", epochs=2, batch_size=32, lr=0.05, checkpoint_seconds=0)
 

@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 from processes import finished, wait_until
 
-from logitclip import progress, run_folder
-from logitclip.config import RunConfig
-from logitclip.run_folder import Failure, Result
+from logitclip.cli import terminal as progress
+from logitclip.runs import folder as run_folder
+from logitclip.runs.config import RunConfig
+from logitclip.runs.folder import Failure, Result
 from logitclip.search import TRIALS
 from logitclip.studies import executors, sweeping, tuning
 from logitclip.studies.recipe import Cell, Recipe, load_recipe

@@ -16,9 +16,12 @@ import pytest
 import torch
 from processes import finished, wait_until
 
-from logitclip import data, engine, files, models, noise, progress, run_folder, training
-from logitclip.config import RunConfig
-from logitclip.training import train
+from logitclip import data, engine, files, models, noise
+from logitclip.cli import terminal as progress
+from logitclip.runs import folder as run_folder
+from logitclip.runs import train as training
+from logitclip.runs.config import RunConfig
+from logitclip.runs.train import train
 
 SMALL = RunConfig(
     noise="symmetric:rate=0.5", limit=200, model="mlp:width=16,depth=2", epochs=300, batch_size=64, lr=0.02

@@ -16,12 +16,13 @@ import numpy as np
 import pytest
 import torch
 
-from logitclip import data, engine, files, run_folder
-from logitclip.config import RunConfig
+from logitclip import data, engine, files
 from logitclip.data.augment import transform
 from logitclip.methods.standard import Standard
-from logitclip.run_folder import Result, read_result
-from logitclip.training import _as_launched, build_model, prepare, train
+from logitclip.runs import folder as run_folder
+from logitclip.runs.config import RunConfig
+from logitclip.runs.folder import Result, read_result
+from logitclip.runs.train import _as_launched, build_model, prepare, train
 
 SMALL = RunConfig(
     noise="symmetric:rate=0.5",

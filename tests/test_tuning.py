@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console
 
 from logitclip.cli.training import _tried
-from logitclip.config import RunConfig, word_to_tune
-from logitclip.run_folder import Failure, Result, outcome
+from logitclip.runs.config import RunConfig, word_to_tune
+from logitclip.runs.folder import Failure, Result, outcome
+from logitclip.runs.train import train
 from logitclip.search import TRIALS, best, scored
 from logitclip.search import Trial as SearchTrial
 from logitclip.studies import executors, sweeping, tuning
 from logitclip.studies.tuning import GRIDS, Search
-from logitclip.training import train
 
 AUTO = RunConfig(noise="symmetric:rate=0.5", clip="norm:temp=auto")
 GRID = replace(AUTO, clip="norm:temp=grid")

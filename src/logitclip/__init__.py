@@ -40,23 +40,23 @@ __all__ = [
 if TYPE_CHECKING:  # where each lives
     from logitclip import data, engine, losses, models, noise, theory
     from logitclip.clip import clip_by_value, clip_logits, logit_norm, norm_penalty
-    from logitclip.config import RunConfig
     from logitclip.criterion import LogitClip, Loss
     from logitclip.linear import LinearLogitClip, clip_hidden, linear_cross_entropy
     from logitclip.own_data import fit, load
-    from logitclip.run_folder import Result
+    from logitclip.runs.config import RunConfig
+    from logitclip.runs.folder import Result
+    from logitclip.runs.train import train
     from logitclip.search import tune
-    from logitclip.training import train
 
 _WHERE = {
     "clip": ("clip_logits", "clip_by_value", "logit_norm", "norm_penalty"),
-    "config": ("RunConfig",),
+    "runs.config": ("RunConfig",),
     "criterion": ("LogitClip", "Loss"),
     "linear": ("LinearLogitClip", "clip_hidden", "linear_cross_entropy"),
     "own_data": ("fit", "load"),
-    "run_folder": ("Result",),
+    "runs.folder": ("Result",),
     "search": ("tune",),
-    "training": ("train",),
+    "runs.train": ("train",),
 }
 
 

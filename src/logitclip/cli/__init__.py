@@ -27,11 +27,11 @@ from logitclip.cli.own_data import fit, issues, predict
 from logitclip.cli.reference import bound, list_names, noise, paper
 from logitclip.cli.runs import runs
 from logitclip.cli.studies import figures, report, sweep
+from logitclip.cli.terminal import make_table
 from logitclip.cli.training import train, tune
-from logitclip.config import PLUGIN_MODULE, RunConfig
-from logitclip.progress import make_table
 from logitclip.registry import UnknownName, suggest
-from logitclip.run_folder import Claimed
+from logitclip.runs.config import PLUGIN_MODULE, RunConfig
+from logitclip.runs.folder import Claimed
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,

@@ -17,9 +17,9 @@ from typing import Annotated, Any
 
 from tyro.conf import FlagCreatePairsOff, arg
 
-from logitclip import config as config_module
-from logitclip.config import RunConfig, check_plugins
 from logitclip.registry import suggest
+from logitclip.runs import config as config_module
+from logitclip.runs.config import RunConfig, check_plugins
 
 Flag = Annotated[FlagCreatePairsOff[bool], arg(help_behavior_hint="")]  # without a --no- form
 Text = Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")]

@@ -10,7 +10,8 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from logitclip.progress import Printable, printable
+from logitclip.cli.terminal import Printable
+from logitclip.text import printable
 
 
 def show(what: Any) -> None:

@@ -10,9 +10,10 @@ from tyro.conf import Positional, arg
 
 from logitclip.cli.options import Flag, Number, Text, Whole
 from logitclip.cli.output import Exit, fail, show, show_json, tell
+from logitclip.cli.terminal import make_table
 from logitclip.cli.training import stop_on_sigterm
-from logitclip.progress import duration, make_table
-from logitclip.run_folder import Failed
+from logitclip.runs.folder import Failed
+from logitclip.text import duration
 
 Out = Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
 Data = Annotated[Positional[Path], arg(metavar="DATA")]

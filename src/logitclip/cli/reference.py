@@ -17,9 +17,9 @@ from tyro.conf import Positional, arg
 
 from logitclip.cli.options import File, Flag, Number, Plugins, Text
 from logitclip.cli.output import show, show_json
-from logitclip.config import RunConfig, load_plugins, registries
-from logitclip.progress import make_table
+from logitclip.cli.terminal import make_table
 from logitclip.registry import Registry, show_value
+from logitclip.runs.config import RunConfig, load_plugins, registries
 
 Name = Annotated[Positional[str], arg(help_behavior_hint="")]  # may be left out
 Kind = Literal["losses", "clips", "penalties", "noises", "data", "augments", "models", "methods", "recipes"]
@@ -245,7 +245,7 @@ def noise(
     """
     from logitclip import data as datasets
     from logitclip import noise as noises
-    from logitclip.progress import noise_preview
+    from logitclip.cli.terminal import noise_preview
 
     noises.NOISES.parse(spec)  # check the spec before the data
     RunConfig(noise_seed=noise_seed)  # and the seed

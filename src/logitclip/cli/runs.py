@@ -8,9 +8,10 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from logitclip.cli.options import File, Flag, Text, runs_folder
 from logitclip.cli.output import show, show_json, tell
-from logitclip.config import plugins_ignored
-from logitclip.progress import counted, make_table, result_table
-from logitclip.run_folder import OPTIONS, Claimed, Failure, Result
+from logitclip.cli.terminal import make_table, result_table
+from logitclip.runs.config import plugins_ignored
+from logitclip.runs.folder import OPTIONS, Claimed, Failure, Result
+from logitclip.text import counted
 
 Action = Literal["list", "show", "diff", "rm", "gc"]
 Ids = Annotated[Positional[tuple[str, ...]], arg(help_behavior_hint="")]
@@ -58,7 +59,7 @@ def runs(
         dry: With rm and gc, only print what would be removed.
         runs: The folder with the runs; $LOGITCLIP_RUNS or ./runs if not given.
     """
-    from logitclip.studies import runs as studies
+    from logitclip.runs import listing as studies
 
     folder = runs_folder(runs)
     given = {"ids": ids, "--where": where, "--sort": sort, "--descending": descending}
@@ -125,7 +126,7 @@ def _list(found: list[Any]) -> None:
 
 
 def _show(run: Any, json: bool) -> None:
-    from logitclip.studies.runs import changed_options
+    from logitclip.runs.listing import changed_options
 
     options = {} if run.config is None else {"data": run.config.data, **changed_options(run.config)}
     failure = run.outcome.error if isinstance(run.outcome, Failure) else None
@@ -149,7 +150,7 @@ def _show(run: Any, json: bool) -> None:
 
 
 def _diff(one: Any, other: Any, json: bool) -> None:
-    from logitclip.studies.runs import differences
+    from logitclip.runs.listing import differences
 
     found = differences(one, other)
     if json:
@@ -163,7 +164,7 @@ def _diff(one: Any, other: Any, json: bool) -> None:
 
 def _remove(found: list[Any], dry: bool) -> None:
     """Remove the runs that can be removed, then name the others."""
-    from logitclip.studies.runs import remove
+    from logitclip.runs.listing import remove
 
     freed, kept = dict[str, int](), list[str]()
     for run in found:

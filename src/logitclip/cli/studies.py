@@ -11,10 +11,11 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from logitclip.cli.options import Executor, File, Flag, Plugins, Quiet, Text, Verbose, Whole, runs_folder
 from logitclip.cli.output import Exit, show, show_json, tell
+from logitclip.cli.terminal import SweepBoard, announce
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
-from logitclip.config import plugins_ignored, word_to_tune
-from logitclip.progress import SweepBoard, announce, counted, duration
-from logitclip.run_folder import Failure
+from logitclip.runs.config import plugins_ignored, word_to_tune
+from logitclip.runs.folder import Failure
+from logitclip.text import counted, duration
 
 if TYPE_CHECKING:
     from logitclip.studies.sweeping import Row

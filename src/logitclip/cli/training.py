@@ -13,9 +13,9 @@ from typing import Any
 
 from logitclip.cli.options import Executor, Flag, Quiet, RunOptions, Text, Verbose, Whole
 from logitclip.cli.output import Exit, fail, show, show_json, tell
-from logitclip.config import RunConfig
-from logitclip.progress import SweepBoard, TrainingBar, announce, make_table, result_table
-from logitclip.run_folder import outcome, record_failure
+from logitclip.cli.terminal import SweepBoard, TrainingBar, announce, make_table, result_table
+from logitclip.runs.config import RunConfig
+from logitclip.runs.folder import outcome, record_failure
 
 
 def train(
@@ -42,7 +42,7 @@ def train(
         what = f"{config.data}, loss {config.loss}, clip {config.clip}, noise {config.noise}"
         announce(f"training on {what}", config.runs)
     from logitclip.engine import Diverged, without_destructors  # slow: they import torch
-    from logitclip.training import train
+    from logitclip.runs.train import train
 
     stop_on_sigterm()
     bar = TrainingBar(quiet=quiet, verbose=verbose)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from logitclip.config import RunConfig, word_to_tune
 from logitclip.data import load as load_dataset
 from logitclip.data.augment import transform
 from logitclip.data.table import load_table
@@ -23,7 +22,8 @@ from logitclip.own_data.model import ISSUES, PAGE, Model, load, save
 from logitclip.own_data.page import write_page
 from logitclip.own_data.planning import AUTO, FOLDS, SEARCHED_ROWS, Plan, make_plan
 from logitclip.own_data.source import HELD_OUT, Source, look
-from logitclip.run_folder import Failed, Result, outcome
+from logitclip.runs.config import RunConfig, word_to_tune
+from logitclip.runs.folder import Failed, Result, outcome
 from logitclip.studies import executors, sweeping, tuning
 
 log = logging.getLogger(__name__)

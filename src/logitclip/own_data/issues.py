@@ -12,15 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from logitclip import data, files, run_folder
-from logitclip.config import RunConfig
+from logitclip import data, files
 from logitclip.data.augment import transform
 from logitclip.noise.estimate import NoiseEstimate, estimate_noise
 from logitclip.own_data.calibration import calibrated, find_temperature, given_the_label
 from logitclip.own_data.model import logits_of, plain
-from logitclip.run_folder import Failed, Result, outcome
+from logitclip.runs import folder as run_folder
+from logitclip.runs.config import RunConfig
+from logitclip.runs.folder import Failed, Result, outcome
+from logitclip.runs.train import build_model
 from logitclip.studies import executors, tuning
-from logitclip.training import build_model
 
 
 @dataclass(frozen=True, eq=False)

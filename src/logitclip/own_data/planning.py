@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from logitclip import models
-from logitclip.config import RunConfig, word_to_tune
 from logitclip.engine import using_threads
 from logitclip.own_data.source import HELD_OUT, Source
-from logitclip.progress import duration
+from logitclip.runs.config import RunConfig, word_to_tune
 from logitclip.search import HELD_OUT as SEARCH_HELD_OUT
 from logitclip.search import TRIALS
 from logitclip.studies.tuning import GRID_VAL
+from logitclip.text import duration
 
 AUTO = "norm:temp=auto"
 FOLDS = 5

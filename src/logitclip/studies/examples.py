@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from logitclip.config import RunConfig
 from logitclip.data import Dataset
 from logitclip.data.augment import transform
-from logitclip.run_folder import Result
+from logitclip.runs.config import RunConfig
+from logitclip.runs.folder import Result
+from logitclip.runs.train import build_model, prepare
 from logitclip.studies.sweeping import Row
 from logitclip.studies.tables import pairs_of
-from logitclip.training import build_model, prepare
 
 MOST = 2000  # wrong labels to look at, at most
 

@@ -28,12 +28,13 @@ from typing import Any
 
 import torch
 
-from logitclip import files, run_folder
-from logitclip.config import RunConfig
+from logitclip import files
 from logitclip.engine import Diverged
 from logitclip.registry import suggest
-from logitclip.run_folder import Failure, Result, read_outcome, record_failure
-from logitclip.training import OnBatch, OnEpoch, train
+from logitclip.runs import folder as run_folder
+from logitclip.runs.config import RunConfig
+from logitclip.runs.folder import Failure, Result, read_outcome, record_failure
+from logitclip.runs.train import OnBatch, OnEpoch, train
 
 log = logging.getLogger(__name__)
 

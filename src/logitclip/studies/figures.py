@@ -17,8 +17,7 @@ from typing import Any
 
 from logitclip import theory
 from logitclip.files import write
-from logitclip.progress import printable
-from logitclip.run_folder import Result
+from logitclip.runs.folder import Result
 from logitclip.studies.recipe import FIGURES, Recipe
 from logitclip.studies.sweeping import Row
 from logitclip.studies.tables import (
@@ -33,6 +32,7 @@ from logitclip.studies.tables import (
     tabulate,
     title,
 )
+from logitclip.text import printable
 
 SUFFIXES = (".svg", ".pdf", ".png", ".html")
 COLOURS = (

@@ -71,7 +71,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from logitclip.config import (
+from logitclip.registry import Registry, suggest
+from logitclip.runs.config import (
     TUNABLE,
     RunConfig,
     check_plugins,
@@ -80,7 +81,6 @@ from logitclip.config import (
     registries,
     word_to_tune,
 )
-from logitclip.registry import Registry, suggest
 
 FOLDER = Path(__file__).parents[1] / "recipes"
 STATISTICS = ("last10_accuracy", "best_accuracy", "memorised", "recovered", "noise_rate", "seconds", "temp")

@@ -13,9 +13,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from logitclip.config import UNCOUNTED, RunConfig
-from logitclip.progress import duration, printable
-from logitclip.run_folder import Result
+from logitclip.runs.config import UNCOUNTED, RunConfig
+from logitclip.runs.folder import Result
 from logitclip.studies import examples, figures
 from logitclip.studies.sweeping import Row
 from logitclip.studies.tables import (
@@ -29,6 +28,7 @@ from logitclip.studies.tables import (
     results_of,
     title,
 )
+from logitclip.text import duration, printable
 
 # -- writers -----------------------------------------------------------------------------------------------------------
 

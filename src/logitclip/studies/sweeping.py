@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from logitclip.config import RunConfig, word_to_tune
-from logitclip.run_folder import Failure, Result, outcome, read_outcome
+from logitclip.runs.config import RunConfig, word_to_tune
+from logitclip.runs.folder import Failure, Result, outcome, read_outcome
 from logitclip.studies import executors, tuning
 from logitclip.studies.executors import OnEvent
 from logitclip.studies.recipe import Cell, Recipe

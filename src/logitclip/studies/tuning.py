@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from logitclip import run_folder
-from logitclip.config import RunConfig, load_plugins, registries, word_to_tune
 from logitclip.registry import first_line, suggest
-from logitclip.run_folder import LAST, Failure, Result, outcome
+from logitclip.runs import folder as run_folder
+from logitclip.runs.config import RunConfig, load_plugins, registries, word_to_tune
+from logitclip.runs.folder import LAST, Failure, Result, outcome
 from logitclip.search import HELD_OUT, NOTHING_LEARNT, Trial, best, highest, learnt, proposed
 from logitclip.studies import executors
 

@@ -12,10 +12,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from logitclip import files, run_folder
-from logitclip.config import UNCOUNTED, RunConfig
+from logitclip import files
 from logitclip.registry import suggest
-from logitclip.run_folder import Failure, Result
+from logitclip.runs import folder as run_folder
+from logitclip.runs.config import UNCOUNTED, RunConfig
+from logitclip.runs.folder import Failure, Result
 
 STATUSES = ("done", "failed", "running", "stopped")  # stopped: it can be resumed
 _COMPARE = {
@@ -150,7 +151,7 @@ def remove(run: Run, *, dry: bool = False) -> int:
     """Remove the folder of a run and return the bytes that were freed; if `dry`, remove nothing.
 
     Raises:
-        logitclip.run_folder.Claimed: The run is being trained.
+        logitclip.runs.folder.Claimed: The run is being trained.
     """
     size = run.bytes
     if dry and run.owner is not None:

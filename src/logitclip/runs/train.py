@@ -24,15 +24,16 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
-from logitclip import data, engine, files, models, noise, run_folder
+from logitclip import data, engine, files, models, noise
 from logitclip.clip import PENALTIES
-from logitclip.config import RunConfig, load_plugins, resolved_id
 from logitclip.criterion import Loss, clipped
 from logitclip.data.augment import transform
 from logitclip.data.loading import hold_out
 from logitclip.methods import METHODS
 from logitclip.rng import stream
-from logitclip.run_folder import LAST, Result, read_result
+from logitclip.runs import folder as run_folder
+from logitclip.runs.config import RunConfig, load_plugins, resolved_id
+from logitclip.runs.folder import LAST, Result, read_result
 
 MOST_WEIGHT = 10.0  # largest class weight with `balance`: a few wrong labels must not count as hundreds
 
@@ -74,7 +75,7 @@ def train(
     Raises:
         ValueError: the config cannot be trained: an unknown name, a value out of range, missing data.
         logitclip.engine.Diverged: the loss or the logits are not finite.
-        logitclip.run_folder.Claimed: another process trains this run.
+        logitclip.runs.folder.Claimed: another process trains this run.
         logitclip.files.CannotWrite: the disk is full, or the folder cannot be written to.
 
     >>> import tempfile

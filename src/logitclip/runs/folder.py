@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 
 from logitclip import files
-from logitclip.config import UNCOUNTED, RunConfig, checked
 from logitclip.registry import first_line
+from logitclip.runs.config import UNCOUNTED, RunConfig, checked
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,36 @@
+"""Words for people: counts, durations, and text that cannot steer a terminal."""
+
+from __future__ import annotations
+
+# Control characters as visible symbols of the same width, so that text from files cannot steer a terminal or reorder a
+# line. Tab and newline stay.
+_VISIBLE = {code: 0x2400 + code for code in range(32) if chr(code) not in "\t\n"} | {0x7F: 0x2421}
+_VISIBLE |= dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD)
+
+
+def printable(text: str) -> str:
+    """Replace control characters by visible ones.
+
+    >>> printable("red: \\x1b[31m")
+    'red: ␛[31m'
+    """
+    return text.translate(_VISIBLE)
+
+
+def counted(number: int, noun: str) -> str:
+    """
+    >>> counted(1, "run"), counted(36, "run")
+    ('1 run', '36 runs')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """
+    >>> duration(31.2), duration(100), duration(9000)
+    ('31 s', '1 min 40 s', '2 h 30 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
