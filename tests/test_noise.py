@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -714,6 +715,74 @@ def test_labels_of_the_released_code_are_read(tmp_path):
     assert torch.equal(record.clean_labels, data.train.labels)
     assert (record.rate, record.rule) == (0.4, f"file:path={path}")
     assert torch.equal(noise.file(data.train.labels, K, path=str(path)), labels)
+
+
+def flipped(labels: torch.Tensor, n: int = 80) -> torch.Tensor:
+    """Change the first n labels."""
+    return torch.cat([(labels[:n] + 3) % K, labels[n:]])
+
+
+@pytest.mark.parametrize("text", ["{}", "label\n{}\n", "{}\r\n"])
+def test_labels_are_read_from_csv(tmp_path, text):
+    data, path = dataset(200), tmp_path / "noisy.csv"
+    labels = flipped(data.train.labels)
+    path.write_text(text.format("\n".join(map(str, labels.tolist()))), newline="")
+    record = noise.apply(f"file:path={path}", data)
+    assert torch.equal(record.labels, labels)
+    assert record.rate == 0.4
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.int32])
+def test_labels_are_read_from_npy(tmp_path, dtype):
+    data, path = dataset(200), tmp_path / "noisy.npy"
+    labels = flipped(data.train.labels)
+    np.save(path, labels.numpy().astype(dtype))
+    assert torch.equal(noise.apply(f"file:path={path}", data).labels, labels)
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npy"])
+def test_soft_labels_are_read_from_a_file(tmp_path, suffix):
+    data, path = dataset(200), tmp_path / f"soft{suffix}"
+    soft = 0.6 * torch.eye(K)[data.train.labels] + 0.4 / K
+    np.save(path, soft.numpy()) if suffix == ".npy" else np.savetxt(path, soft.numpy(), delimiter=",")
+    record = noise.apply(f"file:path={path}", data)
+    torch.testing.assert_close(record.labels, soft)
+    assert record.rate == pytest.approx(0.36)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "cat\ndog\n", "is not a noise file: ValueError"),
+        ("a.csv", "0.5\n" * 200, "a label must be a class number"),
+        ("a.csv", "1,2\n3\n", "is not a noise file: ValueError"),
+        ("a.csv", "0.5,0.6\n" * 200, "must hold probabilities of the classes"),
+        ("a.csv", "", "the file is empty"),
+        ("a.npy", "no array", "is not a noise file"),
+        ("a.npy", np.zeros((2, 2, 2), np.int64), "must be a list of labels or of pairs"),
+        ("a.npy", np.int64(3), "must be a list of labels or of pairs"),
+        ("a.npy", np.full((200, K), np.nan), "must hold probabilities of the classes"),
+        ("a.npy", np.array([None]), "is not a noise file"),
+    ],
+)
+def test_other_files_are_a_sentence(tmp_path, name, content, message):
+    path = tmp_path / name
+    path.write_text(content) if isinstance(content, str) else np.save(path, content)
+    with pytest.raises(ValueError, match=message):
+        noise.apply(f"file:path={path}", dataset(200))
+
+
+def test_a_record_of_some_examples_is_that_of_these_examples():
+    data, other = dataset(200), dataset(300, seed=50)
+    index = torch.randperm(200, generator=seeded())[:50].sort().values
+    record = noise.apply("symmetric:rate=0.4", data)
+    few = record.select(index)
+    assert torch.equal(few.labels, record.labels[index])
+    assert few.rate == pytest.approx(float(record.wrong[index].mean()))
+    record = noise.apply("open_set:rate=0.5,source=other", data, load=lambda name: other)
+    few = record.select(index)
+    assert torch.equal(few.images, record.images[index])
+    assert torch.equal(few.wrong, record.wrong[index])
 
 
 def test_exchanges_of_the_released_code_are_read(tmp_path):

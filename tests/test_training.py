@@ -594,6 +594,24 @@ def test_a_dataset_without_test_examples_is_refused(tmp_path, monkeypatch):
         train(in_folder(tmp_path, "a"))
 
 
+def test_a_limit_takes_its_part_of_a_file(tmp_path):
+    """A file of labels or of votes has an entry for each example of the whole training set."""
+    labels = data.load("digits").train.labels
+    noisy = torch.where(torch.arange(len(labels)) % 3 == 0, (labels + 1) % 10, labels)
+    np.savetxt(tmp_path / "noisy.csv", noisy.numpy(), fmt="%d")
+    np.save(tmp_path / "votes.npy", torch.nn.functional.one_hot(noisy, 10).numpy())
+    plain, _ = prepare(RunConfig(limit=100).resolved())
+    for spec in (f"file:path={tmp_path / 'noisy.csv'}", f"votes:counts={tmp_path / 'votes.npy'}"):
+        few, record = prepare(RunConfig(limit=100, noise=spec).resolved())
+        everywhere = torch.arange(100)
+        assert torch.equal(few.train.x[everywhere], plain.train.x[everywhere])
+        given = few.train.labels.argmax(1) if few.train.labels.ndim > 1 else few.train.labels
+        wrong = given != plain.train.labels
+        assert torch.equal(given[wrong], (plain.train.labels[wrong] + 1) % 10)
+        assert 0.2 < record.rate < 0.45
+        assert record.rate == pytest.approx(float(wrong.float().mean()))
+
+
 def test_too_much_padding_is_refused(tmp_path):
     with pytest.raises(ValueError, match="padding must be between 0 and 8 for 8x8 images, got 1000000"):
         train(in_folder(tmp_path, "a", augment="flip_crop:padding=1000000"))

@@ -6,7 +6,7 @@
 """
 
 from logitclip.noise.checks import read_matrix
-from logitclip.noise.records import NoisyLabels, apply
+from logitclip.noise.records import NoisyLabels, apply, reads_examples
 from logitclip.noise.rules import (
     NOISES,
     SETS,
@@ -39,6 +39,7 @@ __all__ = [
     "open_set",
     "pair",
     "read_matrix",
+    "reads_examples",
     "real",
     "rule",
     "symmetric",

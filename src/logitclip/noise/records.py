@@ -7,7 +7,6 @@ import hashlib
 import inspect
 import io
 import json
-import math
 import operator
 import os
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from logitclip import files
+from logitclip.noise._files import check_agreement, check_pairs, read_noise_file, record_files
 from logitclip.noise.checks import class_labels, inputs_of, is_integer, noisy_labels
 from logitclip.noise.rules import NOISES
 from logitclip.rng import hashed_seed
@@ -125,9 +125,25 @@ class NoisyLabels:
         if not torch.equal(clean, self.clean_labels):
             raise ValueError("The noise record was made for other true labels, or for the same in another order.")
 
+    def select(self, index: Tensor) -> NoisyLabels:
+        """Return the record of the examples at `index`, int64 [M]."""
+        if self.replaced is None:
+            return replace(self, labels=self.labels[index], clean_labels=self.clean_labels[index])
+        place = torch.full((len(self.labels),), -1)
+        place[index] = torch.arange(len(index))
+        replaced = torch.stack([place[self.replaced[:, 0]], self.replaced[:, 1]], dim=1)
+        images = None if self.images is None else self.images[index]
+        return replace(
+            self,
+            labels=self.labels[index],
+            clean_labels=self.clean_labels[index],
+            replaced=replaced[replaced[:, 0] >= 0],
+            images=images,
+        )
+
     def save(self, path: str | Path) -> Path:
         """Write `path`.npz (arrays) and `path`.json (everything else), each atomically; return the path of the .npz."""
-        npz, text = _record_files(path)
+        npz, text = record_files(path)
         arrays: dict[str, Any] = {name: array.numpy() for name, array in self._arrays().items()}
         content = io.BytesIO()
         np.savez_compressed(content, **arrays)
@@ -137,11 +153,11 @@ class NoisyLabels:
 
     @classmethod
     def from_file(cls, path: str, clean_labels: Tensor, num_classes: int, source: str | None = None) -> NoisyLabels:
-        """Read a record that `save` wrote, or a noise file of the released code, and check that it fits the data.
+        """Read a record that `save` wrote, or a file of labels, and check that it fits the data.
 
         Args:
-            path: a record; or a JSON list with a label for each example, or with pairs of the position of an example
-                and the index of the source image that replaces it.
+            path: a record; or a .json, .csv or .npy file with a label for each example; or, as released with the
+                LogitClip code, pairs of the position of an example and the index of the source image that replaces it.
             clean_labels: [N] int64.
             num_classes: K.
             source: the dataset that these images are from.
@@ -152,24 +168,24 @@ class NoisyLabels:
         Raises:
             ValueError: if the file is missing, damaged or made for other data.
         """
-        content = _released(path)
+        content = read_noise_file(path)
         if content is None:
             record = cls.load(path)
             record.check(clean_labels, num_classes)
             return record
         options = {"path": path} | ({} if source is None else {"source": source})
         rule = NOISES.format("file", options)
-        if content.ndim == 1:
+        if content.ndim == 1 or content.is_floating_point():
             labels, replaced = noisy_labels(content, num_classes, len(clean_labels)), None
-            _check_agreement(path, labels, clean_labels, num_classes)
+            check_agreement(path, labels, clean_labels, num_classes)
         else:
-            labels, replaced = clean_labels, _exchange(path, content, len(clean_labels), source)
+            labels, replaced = clean_labels, check_pairs(path, content, len(clean_labels), source)
         return cls(labels, clean_labels, operator.index(num_classes), rule, options, seed=0, replaced=replaced)
 
     @classmethod
     def load(cls, path: str | Path) -> NoisyLabels:
         """Read a record that `save` wrote; raise ValueError if it is damaged or its hash does not match."""
-        npz, text = _record_files(path)
+        npz, text = record_files(path)
         try:
             about = json.loads(text.read_text())
             with np.load(npz, allow_pickle=False) as stored:
@@ -267,6 +283,15 @@ def apply(
     return _with_images(record, images, options.get("source"))
 
 
+def reads_examples(spec: str) -> bool:
+    """Return whether a noise reads a file with an entry for each training example, so for the whole training set.
+
+    >>> reads_examples("file:path=noisy.csv"), reads_examples("symmetric:rate=0.5")
+    (True, False)
+    """
+    return NOISES.split(spec)[0] in ("file", "votes")
+
+
 def _generator(seed: int) -> torch.Generator:
     """A generator for noise only: a loader that shuffles with the bare seed would see all flipped labels first."""
     if not is_integer(seed):
@@ -300,48 +325,6 @@ def _with_images(record: NoisyLabels, images: Any, source: Any) -> NoisyLabels:
     return replace(record, images=images.index_copy(0, record.replaced[:, 0], source[record.replaced[:, 1]]))
 
 
-def _released(path: str) -> Tensor | None:
-    """The labels [N] or pairs [M, 2] in a noise file of the released code; None if this is not such a file."""
-    file = Path(os.path.expanduser(path))
-    if file.suffix != ".json" or _record_files(path)[0].is_file():
-        return None
-    try:
-        content = json.loads(file.read_text())
-        if not isinstance(content, list) or not content:
-            return None
-        numbers = torch.from_numpy(np.array(content).astype(np.int64, casting="safe"))
-    except FileNotFoundError as error:
-        raise ValueError(f"There is no noise file {path}.") from error
-    except Exception as error:  # not JSON, ragged lists, or no numbers
-        raise ValueError(f"{path} is not a noise file: {type(error).__name__}, {error}") from error
-    if numbers.ndim > 2 or (numbers.ndim == 2 and numbers.shape[1] != 2):
-        raise ValueError(f"{path} must be a list of labels or of pairs, got the shape {list(numbers.shape)}.")
-    return numbers
-
-
-def _check_agreement(path: str, labels: Tensor, clean: Tensor, num_classes: int) -> None:
-    """Refuse labels that agree with the truth no more often than by chance."""
-    counts = [values.bincount(minlength=num_classes) / len(values) for values in (labels, clean)]
-    chance = float(counts[0] @ counts[1])
-    agreement = float((labels == clean).double().mean())
-    if agreement <= chance + 3 * math.sqrt(chance * (1 - chance) / len(clean)):
-        raise ValueError(
-            f"Only {agreement:.1%} of the labels in {path} are the true ones: it was made for other data, or for the "
-            "same in another order."
-        )
-
-
-def _exchange(path: str, pairs: Tensor, examples: int, source: str | None) -> Tensor:
-    positions, images = pairs.unbind(1)
-    if source is None:
-        raise ValueError(f"{path} replaces images: name their dataset, as in file:path={path},source=cifar100.")
-    if len(positions.unique()) < len(positions) or not 0 <= int(positions.min()) <= int(positions.max()) < examples:
-        raise ValueError(f"The positions in {path} must be different and lie in 0..{examples - 1}.")
-    if int(images.min()) < 0:
-        raise ValueError(f"The image indices in {path} must not be negative, got {int(images.min())}.")
-    return pairs
-
-
 def _sha256(*parts: Any) -> str:
     """The hash of strings and arrays, the same on every platform."""
     digest = hashlib.sha256()
@@ -350,8 +333,3 @@ def _sha256(*parts: Any) -> str:
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
     return digest.hexdigest()
-
-
-def _record_files(path: str | Path) -> tuple[Path, Path]:
-    stem = os.fspath(path).removesuffix(".npz").removesuffix(".json")
-    return Path(f"{stem}.npz"), Path(f"{stem}.json")

@@ -401,8 +401,9 @@ def file(labels: Tensor, num_classes: int, *, path: str, source: str | None = No
     Args:
         labels: Clean labels, integers [N].
         num_classes: K.
-        path: A record that `NoisyLabels.save` wrote, or a JSON file published with the LogitClip code, such as
-            ``cifar10_dependent_0.4.json``.
+        path: A record that `NoisyLabels.save` wrote; or a .json, .csv or .npy file with a class number for each example
+            (or, in a .csv or .npy file, its probabilities of the classes), as ``cifar10_dependent_0.4.json``, published
+            with the LogitClip code.
         source: The dataset of the new images, for a published file that replaces images (``cifar10_open_0.4.json``);
             only `apply` can read such a file.
 

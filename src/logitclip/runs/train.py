@@ -362,7 +362,8 @@ def _copied(tensors: Any) -> Any:
 def prepare(config: RunConfig, load: Load | None = None) -> tuple[data.Dataset, noise.NoisyLabels]:
     """The dataset of a resolved config with the noise applied, and the record of the noise."""
     load = load or partial(data.load, root=config.root)
-    dataset = _limited(load(config.data), config.limit, config.test_limit)
+    whole = load(config.data)
+    dataset = _limited(whole, config.limit, config.test_limit)
     if not len(dataset.test):
         raise ValueError(f"{config.data} has no test examples, and a run is judged by them: use lc.engine.fit instead.")
     if config.noise == "none":  # the dataset may come with wrong labels
@@ -370,7 +371,11 @@ def prepare(config: RunConfig, load: Load | None = None) -> tuple[data.Dataset, 
         labels = labels.argmax(1) if labels.is_floating_point() else labels
         clean = labels if clean is None else clean
         return dataset, noise.NoisyLabels(labels, clean, dataset.num_classes, "none", {}, config.noise_seed)
-    record = noise.apply(config.noise, dataset, config.noise_seed, load=load)
+    if config.limit and noise.reads_examples(config.noise):  # a file has a label for each example of the whole data
+        record = noise.apply(config.noise, whole, config.noise_seed, load=load)
+        record = record.select(_choice(len(whole.train), config.limit, "train"))
+    else:
+        record = noise.apply(config.noise, dataset, config.noise_seed, load=load)
     train = dataset.train.relabel(record.labels)
     if record.images is not None:
         train = dataclasses.replace(train, x=record.images)
