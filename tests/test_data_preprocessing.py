@@ -1,6 +1,8 @@
 """Preprocessing: from columns to features, saved and loaded."""
 
+import io
 import pickle
+import re
 import zipfile
 
 import numpy as np
@@ -120,33 +122,52 @@ words = st.lists(st.sampled_from(["a", "b", "ü", "", "NA", "  c"]), min_size=6,
 
 @settings(max_examples=25, deadline=None)
 @given(st.dictionaries(names, numbers.map(np.array) | words.map(lambda w: text(*w)), max_size=5))
-def test_saved_and_read_back_it_does_the_same(tmp_path_factory, columns):
-    path = tmp_path_factory.mktemp("prep") / "p.skops"
+def test_saved_and_read_back_it_does_the_same(columns):
     columns = {**columns, "sure to stay": np.arange(6.0), "words": text(*["one", "two", "one", "two", "three"], "?")}
     prep = Preprocessor.fit(columns, text=["words"])
     features = prep.transform(columns)
     assert features.isfinite().all()
-    prep.save(path)
-    again = Preprocessor.load(path)
+    again = Preprocessor.from_bytes(prep.to_bytes())
     assert (again.kinds, again.dropped) == (prep.kinds, prep.dropped)
     assert torch.equal(again.transform(columns), features)
 
 
-def test_a_damaged_file_and_a_trap_are_refused(tmp_path):
-    prep = Preprocessor.fit({"n": np.array([1.0, 3.0]), "c": text("x", "")})
-    prep.save(tmp_path / "p.skops")
-    assert [p.name for p in tmp_path.iterdir()] == ["p.skops"]
-    assert zipfile.is_zipfile(tmp_path / "p.skops")
+def test_damaged_content_and_a_trap_are_refused():
     import skops.io
 
-    (tmp_path / "cut.skops").write_bytes((tmp_path / "p.skops").read_bytes()[:400])
-    (tmp_path / "pickle.skops").write_bytes(pickle.dumps(print))
-    skops.io.dump({"version": 1, "kinds": {}, "dropped": {}, "transformer": Trap()}, tmp_path / "trap.skops")
-    skops.io.dump([1], tmp_path / "list.skops")
-    for name in ("none", "cut", "pickle", "trap", "list"):
-        with pytest.raises(ValueError, match=f"{name}.skops could not be read: ") as error:
-            Preprocessor.load(tmp_path / f"{name}.skops")
+    content = Preprocessor.fit({"n": np.array([1.0, 3.0]), "c": text("x", "")}).to_bytes()
+    assert zipfile.is_zipfile(io.BytesIO(content))
+    trap = skops.io.dumps({"version": 1, "kinds": {}, "dropped": {}, "transformer": Trap()})
+    for bad in (b"", content[:400], pickle.dumps(print), trap, skops.io.dumps([1])):
+        with pytest.raises(ValueError, match="the preprocessing cannot be read: ") as error:
+            Preprocessor.from_bytes(bad)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"input": "filename"}, "has input='filename', which `fit` never sets"),
+        ({"token_pattern": "(a+)+$"}, "has token_pattern="),
+        ({"stop_words": "english"}, "has stop_words='english'"),
+    ],
+)
+def test_transformers_that_fit_never_makes_are_refused(change, sentence, tmp_path):
+    """With input="filename", a vectorizer would open the files that the texts name."""
+    import skops.io
+
+    prep = Preprocessor.fit({"words": text("one two three four five six", "seven", "one two")}, text=["words"])
+    for fitted in (True, False):
+        state = skops.io.loads(prep.to_bytes(), trusted=["numpy.dtype"])
+        transformer = state["transformer"]
+        (transformer.named_transformers_["text 0"] if fitted else transformer.transformers[-1][1]).set_params(**change)
+        with pytest.raises(ValueError, match=re.escape(sentence)):
+            Preprocessor.from_bytes(skops.io.dumps(state))
+    from sklearn.preprocessing import FunctionTransformer
+
+    state["transformer"].transformers[0] = ("numbers", FunctionTransformer(np.sqrt), [])
+    with pytest.raises(ValueError, match="a FunctionTransformer is no transformer of `fit`"):
+        Preprocessor.from_bytes(skops.io.dumps(state))
 
 
 class Trap:

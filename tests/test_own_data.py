@@ -1,6 +1,7 @@
 """Own data end to end: fit, the model folder, predict, issues. Small data, few epochs."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import torch
 
 import logitclip as lc
 from logitclip.data import load as load_dataset
-from logitclip.own_data import find_issues, fitting
+from logitclip.own_data import facts, find_issues, fitting
 from logitclip.own_data import issues as judging
 from logitclip.own_data.model import original, plain
 from logitclip.own_data.planning import make_plan
@@ -109,8 +110,7 @@ def test_a_label_is_marked_wrong_if_its_score_is_above_a_half():
 
 def test_the_summaries_say_what_the_estimate_means(fitted):
     def told(**noise):
-        facts = {**fitted.facts, "noise": {**fitted.noise, **noise}}
-        model = replace(fitted, facts=facts)
+        model = replace(fitted, facts={**fitted.facts, "noise": {**fitted.noise, **noise}})
         return model.noise_summary, model.accuracy_summary
 
     noise, accuracy = told(rate=0.1, rate_interval=[0.05, 0.15], at_most=0.25)
@@ -271,19 +271,126 @@ def test_the_plan_knows_what_val_holds_out(people, tmp_path, clip, tried, traine
     assert plan.runs == expected
 
 
-def test_a_damaged_folder_is_one_sentence(fitted, tmp_path):
+@pytest.fixture
+def copied(fitted, tmp_path):
+    """A copy of the fitted model folder, and a function that changes its model.json with a digest that matches."""
+    folder = tmp_path / "model"
+    shutil.copytree(fitted.folder, folder, ignore=shutil.ignore_patterns("runs"))
+
+    def change(*removed, **changed):
+        content = {**fitted.facts, **changed}
+        content = {name: value for name, value in content.items() if name not in removed}
+        (folder / "model.json").write_text(json.dumps({**content, "digest": facts.digest(content)}))
+
+    return folder, change
+
+
+def test_a_damaged_folder_is_one_sentence(copied, tmp_path):
+    folder, change = copied
     with pytest.raises(ValueError, match=r"is not a model folder: it has no model.json"):
         lc.load(tmp_path)
-    for file in ("model.json", "weights.safetensors", "preprocessing.skops"):
-        (tmp_path / file).write_bytes((fitted.folder / file).read_bytes())
-    (tmp_path / "weights.safetensors").write_bytes(b"cut")
-    with pytest.raises(ValueError, match=r"The model in .* cannot be read: ") as error:
-        lc.load(tmp_path)
+    change(format=99)
+    with pytest.raises(ValueError, match="its format is 99, not 2"):
+        lc.load(folder)
+    (folder / "model.json").write_text("[1]")
+    with pytest.raises(ValueError, match=r"model.json holds no object"):
+        lc.load(folder)
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "preprocessing.skops", "model.json"])
+def test_one_changed_byte_is_noticed(name, copied):
+    folder, _ = copied
+    content = bytearray((folder / name).read_bytes())
+    at = content.index(b'"temperature": ') + 15 if name == "model.json" else len(content) // 2
+    content[at] = ord("7") if content[at] != ord("7") else ord("8")
+    (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match=r"The model in .* cannot be read: .*does not have the digest") as error:
+        lc.load(folder)
     assert "\n" not in str(error.value)
-    facts = json.loads((fitted.folder / "model.json").read_text())
-    (tmp_path / "model.json").write_text(json.dumps({**facts, "format": 99}))
-    with pytest.raises(ValueError, match="its format is 99, not 1"):
-        lc.load(tmp_path)
+    (folder / name).unlink()
+    with pytest.raises(ValueError, match=r"there is no file|it has no model.json"):
+        lc.load(folder)
+
+
+def test_every_fact_is_checked(copied, fitted):
+    """Whatever is missing or of another type ends in a sentence; so do numbers out of their ranges."""
+    folder, change = copied
+    for name, fact in facts.FACTS.items():
+        wrong = [[], {"a": {}}, 7.5, -1, "", None, True, float("nan"), [float("nan")] * 3, [["x"]]]
+        for value in [value for value in wrong if not fact.holds(value)]:
+            change(**{name: value})
+            with pytest.raises(ValueError, match=f"cannot be read: in model.json {name!r} must be ") as error:
+                lc.load(folder)
+            assert "\n" not in str(error.value)
+        change(name)
+        if fact.optional:
+            assert lc.load(folder).class_names == fitted.class_names
+        else:
+            with pytest.raises(ValueError, match=f"model.json has no {name!r}"):
+                lc.load(folder)
+    for temperature in (-1, 0, float("inf")):
+        assert not facts.FACTS["temperature"].holds(temperature)
+    change(log_prior=[0.0] * 7)
+    with pytest.raises(ValueError, match="'log_prior' must have a number for each of the 3 classes"):
+        lc.load(folder)
+    change(files={"../weights.safetensors": "0"})
+    with pytest.raises(ValueError, match="which is no file of the folder"):
+        lc.load(folder)
+
+
+def test_a_folder_of_version_0_1_is_read_with_one_warning(copied, fitted, people, caplog):
+    folder, change = copied
+    change("files", format=1)
+    caplog.clear()
+    model = lc.load(folder)
+    assert [record.message for record in caplog.records if "without digests" in record.message] == [caplog.messages[-1]]
+    assert model.predict(people[1]).equals(fitted.predict(people[1]))
+
+
+def test_two_fits_do_not_mix_in_one_folder(people, tmp_path):
+    from logitclip.runs.folder import Claimed
+
+    def second(plan):
+        with pytest.raises(Claimed, match=r"is being trained by .*process \d+"):
+            lc.fit(people[0], "kind", out=tmp_path / "m", **QUICK)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lc.fit(people[0], "kind", out=tmp_path / "m", on_plan=second, **QUICK)
+    assert not (tmp_path / "m" / "model.json").exists()
+    assert not (tmp_path / "m" / "runs" / "claim").exists()
+
+
+def test_what_cannot_be_written_is_refused_before_training(people, pictures, tmp_path):
+    shutil.copytree(pictures, tmp_path / "pictures")
+    file = tmp_path / "pictures" / "red" / os.fsdecode(b"caf\xe9.png")
+    try:
+        shutil.copy(next((tmp_path / "pictures" / "red").glob("0*.png")), file)
+    except OSError:
+        pytest.skip("the file system only takes UTF-8")
+    with pytest.raises(ValueError, match=r"The file name red/caf\\xe9.png is not UTF-8: rename the file"):
+        lc.fit(tmp_path / "pictures", out=tmp_path / "m")
+    (tmp_path / "n" / "page.html").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"page.html is a folder, and `fit` writes a file there"):
+        lc.fit(people[0], "kind", out=tmp_path / "n")
+    with pytest.raises(ValueError, match="lr must be positive and finite"):
+        lc.fit(people[0], "kind", out=tmp_path / "m", lr=float("nan"), on_plan=lambda plan: pytest.fail("too late"))
+
+
+def test_the_model_is_there_if_the_page_fails(people, tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError("no room")
+
+    monkeypatch.setattr(fitting, "write_page", fail)
+    with pytest.raises(OSError, match="no room"):
+        lc.fit(people[0], "kind", out=tmp_path, **QUICK)
+    assert len(lc.load(tmp_path).issues) == 600
+
+
+def test_a_model_folder_is_no_data(fitted, tmp_path, capsys, monkeypatch):
+    code, _, told = run(capsys, monkeypatch, "predict", fitted.folder, fitted.folder, "-o", tmp_path / "x.csv")
+    assert code == 2
+    assert "is a model folder, not data: name a table or a folder of images." in " ".join(told.split())
 
 
 def test_a_model_folder_never_imports_a_plugin(fitted, tmp_path):
@@ -291,8 +398,8 @@ def test_a_model_folder_never_imports_a_plugin(fitted, tmp_path):
     folder, plugin = tmp_path / "model", tmp_path / "plugin.py"
     shutil.copytree(fitted.folder, folder, ignore=shutil.ignore_patterns("runs"))
     plugin.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
-    facts = json.loads((folder / "model.json").read_text())
-    (folder / "model.json").write_text(json.dumps({**facts, "plugin": [str(plugin)], "model": "theirs"}))
+    content = {**fitted.facts, "plugin": [str(plugin)], "model": "theirs"}
+    (folder / "model.json").write_text(json.dumps({**content, "digest": facts.digest(content)}))
     with pytest.raises(ValueError, match=r"The model in .* cannot be read: Unknown model 'theirs'"):
         lc.load(folder)
     assert not (tmp_path / "executed").exists()

@@ -6,16 +6,14 @@ import logging
 import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from logitclip import files
 from logitclip.data.columns import Column, Columns, Text, Unusable, as_text, is_number
-from logitclip.registry import suggest
+from logitclip.registry import first_line, suggest
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +21,10 @@ MAX_LEVELS = 64  # of a category; the rarest ones share one feature
 MAX_TERMS = 2000  # of a text column
 TEXT_WEIGHT = 8.0  # TF-IDF rows have norm 1, too small for SGD; chosen by noisy validation, see docs/own_data.md
 FEW_WORDS = 5  # texts with fewer words on average are split into character n-grams
+TERMS: tuple[dict[str, Any], ...] = (  # of short texts, and of others
+    {"analyzer": "char_wb", "ngram_range": (2, 4)},
+    {"token_pattern": r"\w+|[^\w\s]", "ngram_range": (1, 2)},
+)
 LARGEST = 1e150  # the squares of larger numbers overflow
 TRUSTED = ("numpy.dtype",)  # what a saved preprocessor may hold beside scikit-learn's own transformers
 
@@ -113,27 +115,60 @@ class Preprocessor:
                 found[name] = sorted(new)
         return found
 
-    def save(self, path: str | Path) -> None:
-        """Write a skops file (JSON and arrays in a zip, no pickle), atomically."""
+    def to_bytes(self) -> bytes:
+        """Return the content of a skops file: JSON and arrays in a zip, no pickle."""
         state = {"version": 1, "kinds": self.kinds, "dropped": self.dropped, "transformer": self.transformer}
-        files.write(Path(path), _skops().dumps(state, compression=zipfile.ZIP_DEFLATED))
+        return _skops().dumps(state, compression=zipfile.ZIP_DEFLATED)
 
     @classmethod
-    def load(cls, path: str | Path) -> Preprocessor:
-        """Read a file that `save` wrote. Types other than scikit-learn's and NumPy's are refused.
+    def from_bytes(cls, content: bytes) -> Preprocessor:
+        """Read what `to_bytes` made. Other transformers than those of `fit` are refused.
 
         Raises:
-            ValueError: If the file is missing, damaged, or not a preprocessor.
+            ValueError: If the content is damaged, or not a preprocessor.
         """
         skops = _skops()
         try:
-            state = skops.loads(Path(path).read_bytes(), trusted=list(TRUSTED))
+            state = skops.loads(content, trusted=list(TRUSTED))
             if not isinstance(state, dict) or state.get("version") != 1:
                 raise ValueError("it is not a preprocessor saved by this version of logitclip")
+            _check_transformer(state["transformer"])
             return cls(state["kinds"], state["dropped"], state["transformer"])
         except Exception as error:  # of many types: damaged zips, unknown types, other versions of scikit-learn
-            reason = (str(error).strip() or type(error).__name__).partition("\n")[0].rstrip(".")
-            raise ValueError(f"{path} could not be read: {reason}.") from error
+            raise ValueError(f"the preprocessing cannot be read: {first_line(error)}") from error
+
+
+def _check_transformer(transformer: Any) -> None:
+    """Refuse transformers that `fit` does not make: some of scikit-learn's open files or call functions by name."""
+    from sklearn.compose import ColumnTransformer
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import Pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    if type(transformer) is not ColumnTransformer:
+        raise ValueError(f"a {type(transformer).__name__} is no transformer of `fit`")
+    for step, unfitted, _ in (*transformer.transformers, *transformer.transformers_):
+        fitted = transformer.named_transformers_.get(step, unfitted)
+        for part in (unfitted, fitted):
+            if isinstance(part, str) and part == "drop":  # what becomes of columns that are not named
+                continue
+            for inner in [inner for _, inner in part.steps] if type(part) is Pipeline else [part]:
+                if type(inner) not in (SimpleImputer, StandardScaler, OneHotEncoder, TfidfVectorizer):
+                    raise ValueError(f"a {type(inner).__name__} is no transformer of `fit`")
+                if type(inner) is TfidfVectorizer:
+                    _check_vectorizer(inner)
+
+
+def _check_vectorizer(vectorizer: Any) -> None:
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    chosen = {name: {units[name] for units in TERMS if name in units} for name in ("analyzer", "token_pattern")}
+    free = ("ngram_range", "max_features", "sublinear_tf", "dtype")
+    for name, default in TfidfVectorizer().get_params().items():
+        value = getattr(vectorizer, name)
+        if name not in free and value != default and value not in chosen.get(name, ()):
+            raise ValueError(f"its TfidfVectorizer has {name}={value!r}, which `fit` never sets")
 
 
 def _unusable(column: Column, free_text: bool) -> str | None:
@@ -180,12 +215,7 @@ def _transformer(frame: Any, kinds: Mapping[str, Kind]) -> Any:
 
     def vectorizer(name: str) -> Any:
         short = frame[name].str.split().str.len().mean() < FEW_WORDS
-        units: dict[str, Any] = (
-            {"analyzer": "char_wb", "ngram_range": (2, 4)}
-            if short
-            else {"token_pattern": r"\w+|[^\w\s]", "ngram_range": (1, 2)}
-        )
-        return TfidfVectorizer(**units, max_features=terms, sublinear_tf=True, dtype=single)
+        return TfidfVectorizer(**TERMS[0 if short else 1], max_features=terms, sublinear_tf=True, dtype=single)
 
     return ColumnTransformer(
         [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -12,21 +13,24 @@ from typing import Any
 import numpy as np
 import torch
 
+from logitclip import files
 from logitclip.data import load as load_dataset
 from logitclip.data.augment import transform
 from logitclip.data.table import load_table
 from logitclip.own_data import issues as judging
 from logitclip.own_data.calibration import calibrated, find_temperature
 from logitclip.own_data.issues import Issues
-from logitclip.own_data.model import ISSUES, PAGE, Model, load, save
+from logitclip.own_data.model import ISSUES, MODEL, PAGE, PREPROCESSING, WEIGHTS, Model, load, write_model
 from logitclip.own_data.page import write_page
 from logitclip.own_data.planning import AUTO, FOLDS, SEARCHED_ROWS, Plan, make_plan
 from logitclip.own_data.source import HELD_OUT, Source, look
 from logitclip.runs.config import RunConfig, word_to_tune
-from logitclip.runs.folder import Failed, Result, outcome
+from logitclip.runs.folder import Failed, Result, claim, outcome
 from logitclip.studies import executors, sweeping, tuning
 
 log = logging.getLogger(__name__)
+
+RUNS = "runs"  # the subfolder of the runs
 
 
 def fit(
@@ -82,13 +86,23 @@ def fit(
     ['herb', 'shrub']
     """
     _require_packages()
-    out = Path(out)
+    out = Path(os.path.expanduser(out))
     text, drop = ([names] if isinstance(names, str) else names for names in (text, drop))
-    source = look(_as_file(data, out), label, text=text, image=image, drop=drop)
-    plan = make_plan(source, clip=clip, folds=FOLDS if find_issues else 0, out=str(out), **options)
-    if on_plan is not None:
-        on_plan(plan)
-    where = {"executor": "inline" if jobs == 1 else "local", "jobs": jobs, "on_event": on_event}
+    columns: dict[str, Any] = {"text": text, "image": image, "drop": drop}
+    source = look(data, label, **columns) if isinstance(data, str | Path) else None
+    _check_writable(out)
+    with claim(out / RUNS):
+        source = source or look(_write_frame(data, out), label, **columns)
+        plan = make_plan(source, clip=clip, folds=FOLDS if find_issues else 0, out=str(out), **options)
+        if on_plan is not None:
+            on_plan(plan)
+        where = {"executor": "inline" if jobs == 1 else "local", "jobs": jobs, "on_event": on_event}
+        return _fit(plan, out, where, find_issues=find_issues)
+
+
+def _fit(plan: Plan, out: Path, where: dict[str, Any], *, find_issues: bool) -> Model:
+    """Carry out a plan."""
+    source = plan.source
     config = _with_clip(plan, where)
     executors.execute([config], **where)
     result = _result(config)
@@ -99,7 +113,7 @@ def fit(
         per_fold = replace(config, per_example=False)
         found = judging.out_of_fold(per_fold, source.labels, log_prior, FOLDS, **where)
     judging.write(out / ISSUES, found, source.names, source.class_names, source.labels)
-    model = _saved(out, source, plan, config, result, found, held_out, log_prior)
+    model = _write_model(out, source, plan, config, result, found, held_out, log_prior)
     write_page(out / PAGE, model, source, found, result)
     return model
 
@@ -149,26 +163,30 @@ def find_issues(
 
 def _require_packages() -> None:
     """Name all packages that are missing at once, not one after the other."""
-    needed = ("lightning_fabric", "sklearn", "pandas", "skops", "pyarrow", "PIL", "jinja2", "altair")
+    needed = ("lightning_fabric", "sklearn", "pandas", "skops", "pyarrow", "PIL", "jinja2", "altair", "vl_convert")
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise ImportError(f"Your own data needs {', '.join(missing)}: pip install 'logitclip[own-data]'.")
 
 
-def _as_file(data: Any, out: Path) -> str | Path:
-    """Return a path; a data frame is written to the model folder, so that runs can read it."""
-    if isinstance(data, str | Path):
-        return data
+def _check_writable(out: Path) -> None:
+    """Raise a ValueError if a name that `fit` will write is taken by a folder."""
+    for name in (*(MODEL, WEIGHTS, PREPROCESSING, ISSUES, PAGE), "data.parquet"):
+        if (out / name).is_dir():
+            raise ValueError(f"{out / name} is a folder, and `fit` writes a file there: name another folder with out.")
+
+
+def _write_frame(data: Any, out: Path) -> Path:
+    """Write a data frame to the model folder, so that runs can read it, and return its path."""
     if not hasattr(data, "to_parquet"):
         raise ValueError(f"data must be a file, a folder or a pandas data frame, got {type(data).__name__}.")
-    out.mkdir(parents=True, exist_ok=True)
-    path = out / "data.parquet"
     try:
-        data.to_parquet(path, index=False)  # an index is no feature
+        content = data.to_parquet(index=False)  # an index is no feature
     except (TypeError, ValueError):  # a column with values of several types, which are read as text
         mixed = [name for name, kind in data.dtypes.items() if kind.kind == "O"]
-        data.astype(dict.fromkeys(mixed, "string")).to_parquet(path, index=False)
-    return path
+        content = data.astype(dict.fromkeys(mixed, "string")).to_parquet(index=False)
+    files.write(out / "data.parquet", content)
+    return out / "data.parquet"
 
 
 def _with_clip(plan: Plan, where: dict[str, Any]) -> RunConfig:
@@ -194,7 +212,7 @@ def _result(config: RunConfig) -> Result:
     return found
 
 
-def _saved(
+def _write_model(
     out: Path,
     source: Source,
     plan: Plan,
@@ -204,6 +222,8 @@ def _saved(
     held_out: np.ndarray,
     log_prior: np.ndarray,
 ) -> Model:
+    from safetensors.torch import save
+
     dataset = load_dataset(config.data, config.root)
     resolved = config.resolved()
     known = ~np.isnan(held_out).any(1)
@@ -246,7 +266,10 @@ def _saved(
         "config": result.config,
         "versions": result.versions,
     }
-    save(out, facts, result.weights(), preprocessor)
+    contents = {WEIGHTS: save({name: tensor.contiguous() for name, tensor in result.weights().items()})}
+    if preprocessor is not None:
+        contents[PREPROCESSING] = preprocessor.to_bytes()
+    write_model(out, facts, contents)
     return load(out)
 
 

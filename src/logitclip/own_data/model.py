@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,10 +26,12 @@ from logitclip.data.preprocessing import Preprocessor
 from logitclip.data.table import column_text
 from logitclip.noise.estimate import CLEAN
 from logitclip.own_data.calibration import calibrated
+from logitclip.own_data.facts import FORMAT, check_facts, check_file, digest
+from logitclip.own_data.source import check_names
+from logitclip.registry import first_line
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
 MODEL, WEIGHTS, PREPROCESSING, ISSUES, PAGE = (
     *("model.json", "weights.safetensors", "preprocessing.skops", "issues.csv", "page.html"),
 )
@@ -203,6 +207,8 @@ class Model:
         return logits_of(self.network, x, view)
 
     def _inputs(self, data: Any) -> tuple[list[str], Any]:
+        if isinstance(data, str | os.PathLike) and (Path(data) / MODEL).is_file():
+            raise ValueError(f"{data} is a model folder, not data: name a table or a folder of images.")
         if self.facts["kind"] == "image":
             return self._images(data)
         assert self.preprocessor is not None
@@ -224,6 +230,7 @@ class Model:
             folder, names = Path(data), sorted(find_images(Path(data)))
             if not names:
                 raise ValueError(f"{folder} holds no image.")
+            check_names(names)
         else:
             column = self.facts["image"]
             if column is None:
@@ -254,16 +261,22 @@ def logits_of(network: nn.Module, x: Any, view: Any) -> Tensor:
     return torch.cat([torch.full((1, width), torch.nan) if row is None else row for row in rows])
 
 
-def save(folder: Path, facts: dict[str, Any], weights: dict[str, Tensor], preprocessor: Preprocessor | None) -> None:
-    """Write a model folder; `model.json` comes last, so a folder with it is complete."""
-    from safetensors.torch import save as as_bytes
+def write_model(folder: Path, facts: dict[str, Any], contents: Mapping[str, bytes]) -> None:
+    """Write a model folder; `model.json` comes last, so a folder with it is complete.
 
+    Args:
+        folder: The folder.
+        facts: The content of model.json, without its format and digests.
+        contents: The files beside it, by name.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MODEL).unlink(missing_ok=True)
-    files.write(folder / WEIGHTS, as_bytes({name: tensor.contiguous() for name, tensor in weights.items()}))
-    if preprocessor is not None:
-        preprocessor.save(folder / PREPROCESSING)
-    files.write_json(folder / MODEL, {"format": FORMAT, **facts})
+    for name, content in contents.items():
+        files.write(folder / name, content)
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    facts = {"format": FORMAT, **facts, "files": digests}
+    check_facts(facts | {"digest": digest(facts)})
+    files.write_json(folder / MODEL, facts | {"digest": digest(facts)})
 
 
 def load(folder: str | Path) -> Model:
@@ -276,7 +289,7 @@ def load(folder: str | Path) -> Model:
         The model; it predicts the same as in the process that fitted it.
 
     Raises:
-        ValueError: If the folder is not a complete model folder of this version.
+        ValueError: If the folder is not a complete model folder, or if a file in it is not the one that `fit` wrote.
 
     >>> import tempfile
     >>> import pandas as pd
@@ -289,22 +302,38 @@ def load(folder: str | Path) -> Model:
     >>> loaded.predict(plants).equals(fitted.predict(plants))
     True
     """
-    from safetensors.torch import load_file
+    from safetensors.torch import load as from_bytes
 
     folder = Path(os.path.expanduser(folder))
     if not (folder / MODEL).is_file():
         raise ValueError(f"{folder} is not a model folder: it has no {MODEL}. `logitclip fit` makes one.")
     try:
         facts = json.loads((folder / MODEL).read_text(encoding="utf-8"))
-        if facts["format"] != FORMAT:
-            raise ValueError(f"its format is {facts['format']!r}, not {FORMAT}")
+        check_facts(facts)
         network = models.build(facts["model"], len(facts["class_names"]), facts["input_shape"])
-        network.load_state_dict(load_file(folder / WEIGHTS))
+        network.load_state_dict(from_bytes(read_checked(folder, WEIGHTS, facts)))
+        preprocessor = None
+        if facts["kind"] != "image":
+            preprocessor = Preprocessor.from_bytes(read_checked(folder, PREPROCESSING, facts))
     except Exception as error:  # damaged files fail in many ways
-        reason = (str(error).strip() or type(error).__name__).partition("\n")[0].rstrip(".")
-        raise ValueError(f"The model in {folder} cannot be read: {reason}.") from error
-    preprocessor = None if facts["kind"] == "image" else Preprocessor.load(folder / PREPROCESSING)
+        raise ValueError(f"The model in {folder} cannot be read: {first_line(error)}.") from error
+    if facts["format"] != FORMAT:
+        log.warning("%s was written by an older version, without digests: damaged files are not noticed.", folder)
     return Model(folder, facts, network.eval(), preprocessor)
+
+
+def read_checked(folder: Path, name: str, facts: Mapping[str, Any]) -> bytes:
+    """Read a file of a model folder.
+
+    Raises:
+        ValueError: If it is missing, is no regular file, or does not have the digest in model.json.
+    """
+    path = folder / name
+    if not path.is_file():
+        raise ValueError(f"there is no file {name}")
+    content = path.read_bytes()
+    check_file(name, content, facts)
+    return content
 
 
 def plain(text: str) -> str:

@@ -16,9 +16,10 @@ from logitclip import models
 from logitclip.engine import using_threads
 from logitclip.own_data.source import HELD_OUT, Source
 from logitclip.runs.config import RunConfig, word_to_tune
+from logitclip.runs.train import settings as run_settings
 from logitclip.search import HELD_OUT as SEARCH_HELD_OUT
 from logitclip.search import TRIALS
-from logitclip.studies.tuning import GRID_VAL
+from logitclip.studies.tuning import GRID_VAL, search_for, trial
 from logitclip.text import duration
 
 AUTO = "norm:temp=auto"
@@ -151,16 +152,18 @@ def make_plan(source: Source, *, clip: str = AUTO, folds: int = 0, out: str = "m
     settings |= {name: value for name, value in options.items() if value is not None}
     spec = replace(source, knobs={**knobs, "test": HELD_OUT}).spec
     config = RunConfig(data=spec, clip=clip, runs=f"{out}/runs", per_example=True, **settings)
+    wanted = word_to_tune(config)
+    tried = config if wanted is None else trial(config, search_for(config), 1.0)
+    run_settings(tried.resolved())  # refuses now what no run can have, not after the plan
 
     runs = {}
-    wanted = word_to_tune(config)
     val = config.val if wanted is None else 0.0  # once the clip is chosen, nothing is held out to choose it
     trained = round(rows * (1 - HELD_OUT) * (1 - val))
     if wanted is not None:
-        tried = min(trained, SEARCHED_ROWS) if rows > 2 * SEARCHED_ROWS else trained
+        searched = min(trained, SEARCHED_ROWS) if rows > 2 * SEARCHED_ROWS else trained
         # The grid of eleven holds out a tenth, the search a half.
         count, held_out = (11, GRID_VAL) if wanted[2] == "grid" else (TRIALS, SEARCH_HELD_OUT)
-        runs[CHOOSE] = (count, round(tried * (1 - (config.val or held_out))))
+        runs[CHOOSE] = (count, round(searched * (1 - (config.val or held_out))))
     if folds:
         runs["judge every label out of fold"] = (folds, round(rows * (1 - 1 / folds) * (1 - val)))
     runs["train the model"] = (1, trained)

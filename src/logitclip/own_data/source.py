@@ -143,6 +143,7 @@ def _images(
     left_out: dict[str, str],
 ) -> Source:
     names, labels = collect(listing, classes)
+    check_names(names)
     _require_rows(len(names), path)
     if len(classes) < 2:
         raise ValueError(f"{path} holds {len(classes)} classes; at least two are needed.")
@@ -163,6 +164,16 @@ def _images(
         left_out=left_out,
         pixels=int(sides[sides > 0].median()),
     )
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise a ValueError if a file name cannot be written to issues.csv or predictions, which are UTF-8."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(name).decode("utf-8", "backslashreplace")
+            raise ValueError(f"The file name {shown} is not UTF-8: rename the file.") from None
 
 
 def _require_rows(count: int, path: Path) -> None:

@@ -1,0 +1,141 @@
+"""The content of model.json: its keys with their types and ranges, and the digests of the files beside it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+FORMAT = 2
+WITHOUT_DIGESTS = 1  # the format of version 0.1
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A key of model.json: a test of its value, and what the value must be, in words."""
+
+    holds: Callable[[Any], bool]
+    what: str
+    optional: bool = False  # may be missing, as in folders of older versions
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def is_real(value: Any) -> bool:
+    """Return whether a value is a finite number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_share(value: Any) -> bool:
+    return is_real(value) and 0 <= value <= 1
+
+
+def is_list_of(holds: Callable[[Any], bool], least: int = 0) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and len(value) >= least and all(map(holds, value))
+
+
+def is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _or_none(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or holds(value)
+
+
+def _is_noise(value: Any) -> bool:
+    matrices = ("matrix", "matrix_lower", "matrix_upper")
+    return (
+        isinstance(value, dict)
+        and is_text(value.get("from"))
+        and all(is_share(value.get(name)) for name in ("rate", "at_most"))
+        and is_list_of(is_share, 2)(value.get("rate_interval"))
+        and all(_or_none(is_list_of(is_list_of(is_share)))(value.get(name)) for name in matrices)
+    )
+
+
+FACTS: Mapping[str, Fact] = {
+    "kind": Fact(is_text, "a text"),
+    "class_names": Fact(lambda v: is_list_of(is_text, 2)(v) and len({*v}) == len(v), "at least two different names"),
+    "model": Fact(is_text, "the spec of a network"),
+    "input_shape": Fact(is_list_of(lambda v: is_whole(v) and v > 0, 1), "a list of positive whole numbers"),
+    "augment": Fact(is_text, "the spec of an augmentation"),
+    "mean": Fact(is_list_of(is_real), "a list of numbers"),
+    "std": Fact(is_list_of(lambda v: is_real(v) and v > 0), "a list of positive numbers"),
+    "size": Fact(is_whole, "a whole number"),
+    "image": Fact(_or_none(is_text), "the name of a column, or null"),
+    "label": Fact(_or_none(is_text), "the name of a column, or null"),
+    "temperature": Fact(lambda v: is_real(v) and v > 0, "a positive number"),
+    "log_prior": Fact(is_list_of(is_real, 2), "a list of numbers"),
+    "noisy_accuracy": Fact(is_share, "a number from 0 to 1"),
+    "largest_share": Fact(is_share, "a number from 0 to 1", optional=True),
+    "learnt": Fact(lambda v: isinstance(v, bool), "true or false", optional=True),
+    "noise": Fact(_is_noise, "an object with from, rate, rate_interval, at_most and the matrices"),
+    "clip": Fact(is_text, "the spec of a clip"),
+    "run": Fact(is_text, "the id of a run"),
+    "config": Fact(lambda v: isinstance(v, dict), "an object"),
+    "versions": Fact(lambda v: isinstance(v, dict), "an object"),
+}
+
+
+def check_facts(facts: Any) -> None:
+    """Check the keys of model.json, their types and ranges.
+
+    Args:
+        facts: The content of the file. Keys that are not in `FACTS` are not checked.
+
+    Raises:
+        ValueError: If it is no object of a known format, a key is missing or a value is not what it must be.
+
+    >>> check_facts({"format": 3})
+    Traceback (most recent call last):
+    ...
+    ValueError: its format is 3, not 2
+    """
+    if not isinstance(facts, dict):
+        raise ValueError("model.json holds no object")
+    if facts.get("format") not in (WITHOUT_DIGESTS, FORMAT):
+        raise ValueError(f"its format is {facts.get('format')!r}, not {FORMAT}")
+    for name, fact in FACTS.items():
+        if name not in facts:
+            if not fact.optional:
+                raise ValueError(f"model.json has no {name!r}")
+        elif not fact.holds(facts[name]):
+            raise ValueError(f"in model.json {name!r} must be {fact.what}, not {_short(facts[name])}")
+    classes = len(facts["class_names"])
+    if len(facts["log_prior"]) != classes:
+        raise ValueError(f"in model.json 'log_prior' must have a number for each of the {classes} classes")
+    if facts["format"] == FORMAT:
+        _check_digests(facts)
+
+
+def _check_digests(facts: dict[str, Any]) -> None:
+    digests = facts.get("files")
+    if not isinstance(digests, dict) or not all(map(is_text, digests.values())):
+        raise ValueError("in model.json 'files' must give the digest of each file")
+    odd = [name for name in digests if "/" in name or "\\" in name or name in ("", ".", "..")]
+    if odd:
+        raise ValueError(f"in model.json 'files' names {odd[0]!r}, which is no file of the folder")
+    if facts.get("digest") != digest(facts):
+        raise ValueError("model.json does not have the digest it names: it was changed after `fit` wrote it")
+
+
+def digest(facts: Mapping[str, Any]) -> str:
+    """Return the digest of model.json, which does not depend on the order of its keys or on spaces."""
+    content = {name: value for name, value in facts.items() if name != "digest"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def check_file(name: str, content: bytes, facts: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless a file of the model folder has the digest that `facts` names; old folders name none."""
+    if facts["format"] == FORMAT and hashlib.sha256(content).hexdigest() != facts["files"].get(name):
+        raise ValueError(f"{name} does not have the digest in model.json: it is damaged, or of another model")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
