@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
