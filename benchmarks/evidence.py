@@ -28,7 +28,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from logitclip.runs.folder import Result
+from logitclip.runs.results import Result
 from logitclip.studies import sweeping
 from logitclip.studies.recipe import Recipe, load_recipe, published
 from logitclip.studies.tables import datasets_of, provenance, published_at, results_of

@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from logitclip import files
-from logitclip.runs import folder as run_folder
+from logitclip.runs import checkpoints
 from logitclip.runs.config import RunConfig
 
 SLOW_DISK = """
@@ -48,14 +48,14 @@ def start(config: RunConfig) -> subprocess.Popen[bytes]:
 
 
 def rows_in(folder: Path) -> int:
-    return len(run_folder.read_rows(folder / "metrics.jsonl"))
+    return len(checkpoints.read_rows(folder / "metrics.jsonl"))
 
 
 def where(folder: Path) -> str:
     """Return what the killed process was writing."""
-    checkpoints = list((folder / "checkpoints").glob(f"{files.SCRATCH}*"))
-    if checkpoints:
-        written = ", ".join(sorted(p.name for p in checkpoints[0].iterdir()))
+    scratch = list((folder / "checkpoints").glob(f"{files.SCRATCH}*"))
+    if scratch:
+        written = ", ".join(sorted(p.name for p in scratch[0].iterdir()))
         return f"checkpoint ({written or 'nothing yet'})"
     others = [p.name.split("-", 2)[2] for p in folder.glob(f"{files.SCRATCH}*")]
     return others[0] if others else "training"

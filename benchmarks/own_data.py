@@ -44,7 +44,7 @@ from logitclip.own_data import issues as judging
 from logitclip.own_data.calibration import calibration_error, softmax
 from logitclip.own_data.planning import FOLDS
 from logitclip.runs.config import RunConfig
-from logitclip.runs.folder import Result, outcome, read_result
+from logitclip.runs.results import Result, outcome, read_result
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from logitclip.runs.config import RunConfig
-from logitclip.runs.folder import Result, outcome
+from logitclip.runs.results import Result, outcome
 from logitclip.studies import executors
 
 

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from logitclip import engine
+from logitclip import launch
 
 LIMIT = 60.0  # time limit of a life in seconds; a train may take five times as long
 
@@ -62,7 +62,7 @@ def life(end: str) -> str:
         child = os.fork()
         if not child:
             faulthandler.dump_traceback_later(LIMIT, exit=True)
-            engine._in_process(rank, port, 2, {"accelerator": "cpu"}, work, (end,))
+            launch._in_process(rank, port, 2, {"accelerator": "cpu"}, work, (end,))
             sys.exit()
         children.append(child)
     codes = [exit_code(child) for child in children]
@@ -146,9 +146,9 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
-    engine.make_fabric(accelerator="cpu")  # imported once, before any fork
+    launch.make_fabric(accelerator="cpu")  # imported once, before any fork
     if args.end == "destroy":
-        engine.without_destructors = contextlib.nullcontext
+        launch.without_destructors = contextlib.nullcontext
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for beside in (0, args.busy):

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from logitclip.files import write
-from logitclip.runs.folder import Result, outcome
+from logitclip.runs.results import Result, outcome
 from logitclip.studies import sweeping, tuning
 from logitclip.studies.recipe import Cell, load_recipe
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from logitclip.criterion import clipped
 from logitclip.data import Split
-from logitclip.engine import make_fabric
+from logitclip.launch import make_fabric
 from logitclip.methods.base import Job, Settings
 
 CLASSES = 4

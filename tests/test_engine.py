@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import copy
 import math
-import multiprocessing
-import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +12,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing import ProcessRaisedException
 
 from logitclip import engine, models
 from logitclip.clip import CLIPS, QUANTILES, norm_penalty
 from logitclip.criterion import LogitClip, Loss, clipped
 from logitclip.data import Dataset, Split, batch_indices, transform
-from logitclip.engine import Diverged, Progress, Settings, fit, launch, learning_rate
+from logitclip.engine import Diverged, Progress, Settings, fit, learning_rate
+from logitclip.launch import launch
 from logitclip.methods.standard import Standard
 from logitclip.rng import stream
 
@@ -538,17 +534,6 @@ def test_precisions(precision, weights):
     assert rows[-1]["test_accuracy"] > 80
 
 
-def test_half_precision_on_a_cpu_is_refused():
-    with pytest.raises(ValueError, match="The precision 16-mixed needs a GPU: on a CPU use bf16-mixed"):
-        engine.make_fabric(accelerator="cpu", precision="16-mixed")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
-def test_a_device_that_is_not_there_is_a_sentence():
-    with pytest.raises(ValueError, match="Cannot use 1 devices of the accelerator cuda: "):
-        engine.make_fabric(accelerator="cuda")
-
-
 def test_images_are_trained_in_channels_last():
     layouts = []
 
@@ -727,44 +712,3 @@ def test_two_processes_make_the_step_of_one_with_both_batches(pair):
 def test_divergence_stops_both_processes(pair):
     assert "Training diverged in epoch" in pair[0]["diverged"]
     assert pair[0]["diverged"] == pair[1]["diverged"]
-
-
-# -- how processes end -------------------------------------------------------------------------------------------------
-
-
-KEPT: list[Any] = []
-
-
-def leave_badly() -> None:
-    """End the group in the order that deadlocks, in an exit handler that runs after those of the engine.
-
-    The wrapper has the last reference to the group and frees it. The destructor holds the GIL and waits for gloo's
-    thread, which waits for the other process, and then for the GIL, to free the tensors of its last collective.
-    """
-    if KEPT:
-        first = torch.distributed.get_rank() == 0
-        time.sleep(0 if first else 2)
-        torch.distributed.all_gather([torch.zeros(1), torch.zeros(1)], torch.ones(1), async_op=first)
-        torch.distributed.destroy_process_group()
-        KEPT.clear()
-
-
-atexit.register(leave_badly)  # handlers run in reverse order
-
-
-def keep_the_wrapper(fabric: Any, end: str, folder: Path) -> None:
-    KEPT.append(fabric.setup(nn.Linear(2, 2)))
-    KEPT[0](torch.ones(1, 2)).sum().backward()
-    if fabric.is_global_zero and end == "raises":
-        raise RuntimeError("raised on purpose")
-    (folder / str(fabric.global_rank)).touch()
-
-
-@pytest.mark.parametrize("end", ["returns", "raises"])
-def test_processes_end_whatever_their_group_is_doing(end: str, tmp_path: Path) -> None:
-    raises = pytest.raises(ProcessRaisedException, match="raised on purpose")
-    with contextlib.nullcontext() if end == "returns" else raises:
-        launch(keep_the_wrapper, end, tmp_path, accelerator="cpu", devices=2)
-    if end == "returns":
-        assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
-    assert not multiprocessing.active_children()

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from logitclip import files
-from logitclip.runs import folder as run_folder
+from logitclip.runs import checkpoints, claims
 from logitclip.runs.config import RunConfig
-from logitclip.runs.folder import Failure, Result, outcome
+from logitclip.runs.results import Failure, Result, outcome
 from logitclip.runs.train import train
 from logitclip.studies import executors
 from logitclip.studies.executors import execute
@@ -212,7 +212,7 @@ def test_a_claimed_run_is_waited_for_while_the_others_go_on(tmp_path, monkeypatc
         if kind == "done":
             released.set()  # as if the other process had been killed
 
-    with run_folder.claim(tmp_path / taken.id):
+    with claims.claim(tmp_path / taken.id):
         worker = threading.Thread(
             target=execute, args=([taken, free],), kwargs={"executor": "inline", "on_event": on_event}
         )
@@ -242,7 +242,7 @@ def test_what_comes_out_elsewhere_is_taken_as_it_is(tmp_path, monkeypatch, conte
         if kind == "elsewhere":
             (tmp_path / config.id / "kept").rename(tmp_path / config.id / content)
 
-    with run_folder.claim(tmp_path / config.id):
+    with claims.claim(tmp_path / config.id):
         execute([config], executor="inline", on_event=on_event)
     assert log.kinds(config) == ["queued", "elsewhere", "done" if content == "result.json" else "failed"]
 
@@ -307,7 +307,7 @@ def test_an_interrupt_ends_the_workers_and_they_save(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         execute([config], jobs=1, on_event=on_event)
-    checkpoint = run_folder.load_checkpoint(tmp_path / config.id, config.id)
+    checkpoint = checkpoints.load_checkpoint(tmp_path / config.id, config.id)
     assert checkpoint is not None
     assert 5 < len(checkpoint[2]) < 5000
     assert outcome(config) is None
@@ -326,7 +326,7 @@ if __name__ == "__main__":
     (tmp_path / "script.py").write_text(code)
     parent = subprocess.Popen([sys.executable, tmp_path / "script.py"], stderr=subprocess.PIPE, text=True)
     rows, deadline = tmp_path / config.id / "metrics.jsonl", time.monotonic() + 400
-    while len(run_folder.read_rows(rows)) < 5:
+    while len(checkpoints.read_rows(rows)) < 5:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     parent.kill()
@@ -334,7 +334,7 @@ if __name__ == "__main__":
     while (tmp_path / config.id / "claim").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    checkpoint = run_folder.load_checkpoint(tmp_path / config.id, config.id)
+    checkpoint = checkpoints.load_checkpoint(tmp_path / config.id, config.id)
     assert checkpoint is not None
     assert 5 <= len(checkpoint[2]) < 50_000
     assert outcome(config) is None  # a worker that ends with its parent is not a failure

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from logitclip import cli
-from logitclip.runs.folder import Result
+from logitclip.runs.results import Result
 from logitclip.studies import figures, sweeping
 from logitclip.studies.recipe import FIGURES, load_recipe
 

@@ -17,7 +17,8 @@ from logitclip import cli
 from logitclip.clip import PENALTIES
 from logitclip.criterion import clipped
 from logitclip.data import Dataset, Split
-from logitclip.engine import Progress, Settings, fit, make_fabric
+from logitclip.engine import Progress, Settings, fit
+from logitclip.launch import make_fabric
 from logitclip.losses import LOSSES
 from logitclip.methods import METHODS
 from logitclip.methods.sop import SOP
@@ -25,7 +26,7 @@ from logitclip.methods.standard import Standard
 from logitclip.models import build
 from logitclip.runs import train as training
 from logitclip.runs.config import RunConfig
-from logitclip.runs.folder import Result
+from logitclip.runs.results import Result
 
 MODEL = "mlp:width=64,depth=2,norm=batch"
 SHORT = RunConfig(limit=400, epochs=5, batch_size=32, lr=0.1, model=MODEL, noise_seed=3, seed=4)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from logitclip.clip import CLIPS as LINKS
 from logitclip.criterion import clipped
 from logitclip.data import Dataset, Split
-from logitclip.engine import Progress, Settings, fit, make_fabric
+from logitclip.engine import Progress, Settings, fit
+from logitclip.launch import make_fabric
 from logitclip.methods.standard import Standard
 
 N = 40

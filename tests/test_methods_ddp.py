@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.multiprocessing import ProcessRaisedException
 
 from logitclip.clip import clip_logits
-from logitclip.engine import launch
+from logitclip.launch import launch
 from logitclip.methods import METHODS
 from logitclip.methods.sop import sop_loss
 from logitclip.runs.config import RunConfig

@@ -19,7 +19,7 @@ from logitclip.own_data import issues as judging
 from logitclip.own_data.model import original, plain
 from logitclip.own_data.planning import make_plan
 from logitclip.own_data.source import look
-from logitclip.runs.folder import Failed, read_result
+from logitclip.runs.results import Failed, read_result
 from logitclip.runs.train import train
 from logitclip.studies import tuning
 
@@ -348,7 +348,7 @@ def test_a_folder_of_version_0_1_is_read_with_one_warning(copied, fitted, people
 
 
 def test_two_fits_do_not_mix_in_one_folder(people, tmp_path):
-    from logitclip.runs.folder import Claimed
+    from logitclip.runs.claims import Claimed
 
     def second(plan):
         with pytest.raises(Claimed, match=r"is being trained by .*process \d+"):

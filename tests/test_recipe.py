@@ -28,7 +28,7 @@ from logitclip.models import MODELS
 from logitclip.noise import NOISES
 from logitclip.registry import Registry
 from logitclip.runs.config import RunConfig, plugins_ignored
-from logitclip.runs.folder import Result
+from logitclip.runs.results import Result
 from logitclip.studies import tuning
 from logitclip.studies.recipe import FOLDER, STATISTICS, load_recipe, published, recipe_names, recipe_scales
 

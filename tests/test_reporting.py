@@ -23,7 +23,7 @@ from PIL import Image
 from logitclip import cli
 from logitclip.losses import LOSSES
 from logitclip.runs.config import RunConfig
-from logitclip.runs.folder import Failure, Result
+from logitclip.runs.results import Failure, Result
 from logitclip.runs.train import prepare
 from logitclip.studies import examples, executors, figures, reporting, sweeping
 from logitclip.studies.recipe import Recipe, load_recipe

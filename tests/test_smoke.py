@@ -9,7 +9,7 @@ from html import escape
 
 import pytest
 
-from logitclip.runs.folder import Result
+from logitclip.runs.results import Result
 from logitclip.studies import figures, reporting, sweeping
 from logitclip.studies.recipe import load_recipe, recipe_names
 from logitclip.studies.tables import tabulate

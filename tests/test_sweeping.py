@@ -19,9 +19,9 @@ import pytest
 from processes import finished, wait_until
 
 from logitclip.cli import terminal as progress
-from logitclip.runs import folder as run_folder
+from logitclip.runs import checkpoints
 from logitclip.runs.config import RunConfig
-from logitclip.runs.folder import Failure, Result
+from logitclip.runs.results import Failure, Result
 from logitclip.search import TRIALS
 from logitclip.studies import executors, sweeping, tuning
 from logitclip.studies.recipe import Cell, Recipe, load_recipe
@@ -281,7 +281,7 @@ def test_a_sweep_that_is_interrupted_and_killed_repeats_nothing(tmp_path, first)
     assert out.startswith(f"{16 - len(before)} runs done, ")
     assert f"Next: logitclip report {own} --scale full --runs {folder}" in out
     for run in after:
-        assert [row["epoch"] for row in run_folder.read_rows(folder / run / "metrics.jsonl")] == list(range(30))
+        assert [row["epoch"] for row in checkpoints.read_rows(folder / run / "metrics.jsonl")] == list(range(30))
 
 
 # -- the command line --------------------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ import pytest
 import torch
 from processes import finished, wait_until
 
-from logitclip import data, engine, files, models, noise
+from logitclip import data, files, models, noise
 from logitclip.cli import terminal as progress
-from logitclip.runs import folder as run_folder
+from logitclip.runs import checkpoints, results
 from logitclip.runs import train as training
 from logitclip.runs.config import RunConfig
 from logitclip.runs.train import train
@@ -44,7 +44,7 @@ def started(config: RunConfig, *launcher: str) -> subprocess.Popen[str]:
 
 
 def rows(config: RunConfig) -> list[dict[str, Any]]:
-    return run_folder.read_rows(Path(config.runs) / config.id / "metrics.jsonl")
+    return checkpoints.read_rows(Path(config.runs) / config.id / "metrics.jsonl")
 
 
 def when_rows_are(count: int, config: RunConfig, process: subprocess.Popen[str]) -> None:
@@ -78,9 +78,8 @@ def test_nothing_is_computed_twice(tmp_path, typed, monkeypatch):
     count(RunConfig, "resolved")
     count(noise, "apply")
     count(models, "build")
-    for name in ("resolved_id", "clipped", "settings", "transform"):
+    for name in ("resolved_id", "clipped", "settings", "transform", "make_fabric"):
         count(training, name)
-    count(engine, "make_fabric")
     code, *_ = typed(*options(replace(SMALL, epochs=1, clip="norm:temp=1.5", runs=str(tmp_path))))
     assert code == 0
     assert set(counts.values()) == {1}, counts
@@ -122,7 +121,7 @@ def test_signals_and_a_second_process(tmp_path, typed):
         assert "Traceback" not in stderr
         if code > 0:  # the end of the last whole epoch was saved, though no checkpoint was due
             assert "logitclip: interrupted. Repeat the command to resume" in stderr
-            found = run_folder.load_checkpoint(Path(config.runs) / config.id, config.id)
+            found = checkpoints.load_checkpoint(Path(config.runs) / config.id, config.id)
             assert found is not None
             assert len(found[2]) - len(rows(config)) in (0, 1)  # the signal may arrive between the two
         last = len(rows(config))
@@ -157,7 +156,7 @@ def interrupted_pair(folder: Path) -> list[dict[str, Any]]:
 
 def test_of_several_processes_the_first_is_interrupted_and_all_stop_and_save(tmp_path):
     before = interrupted_pair(tmp_path)
-    found = run_folder.load_checkpoint(tmp_path / PAIR.id, PAIR.id)
+    found = checkpoints.load_checkpoint(tmp_path / PAIR.id, PAIR.id)
     assert found is not None
     assert found[2][: len(before)] == before
     assert len(found[2]) - len(before) in (0, 1)
@@ -176,7 +175,7 @@ def test_several_processes_are_resumed(tmp_path):
     after = rows(replace(PAIR, runs=str(tmp_path / "parts")))
     assert after[: len(before)] == before
     # The accuracy that both ranks computed together is that of the saved weights.
-    result = run_folder.read_result(tmp_path / "parts" / PAIR.id)
+    result = results.read_result(tmp_path / "parts" / PAIR.id)
     assert result is not None
     network = models.build(str(PAIR.model), 10, (1, 8, 8))
     network.load_state_dict(result.weights())

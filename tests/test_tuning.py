@@ -15,7 +15,7 @@ from rich.console import Console
 
 from logitclip.cli.training import _tried
 from logitclip.runs.config import RunConfig, word_to_tune
-from logitclip.runs.folder import Failure, Result, outcome
+from logitclip.runs.results import Failure, Result, outcome
 from logitclip.runs.train import train
 from logitclip.search import TRIALS, best, scored
 from logitclip.search import Trial as SearchTrial

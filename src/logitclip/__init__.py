@@ -44,7 +44,7 @@ if TYPE_CHECKING:  # where each lives
     from logitclip.linear import LinearLogitClip, clip_hidden, linear_cross_entropy
     from logitclip.own_data import fit, load
     from logitclip.runs.config import RunConfig
-    from logitclip.runs.folder import Result
+    from logitclip.runs.results import Result
     from logitclip.runs.train import train
     from logitclip.search import tune
 
@@ -54,7 +54,7 @@ _WHERE = {
     "criterion": ("LogitClip", "Loss"),
     "linear": ("LinearLogitClip", "clip_hidden", "linear_cross_entropy"),
     "own_data": ("fit", "load"),
-    "runs.folder": ("Result",),
+    "runs.results": ("Result",),
     "search": ("tune",),
     "runs.train": ("train",),
 }

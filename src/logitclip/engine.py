@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import logging
 import math
-import multiprocessing
-import os
-import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +16,7 @@ from logitclip.criterion import LogitClip
 from logitclip.data import Dataset, Split
 from logitclip.data.augment import transform
 from logitclip.data.loading import batches
+from logitclip.launch import make_fabric, using_threads
 from logitclip.methods.base import Augment, Batch, Job, Method, Settings, View
 from logitclip.methods.standard import Standard
 from logitclip.rng import derived_seed, stream
@@ -30,12 +25,6 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 __all__ = ["Diverged", "Progress", "Settings", "fit", "learning_rate", "make_fabric"]
-
-for talkative in ("distributed", "rank_zero"):  # here, because spawned processes import this module too
-    logging.getLogger(f"lightning_fabric.utilities.{talkative}").setLevel(logging.WARNING)
-
-SAVING = 60.0  # seconds in which interrupted processes must save their last epoch
-
 
 Row = dict[str, Any]  # the numbers of an epoch, as in `metrics.jsonl`: float, int, list of float, or None
 Resume = tuple[dict[str, Tensor], dict[str, Any], int]  # weights, state, and the number of epochs done
@@ -245,153 +234,6 @@ def fit(
     return worker
 
 
-def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, precision: str = "32") -> Fabric:
-    """Make a Lightning Fabric, which is not launched yet.
-
-    Several devices of one machine get a spawned process each. Several nodes need torchrun.
-
-    Args:
-        accelerator: auto, cpu, cuda or mps.
-        devices: processes on this machine.
-        nodes: machines.
-        precision: 32, 64, bf16-mixed, 16-mixed or bf16-true.
-
-    Returns:
-        The Fabric.
-
-    Raises:
-        ValueError: if this machine does not have these devices, or cannot use the precision.
-        ImportError: if Lightning Fabric is not installed.
-
-    >>> make_fabric(accelerator="cpu").world_size
-    1
-    """
-    try:
-        with _hidden("torchmetrics"):
-            from lightning_fabric import Fabric
-    except ImportError as error:
-        raise ImportError("Training needs Lightning Fabric: pip install 'logitclip[train]'.") from error
-    cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.accelerator.is_available())
-    if precision == "16-mixed" and cpu:
-        raise ValueError("The precision 16-mixed needs a GPU: on a CPU use bf16-mixed.")
-    room = max(8, os.cpu_count() or 1)
-    if cpu and devices > room:
-        raise ValueError(f"devices must be at most {room} on the CPU of this machine, got {devices}.")
-    launched = torch.distributed.is_torchelastic_launched()
-    strategy = "auto" if devices * nodes == 1 else "ddp" if launched or nodes > 1 else "ddp_spawn"
-    try:
-        fabric = Fabric(
-            accelerator=accelerator,
-            devices=devices,
-            num_nodes=nodes,
-            precision={"32": "32-true", "64": "64-true"}.get(precision, precision),  # type: ignore[arg-type]
-            strategy=strategy,
-        )
-    except Exception as error:  # Fabric raises many types; its message lists the devices
-        raise ValueError(f"Cannot use {devices} devices of the accelerator {accelerator}: {error}") from error
-    if precision == "64":
-        fabric.strategy.precision.convert_output = _unchanged  # it would round the logits to 32 bits before the loss
-    return fabric
-
-
-def launch(function: Callable[..., None], *args: Any, devices: int, **options: Any) -> None:
-    """Call `function(fabric, *args)` in a new process for each device, and wait for all of them.
-
-    Nothing is returned: the processes write their results to files. No process outlives this call, even if it raises:
-    processes that still run get SIGTERM, then SIGKILL.
-
-    Args:
-        function: a module-level function; it and its arguments are pickled.
-        args: its arguments after the Fabric.
-        devices: number of processes.
-        options: of `make_fabric`.
-
-    Raises:
-        torch.multiprocessing.ProcessRaisedException: a process raised an exception.
-        torch.multiprocessing.ProcessExitedException: a process was killed or interrupted.
-    """
-    # As in torchrun, this process hosts the rendezvous store: no other program can take its port, and it outlives
-    # the workers.
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    others = set(multiprocessing.active_children())
-    try:
-        torch.multiprocessing.spawn(_in_process, (store.port, devices, options, function, args), devices)
-    finally:
-        left = set(multiprocessing.active_children()) - others
-        for process in left:
-            process.terminate()
-        deadline = time.monotonic() + SAVING
-        for process in left:
-            process.join(max(0.0, deadline - time.monotonic()))
-            process.kill()
-            process.join()
-
-
-def _in_process(
-    rank: int, port: int, devices: int, options: dict[str, Any], function: Callable[..., None], args: tuple[Any, ...]
-) -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():
-        return  # it died before this process could ask for the signal
-    os.environ |= {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(devices),
-        "LOCAL_WORLD_SIZE": str(devices),
-        "TORCHELASTIC_RUN_ID": "logitclip",
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
-    with without_destructors():
-        fabric = make_fabric(devices=devices, **options)
-        fabric.launch()
-        function(fabric, *args)
-        fabric.barrier()  # no rank exits while another still waits for its data
-
-
-@contextlib.contextmanager
-def without_destructors() -> Iterator[None]:
-    """Make this process exit through `os._exit`, after its exit handlers, if it has joined a process group.
-
-    The exit status is 0 if the block completes, and 1 otherwise.
-
-    This avoids a deadlock. The destructor of a gloo group joins gloo's threads and may hold the GIL meanwhile, while a
-    thread that still has to free the tensors of its last collective waits for the GIL. Which object frees the group
-    depends on the order of destruction (a DDP wrapper may outlive `destroy_process_group`), so the only safe destructor
-    is one that never runs. Use this only in a program that owns its process and keeps its results in files.
-    """
-    status = 1
-
-    def end() -> None:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError, ValueError, AttributeError):  # broken pipe, closed stream, None
-                    stream.flush()
-            os._exit(status)
-
-    atexit.register(end)
-    yield
-    status = 0
-
-
-@contextlib.contextmanager
-def _hidden(module: str) -> Iterator[None]:
-    """Hide a module from imports: Fabric imports torchmetrics only to read its version, which takes seconds."""
-    hide = module not in sys.modules
-    if hide:
-        sys.modules[module] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        if hide:
-            del sys.modules[module]
-
-
-def _unchanged(data: Any) -> Any:
-    return data
-
-
 # -- one epoch ---------------------------------------------------------------------------------------------------------
 
 
@@ -529,17 +371,6 @@ def _wrong_labels(train: Split, index: Tensor) -> Tensor:
     if train.clean_labels is None:
         return index[:0]
     return index[_hard(train.labels)[index] != train.clean_labels[index]]
-
-
-@contextlib.contextmanager
-def using_threads(count: int) -> Iterator[None]:
-    """Use `count` CPU threads in this block. The last bits of a sum depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextlib.contextmanager

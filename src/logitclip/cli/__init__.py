@@ -30,8 +30,8 @@ from logitclip.cli.studies import figures, report, sweep
 from logitclip.cli.terminal import make_table
 from logitclip.cli.training import train, tune
 from logitclip.registry import UnknownName, suggest
+from logitclip.runs.claims import Claimed
 from logitclip.runs.config import PLUGIN_MODULE, RunConfig
-from logitclip.runs.folder import Claimed
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,

@@ -12,7 +12,7 @@ from logitclip.cli.options import Flag, Number, Text, Whole
 from logitclip.cli.output import Exit, fail, show, show_json, tell
 from logitclip.cli.terminal import make_table
 from logitclip.cli.training import stop_on_sigterm
-from logitclip.runs.folder import Failed
+from logitclip.runs.results import Failed
 from logitclip.text import duration
 
 Out = Annotated[Path, arg(aliases=["-o"], metavar="PATH")]

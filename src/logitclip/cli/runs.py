@@ -9,8 +9,9 @@ from tyro.conf import Positional, UseAppendAction, arg
 from logitclip.cli.options import File, Flag, Text, runs_folder
 from logitclip.cli.output import show, show_json, tell
 from logitclip.cli.terminal import make_table, result_table
+from logitclip.runs.claims import Claimed
 from logitclip.runs.config import plugins_ignored
-from logitclip.runs.folder import OPTIONS, Claimed, Failure, Result
+from logitclip.runs.results import OPTIONS, Failure, Result
 from logitclip.text import counted
 
 Action = Literal["list", "show", "diff", "rm", "gc"]

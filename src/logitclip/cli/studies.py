@@ -14,7 +14,7 @@ from logitclip.cli.output import Exit, show, show_json, tell
 from logitclip.cli.terminal import SweepBoard, announce
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
 from logitclip.runs.config import plugins_ignored, word_to_tune
-from logitclip.runs.folder import Failure
+from logitclip.runs.results import Failure
 from logitclip.text import counted, duration
 
 if TYPE_CHECKING:

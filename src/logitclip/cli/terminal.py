@@ -15,7 +15,7 @@ from logitclip.text import counted, duration, printable
 
 if TYPE_CHECKING:
     from logitclip.noise import NoisyLabels
-    from logitclip.runs.folder import Result
+    from logitclip.runs.results import Result
 
 
 def announce(what: str, runs: str | Path) -> None:

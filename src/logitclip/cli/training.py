@@ -15,7 +15,7 @@ from logitclip.cli.options import Executor, Flag, Quiet, RunOptions, Text, Verbo
 from logitclip.cli.output import Exit, fail, show, show_json, tell
 from logitclip.cli.terminal import SweepBoard, TrainingBar, announce, make_table, result_table
 from logitclip.runs.config import RunConfig
-from logitclip.runs.folder import outcome, record_failure
+from logitclip.runs.results import outcome, record_failure
 
 
 def train(
@@ -41,7 +41,8 @@ def train(
     if first and not quiet:
         what = f"{config.data}, loss {config.loss}, clip {config.clip}, noise {config.noise}"
         announce(f"training on {what}", config.runs)
-    from logitclip.engine import Diverged, without_destructors  # slow: they import torch
+    from logitclip.engine import Diverged  # slow: it imports torch
+    from logitclip.launch import without_destructors
     from logitclip.runs.train import train
 
     stop_on_sigterm()

@@ -25,7 +25,8 @@ from logitclip.own_data.page import write_page
 from logitclip.own_data.planning import AUTO, FOLDS, SEARCHED_ROWS, Plan, make_plan
 from logitclip.own_data.source import HELD_OUT, Source, look
 from logitclip.runs.config import RunConfig, word_to_tune
-from logitclip.runs.folder import Failed, Result, claim, outcome
+from logitclip.runs.claims import claim
+from logitclip.runs.results import Failed, Result, outcome
 from logitclip.studies import executors, sweeping, tuning
 
 log = logging.getLogger(__name__)

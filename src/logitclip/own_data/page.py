@@ -14,7 +14,7 @@ from logitclip.data.images import ImageFiles
 from logitclip.own_data.issues import Issues, marked
 from logitclip.own_data.model import Model
 from logitclip.own_data.source import Source
-from logitclip.runs.folder import Result
+from logitclip.runs.results import Result
 from logitclip.studies import figures
 
 SHOWN = 60  # suspicious labels on the page

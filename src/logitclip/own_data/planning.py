@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from logitclip import models
-from logitclip.engine import using_threads
+from logitclip.launch import using_threads
 from logitclip.own_data.source import HELD_OUT, Source
 from logitclip.runs.config import RunConfig, word_to_tune
 from logitclip.runs.train import settings as run_settings

@@ -14,9 +14,9 @@ from typing import Any
 
 from logitclip import files
 from logitclip.registry import suggest
-from logitclip.runs import folder as run_folder
+from logitclip.runs import claims, results
 from logitclip.runs.config import UNCOUNTED, RunConfig
-from logitclip.runs.folder import Failure, Result
+from logitclip.runs.results import Failure, Result
 
 STATUSES = ("done", "failed", "running", "stopped")  # stopped: it can be resumed
 _COMPARE = {
@@ -64,8 +64,8 @@ class Run:
         return {
             "id": self.id,
             "status": self.status,
-            **{name: options.get(name) for name in run_folder.OPTIONS},
-            **{name: result.get(name) for name in run_folder.NUMBERS},
+            **{name: options.get(name) for name in results.OPTIONS},
+            **{name: result.get(name) for name in results.NUMBERS},
         }
 
 
@@ -84,7 +84,7 @@ def read_run(folder: Path) -> Run:
         config = RunConfig(**options) if isinstance(options, dict) else None
     except (TypeError, ValueError):  # of another version
         config = None
-    return Run(folder, config, run_folder.read_outcome(folder), run_folder.claimed_by(folder))
+    return Run(folder, config, results.read_outcome(folder), claims.claimed_by(folder))
 
 
 def find(runs: Sequence[Run], start: str) -> Run:
@@ -143,26 +143,26 @@ def differences(one: Run, other: Run) -> dict[str, tuple[Any, Any]]:
 
 def as_csv(runs: Iterable[Run]) -> str:
     """One line for each run, for pandas and spreadsheets."""
-    lines = (run_folder.csv_line(run.record.values()) for run in runs)
-    return run_folder.csv_line(run_folder.COLUMNS) + "".join(lines)
+    lines = (results.csv_line(run.record.values()) for run in runs)
+    return results.csv_line(results.COLUMNS) + "".join(lines)
 
 
 def remove(run: Run, *, dry: bool = False) -> int:
     """Remove the folder of a run and return the bytes that were freed; if `dry`, remove nothing.
 
     Raises:
-        logitclip.runs.folder.Claimed: The run is being trained.
+        logitclip.runs.claims.Claimed: The run is being trained.
     """
     size = run.bytes
     if dry and run.owner is not None:
-        raise run_folder.Claimed(f"{run.folder} is being trained by {run.owner}.")
+        raise claims.Claimed(f"{run.folder} is being trained by {run.owner}.")
     if dry:
         return size
-    with run_folder.claim(run.folder):
+    with claims.claim(run.folder):
         for file in run.folder.iterdir():
             if file.name != "claim":
                 shutil.rmtree(file) if file.is_dir() and not file.is_symlink() else file.unlink()
-    (run.folder / run_folder.CLAIM_LOCK).unlink(missing_ok=True)
+    (run.folder / claims.CLAIM_LOCK).unlink(missing_ok=True)
     run.folder.rmdir()
     return size
 
@@ -184,7 +184,7 @@ def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
         if not _needless(run):
             continue
         late = f"{run.folder} is being claimed by another process: try again."
-        lock = files.lock(run.folder / run_folder.CLAIM_LOCK, run_folder.LOCK_TIMEOUT, late=late)
+        lock = files.lock(run.folder / claims.CLAIM_LOCK, claims.LOCK_TIMEOUT, late=late)
         with contextlib.nullcontext() if dry else lock:
             for path in _needless(read_run(run.folder)):  # again, as it may have been claimed since
                 sizes = [file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()]
@@ -192,7 +192,7 @@ def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
                 if not dry:
                     _remove_unstarted(path) if path == run.folder else _remove(path)
     if not dry:
-        files.write(folder / run_folder.INDEX, as_csv(read_runs(folder)).encode())
+        files.write(folder / results.INDEX, as_csv(read_runs(folder)).encode())
     return freed
 
 
@@ -200,7 +200,7 @@ def _needless(run: Run) -> list[Path]:
     """The files and folders of a run that nobody needs; the whole folder if the run never started."""
     if run.owner is not None:
         return []
-    if {path.name for path in run.folder.iterdir()} <= {run_folder.CLAIM_LOCK, "claim"}:
+    if {path.name for path in run.folder.iterdir()} <= {claims.CLAIM_LOCK, "claim"}:
         return [run.folder]
     needless = [*run.folder.glob(f"{files.SCRATCH}*"), *run.folder.glob(f"checkpoints/{files.SCRATCH}*")]
     if run.status == "done":
@@ -214,7 +214,7 @@ def _remove(path: Path) -> None:
 
 def _remove_unstarted(folder: Path) -> None:
     """Remove the folder of a run that never started. The lock goes last: without it, a new claim may be made."""
-    for name in ("claim", run_folder.CLAIM_LOCK):
+    for name in ("claim", claims.CLAIM_LOCK):
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # not empty: it has just been claimed
         folder.rmdir()
@@ -232,8 +232,8 @@ def _parsed(condition: str) -> tuple[str, str, str]:
 
 
 def _check_column(name: str) -> None:
-    if name not in run_folder.COLUMNS:
-        raise ValueError(f"A run has no option or number {name!r}. {suggest(name, run_folder.COLUMNS)}")
+    if name not in results.COLUMNS:
+        raise ValueError(f"A run has no option or number {name!r}. {suggest(name, results.COLUMNS)}")
 
 
 def _meets(value: Any, sign: str, wanted: str) -> bool:

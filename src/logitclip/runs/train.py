@@ -29,11 +29,12 @@ from logitclip.clip import PENALTIES
 from logitclip.criterion import Loss, clipped
 from logitclip.data.augment import transform
 from logitclip.data.loading import hold_out
+from logitclip.launch import launch, make_fabric, using_threads
 from logitclip.methods import METHODS
 from logitclip.rng import stream
-from logitclip.runs import folder as run_folder
+from logitclip.runs import checkpoints, claims, results
 from logitclip.runs.config import RunConfig, load_plugins, resolved_id
-from logitclip.runs.folder import LAST, Result, read_result
+from logitclip.runs.results import LAST, Result, read_result
 
 MOST_WEIGHT = 10.0  # largest class weight with `balance`: a few wrong labels must not count as hundreds
 
@@ -75,7 +76,7 @@ def train(
     Raises:
         ValueError: the config cannot be trained: an unknown name, a value out of range, missing data.
         logitclip.engine.Diverged: the loss or the logits are not finite.
-        logitclip.runs.folder.Claimed: another process trains this run.
+        logitclip.runs.claims.Claimed: another process trains this run.
         logitclip.files.CannotWrite: the disk is full, or the folder cannot be written to.
 
     >>> import tempfile
@@ -92,14 +93,14 @@ def train(
         return finished
     criterion, how = clipped(config.loss, config.clip), settings(config)  # report mistakes before anything is written
     options = {"accelerator": config.accelerator, "devices": config.devices, "precision": config.precision}
-    fabric = engine.make_fabric(**options, nodes=config.nodes)
+    fabric = make_fabric(**options, nodes=config.nodes)
     if fabric.world_size > 1 and not torch.distributed.is_torchelastic_launched():
         if download or mirror is not None:  # once, before the processes start
             data.load(config.data, config.root, download=True, mirror=mirror)
-        with run_folder.claim(folder) as key:
+        with claims.claim(folder) as key:
             return read_result(folder) or _spawn(options, config, id, key, on_epoch)
     fabric.launch()
-    with run_folder.claim(folder) if fabric.is_global_zero else contextlib.nullcontext("") as key:
+    with claims.claim(folder) if fabric.is_global_zero else contextlib.nullcontext("") as key:
         # Another process may have finished it just before the claim; processes of torchrun must all do the same.
         finished = read_result(folder) if fabric.world_size == 1 else None
         if finished is not None:
@@ -151,7 +152,7 @@ def _spawn(options: dict[str, Any], config: RunConfig, id: str, key: str, on_epo
     """Train in one spawned process per device. An error in any of them is raised here."""
     failures = multiprocessing.get_context("spawn").SimpleQueue()
     try:
-        engine.launch(_spawned, vars(config), id, key, on_epoch, failures, **options)
+        launch(_spawned, vars(config), id, key, on_epoch, failures, **options)
     except ProcessExitedException as error:
         raise ChildProcessError(f"A training process has died ({error}). The run can be resumed.") from error
     except ProcessRaisedException:
@@ -186,7 +187,7 @@ def _spawned(
         load = partial(data.load, root=run.root)
         with _memory_explained(run):
             _work(fabric, run, id, key, on_epoch, clipped(run.loss, run.clip), settings(run), load)
-    except (ValueError, OSError, ImportError, run_folder.Claimed) as error:
+    except (ValueError, OSError, ImportError, claims.Claimed) as error:
         failures.put(error)
         raise
     finally:
@@ -208,7 +209,7 @@ def _work(
     load: Load,
     on_batch: OnBatch | None = None,
 ) -> Result:
-    with engine.using_threads(config.threads):
+    with using_threads(config.threads):
         dataset, noisy = prepare(config, load)
         held = hold_out(
             len(dataset.train),
@@ -254,13 +255,13 @@ def _work(
             if record.writes:
                 prediction = record.examples.pop("val_prediction", None)
                 if prediction is not None:
-                    file = record.folder / run_folder.VALIDATION
+                    file = record.folder / results.VALIDATION
                     _write_examples(file, dataset.train, held.val, prediction=prediction)
                 if config.per_example:
-                    _write_examples(record.folder / run_folder.EXAMPLES, dataset.train, **record.examples)
-                run_folder.write_rows(record.folder / run_folder.METRICS, record.rows)
-                run_folder.finish(record.folder, result, worker.weights())
-        except (files.CannotWrite, run_folder.Claimed):  # nothing can or should be written now
+                    _write_examples(record.folder / results.EXAMPLES, dataset.train, **record.examples)
+                checkpoints.write_rows(record.folder / results.METRICS, record.rows)
+                results.finish(record.folder, result, worker.weights())
+        except (files.CannotWrite, claims.Claimed):  # nothing can or should be written now
             raise
         except BaseException:
             record.rescue()
@@ -281,10 +282,10 @@ class _Record:
         self.rows: list[engine.Row] = []
         self.examples: dict[str, Tensor] = {}
         self.resume: engine.Resume | None = None
-        self.unsaved: run_folder.Checkpoint | None = None
+        self.unsaved: checkpoints.Checkpoint | None = None
         self.board: Any = None
         seconds = 0.0
-        checkpoint = run_folder.load_checkpoint(self.folder, id)
+        checkpoint = checkpoints.load_checkpoint(self.folder, id)
         if checkpoint is not None:
             weights, state, self.rows = checkpoint
             seconds, self.examples = state["seconds"], state["examples"]
@@ -295,11 +296,11 @@ class _Record:
         self.started = self.saved - seconds
         if not self.writes:
             return
-        run_folder.tidy(self.folder)
+        checkpoints.tidy(self.folder)
         (self.folder / "result.json").unlink(missing_ok=True)  # a damaged one: `train` returns an intact one earlier
         files.write_json(self.folder / "config.json", asdict(config))
-        files.write_record(self.folder / run_folder.NOISE, noise)
-        run_folder.write_rows(self.folder / run_folder.METRICS, self.rows)
+        files.write_record(self.folder / results.NOISE, noise)
+        checkpoints.write_rows(self.folder / results.METRICS, self.rows)
         if config.tensorboard:
             self.board = _tensorboard(self.folder, len(self.rows))
         if on_epoch is not None:
@@ -316,14 +317,14 @@ class _Record:
         state = {**progress.state(), "seconds": self.seconds}  # on every rank: the state may be gathered
         if not self.writes:
             return
-        run_folder.check_claim(self.folder, self.key)
+        claims.check_claim(self.folder, self.key)
         weights, rows = progress.weights(), list(self.rows)
         self.unsaved = weights, state, rows
         if time.monotonic() - self.saved >= self.config.checkpoint_seconds:
             self.save()
         else:  # copy: training continues in these tensors, and may be interrupted in the next epoch
             self.unsaved = _copied(weights), _copied(state), rows
-        run_folder.append_row(self.folder / run_folder.METRICS, progress.row)
+        checkpoints.append_row(self.folder / results.METRICS, progress.row)
         if self.board is not None:
             for name, value in progress.row.items():
                 if isinstance(value, int | float) and name != "epoch":
@@ -334,7 +335,7 @@ class _Record:
     def save(self) -> None:
         """Save the last finished epoch, if it is not saved yet."""
         if self.unsaved is not None:
-            run_folder.save_checkpoint(self.folder, *self.unsaved, self.id)
+            checkpoints.save_checkpoint(self.folder, *self.unsaved, self.id)
         self.saved, self.unsaved = time.monotonic(), None
 
     def rescue(self) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from logitclip.data import Dataset
 from logitclip.data.augment import transform
 from logitclip.runs.config import RunConfig
-from logitclip.runs.folder import Result
+from logitclip.runs.results import Result
 from logitclip.runs.train import build_model, prepare
 from logitclip.studies.sweeping import Row
 from logitclip.studies.tables import pairs_of

@@ -31,9 +31,9 @@ import torch
 from logitclip import files
 from logitclip.engine import Diverged
 from logitclip.registry import suggest
-from logitclip.runs import folder as run_folder
+from logitclip.runs import claims
 from logitclip.runs.config import RunConfig
-from logitclip.runs.folder import Failure, Result, read_outcome, record_failure
+from logitclip.runs.results import Failure, Result, read_outcome, record_failure
 from logitclip.runs.train import OnBatch, OnEpoch, train
 
 log = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ def _attempt(
     """Train a run and record any failure; None means that another process trains it."""
     try:
         result = train(config, on_epoch=on_epoch, on_batch=on_batch)
-    except run_folder.Claimed:
+    except claims.Claimed:
         return None
     except Exception as error:
         sentence = f"{type(error).__name__}: {error}".strip().partition("\n")[0]

@@ -17,7 +17,7 @@ from typing import Any
 
 from logitclip import theory
 from logitclip.files import write
-from logitclip.runs.folder import Result
+from logitclip.runs.results import Result
 from logitclip.studies.recipe import FIGURES, Recipe
 from logitclip.studies.sweeping import Row
 from logitclip.studies.tables import (

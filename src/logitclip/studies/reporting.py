@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from logitclip.runs.config import UNCOUNTED, RunConfig
-from logitclip.runs.folder import Result
+from logitclip.runs.results import Result
 from logitclip.studies import examples, figures
 from logitclip.studies.sweeping import Row
 from logitclip.studies.tables import (

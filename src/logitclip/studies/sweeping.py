@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from logitclip.runs.config import RunConfig, word_to_tune
-from logitclip.runs.folder import Failure, Result, outcome, read_outcome
+from logitclip.runs.results import Failure, Result, outcome, read_outcome
 from logitclip.studies import executors, tuning
 from logitclip.studies.executors import OnEvent
 from logitclip.studies.recipe import Cell, Recipe

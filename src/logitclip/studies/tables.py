@@ -14,7 +14,7 @@ from typing import Any
 from logitclip.clip import CLIPS
 from logitclip.data.dataset import trusted_test
 from logitclip.runs.config import UNCOUNTED, word_to_tune
-from logitclip.runs.folder import Failure, Result
+from logitclip.runs.results import Failure, Result
 from logitclip.studies.recipe import Cell, Published, Recipe, load_recipe, published
 from logitclip.studies.sweeping import Row
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from logitclip.registry import first_line, suggest
-from logitclip.runs import folder as run_folder
+from logitclip.runs import claims
 from logitclip.runs.config import RunConfig, load_plugins, registries, word_to_tune
-from logitclip.runs.folder import LAST, Failure, Result, outcome
+from logitclip.runs.results import LAST, Failure, Result, outcome
 from logitclip.search import HELD_OUT, NOTHING_LEARNT, Trial, best, highest, learnt, proposed
 from logitclip.studies import executors
 
@@ -307,7 +307,7 @@ def _storage(storage: str | None) -> Any:
 
 def _abandoned(config: RunConfig) -> bool:
     try:
-        with run_folder.claim(Path(config.runs) / config.id):
+        with claims.claim(Path(config.runs) / config.id):
             return True
-    except run_folder.Claimed:
+    except claims.Claimed:
         return False

@@ -18,7 +18,7 @@ import pytest
 
 from logitclip import files
 from logitclip.engine import Diverged
-from logitclip.runs import folder as run_folder
+from logitclip.runs import checkpoints, claims, results
 from logitclip.runs import listing as studies
 from logitclip.runs.config import RunConfig, plugins_ignored
 from logitclip.runs.train import train
@@ -36,7 +36,7 @@ def original(tmp_path_factory) -> Path:
     bad = replace(config, lr=1e20)
     with pytest.raises(Diverged) as error:
         train(bad)
-    run_folder.record_failure(folder / bad.id, str(error.value), final=True)
+    results.record_failure(folder / bad.id, str(error.value), final=True)
 
     def interrupt(_: RunConfig, row: dict[str, Any] | None) -> None:
         if row is not None:
@@ -61,7 +61,7 @@ def test_every_run_has_its_status(folder):
     assert [run.status for run in found.values()].count("done") == 3
     assert found[folder_of(folder, lr=1e20).name].status == "failed"
     assert found[folder_of(folder, seed=2).name].status == "stopped"
-    with run_folder.claim(folder_of(folder, seed=2)):
+    with claims.claim(folder_of(folder, seed=2)):
         assert studies.read_run(folder_of(folder, seed=2)).status == "running"
 
 
@@ -132,10 +132,10 @@ def test_what_differs(original):
 
 def test_index_has_a_line_for_each_finished_run(folder):
     lines = list(csv.DictReader((folder / "index.csv").open()))
-    results = {run.id: run.outcome for run in studies.read_runs(folder) if isinstance(run.outcome, run_folder.Result)}
-    assert {line["id"] for line in lines} == results.keys()
+    found = {run.id: run.outcome for run in studies.read_runs(folder) if isinstance(run.outcome, results.Result)}
+    assert {line["id"] for line in lines} == found.keys()
     for line in lines:
-        assert float(line["last10_accuracy"]) == results[line["id"]].last10_accuracy
+        assert float(line["last10_accuracy"]) == found[line["id"]].last10_accuracy
         assert (line["milestones"], line["model"]) == ("0.4,0.7", "mlp:width=8,depth=1")
     studies.collect_garbage(folder)  # rewrites it with all runs
     assert len(list(csv.DictReader((folder / "index.csv").open()))) == 5
@@ -146,10 +146,10 @@ def test_index_on_a_file_system_without_hard_links(folder, monkeypatch):
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", refuse)
-    result = next(run.outcome for run in studies.read_runs(folder) if isinstance(run.outcome, run_folder.Result))
+    result = next(run.outcome for run in studies.read_runs(folder) if isinstance(run.outcome, results.Result))
     (folder / "index.csv").unlink()
     before = set(folder.iterdir())
-    run_folder._add_to_index(result, folder / result.id)
+    results._add_to_index(result, folder / result.id)
     (line,) = csv.DictReader((folder / "index.csv").open())
     assert line["id"] == result.id
     assert set(folder.iterdir()) == {*before, folder / "index.csv"}
@@ -167,7 +167,7 @@ def test_gc_removes_only_what_nobody_needs(folder):
     assert (done / "checkpoints").exists()
     assert studies.collect_garbage(folder) == planned
     assert planned[f"{stopped.name}/{files.SCRATCH}1-x"] == 1000
-    assert run_folder.load_checkpoint(stopped, stopped.name) is not None  # it can be resumed
+    assert checkpoints.load_checkpoint(stopped, stopped.name) is not None  # it can be resumed
     after = {run.id: run.outcome for run in studies.read_runs(folder)}
     assert after == {id: found for id, found in before.items() if id != "0" * 16}
     assert studies.collect_garbage(folder) == {}
@@ -177,19 +177,19 @@ def test_gc_leaves_alone_what_is_claimed_after_it_looked(folder, monkeypatch):
     stopped, empty = folder_of(folder, seed=2), folder / ("0" * 16)
     (stopped / f"{files.SCRATCH}1-x").touch()
     empty.mkdir()
-    read, claims = studies.read_runs, contextlib.ExitStack()
+    read, held = studies.read_runs, contextlib.ExitStack()
 
     def read_then_claimed(folder: Path) -> list[studies.Run]:
         found = read(folder)
         monkeypatch.setattr(studies, "read_runs", read)
         for path in (stopped, empty):
-            claims.enter_context(run_folder.claim(path))
+            held.enter_context(claims.claim(path))
         return found
 
     monkeypatch.setattr(studies, "read_runs", read_then_claimed)
-    with claims:
+    with held:
         assert studies.collect_garbage(folder) == {}
-        assert all(run_folder.claimed_by(path) for path in (stopped, empty))
+        assert all(claims.claimed_by(path) for path in (stopped, empty))
     assert (stopped / f"{files.SCRATCH}1-x").exists()
 
 
@@ -198,7 +198,7 @@ def test_no_claim_is_made_while_gc_removes(folder, monkeypatch):
     (done / "checkpoints").mkdir()
 
     def rmtree(path: Path) -> None:
-        with pytest.raises(TimeoutError, match="held"), files.lock(done / run_folder.CLAIM_LOCK, 0, late="held"):
+        with pytest.raises(TimeoutError, match="held"), files.lock(done / claims.CLAIM_LOCK, 0, late="held"):
             pass
         removed.append(path)
 
@@ -213,8 +213,8 @@ def test_a_claim_that_waits_while_gc_removes_its_folder_makes_it_again(tmp_path,
     owners: list[str | None] = []
 
     def claim() -> None:
-        with run_folder.claim(folder):
-            owners.append(run_folder.claimed_by(folder))
+        with claims.claim(folder):
+            owners.append(claims.claimed_by(folder))
 
     waiting = threading.Thread(target=claim)
 
@@ -233,9 +233,9 @@ def test_a_claim_that_waits_while_gc_removes_its_folder_makes_it_again(tmp_path,
 
 def test_a_run_that_is_trained_is_not_removed(folder):
     run = studies.read_run(folder_of(folder))
-    with run_folder.claim(run.folder), pytest.raises(run_folder.Claimed, match=f"process {os.getpid()}"):
+    with claims.claim(run.folder), pytest.raises(claims.Claimed, match=f"process {os.getpid()}"):
         studies.remove(run)
-    assert run_folder.read_result(run.folder) is not None
+    assert results.read_result(run.folder) is not None
     assert studies.remove(run) > 0
     assert not run.folder.exists()
 
@@ -279,7 +279,7 @@ def test_on_the_command_line(folder, command, monkeypatch):
 def test_of_several_runs_those_that_are_trained_are_kept_and_named(folder, command):
     """The first is claimed: the others are removed all the same, and both are told."""
     first, *others = (run.id for run in studies.read_runs(folder))
-    with run_folder.claim(folder / first):
+    with claims.claim(folder / first):
         for option in (("--dry",), ()):
             code, out, err = command("runs", "rm", "--where", "seed>=0", "--runs", folder, *option)
             assert code == 2
@@ -315,5 +315,5 @@ def test_train_records_why_it_diverged(tmp_path, command):
     options = ["--limit", "64", "--epochs", "2", "--lr", "1e20", "--runs", str(tmp_path)]
     assert command("train", *options)[0] == 3
     (run,) = studies.read_runs(tmp_path)
-    assert isinstance(run.outcome, run_folder.Failure)
+    assert isinstance(run.outcome, results.Failure)
     assert run.outcome.final

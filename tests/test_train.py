@@ -19,9 +19,10 @@ import torch
 from logitclip import data, engine, files
 from logitclip.data.augment import transform
 from logitclip.methods.standard import Standard
-from logitclip.runs import folder as run_folder
+from logitclip.runs import checkpoints, claims
+from logitclip.runs import train as training
 from logitclip.runs.config import RunConfig
-from logitclip.runs.folder import Result, read_result
+from logitclip.runs.results import Result, read_result
 from logitclip.runs.train import _as_launched, build_model, prepare, train
 
 SMALL = RunConfig(
@@ -103,7 +104,7 @@ def test_the_same_config_gives_the_same_bytes(tmp_path):
 def test_a_finished_run_is_only_read_back(tmp_path, monkeypatch):
     config = in_folder(tmp_path, "a")
     result = train(config)
-    monkeypatch.setattr(engine, "make_fabric", None)  # nothing is trained
+    monkeypatch.setattr(training, "make_fabric", None)  # nothing is trained
     assert train(config) == result
     (tmp_path / "a").rename(tmp_path / "b")
     moved = train(in_folder(tmp_path, "b"))
@@ -432,7 +433,7 @@ def test_a_signal_while_saving_does_not_prevent_it(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         train(config, on_epoch=interrupt_after(1))
     assert calls.count("state.pt") == 2
-    assert run_folder.load_checkpoint(tmp_path / "a" / config.id, config.id) is not None
+    assert checkpoints.load_checkpoint(tmp_path / "a" / config.id, config.id) is not None
 
 
 def test_a_damaged_checkpoint_costs_an_epoch_and_no_bit(tmp_path, caplog):
@@ -556,7 +557,7 @@ def test_divergence_leaves_no_result_and_no_nan(tmp_path):
     folder = tmp_path / "a" / config.id
     assert not (folder / "result.json").exists()
     assert "NaN" not in (folder / "metrics.jsonl").read_text()
-    assert all(math.isfinite(row["loss"]) for row in run_folder.read_rows(folder / "metrics.jsonl"))
+    assert all(math.isfinite(row["loss"]) for row in checkpoints.read_rows(folder / "metrics.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -659,9 +660,9 @@ def test_a_run_that_lost_its_claim_stops_before_it_writes(tmp_path):
         if row is not None and row["epoch"] == 1:
             (folder / "claim").write_text('{"key": "other", "pid": 1, "host": "elsewhere"}')
 
-    with pytest.raises(run_folder.Claimed, match="no longer claimed by this process but by process 1 on elsewhere"):
+    with pytest.raises(claims.Claimed, match="no longer claimed by this process but by process 1 on elsewhere"):
         train(config, on_epoch=steal)
-    assert len(run_folder.read_rows(folder / "metrics.jsonl")) == 2
+    assert len(checkpoints.read_rows(folder / "metrics.jsonl")) == 2
 
 
 def test_the_same_run_twice_at_once(tmp_path):
@@ -669,7 +670,7 @@ def test_the_same_run_twice_at_once(tmp_path):
 
     def again(_: RunConfig, row: dict[str, Any] | None) -> None:
         if row is None:
-            with pytest.raises(run_folder.Claimed, match=f"trained by process {os.getpid()}"):
+            with pytest.raises(claims.Claimed, match=f"trained by process {os.getpid()}"):
                 train(config)
 
     assert metrics(train(config, on_epoch=again)) == metrics(train(in_folder(tmp_path, "b")))

@@ -1,0 +1,172 @@
+"""Claims: one process at a time trains a run. A claim is a file in the folder of the run, kept alive by a heartbeat."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from logitclip import files
+
+HEARTBEAT = 5.0  # seconds between two heartbeats of a claim
+SILENCE = 60.0  # seconds without a heartbeat after which a claim from another machine is void
+CLAIM_LOCK = ".claim.lock"  # held while a claim is made, and while unneeded files are removed
+LOCK_TIMEOUT = 10.0  # seconds to wait for the lock; after that, rely on exclusive creation of the claim
+PROC = Path("/proc")  # Linux only
+WINDOWS = os.name == "nt"
+
+
+class Claimed(RuntimeError):
+    """Another process is training this run."""
+
+
+@contextlib.contextmanager
+def claim(folder: Path) -> Iterator[str]:
+    """Claim the folder for this process; yields the key for `check_claim`.
+
+    A claim is void if its process has died or, on another machine, sent no heartbeat for `SILENCE` seconds.
+
+    Raises:
+        Claimed: another process holds the folder.
+        logitclip.files.CannotWrite: the folder cannot be made or written to.
+    """
+    file, key = folder / "claim", uuid.uuid4().hex
+    over = threading.Event()
+
+    def beat() -> None:
+        while not over.wait(HEARTBEAT):
+            with contextlib.suppress(OSError):
+                os.utime(file)
+
+    heart = threading.Thread(target=beat, daemon=True)
+    try:  # an interrupt at any point must not leave the claim behind
+        with files.explained(folder):
+            try:
+                _lock_and_take(file, key)
+            except FileNotFoundError:  # the folder was empty, and `runs gc` has just removed it
+                _lock_and_take(file, key)
+        heart.start()
+        yield key
+    finally:
+        over.set()
+        try:
+            _release(file, key)
+        except BaseException:  # an interrupt between the end of the run and the release
+            _release(file, key)
+            raise
+        if heart.is_alive():
+            heart.join()
+
+
+def _release(file: Path, key: str) -> None:
+    if _owner(file).get("key") == key:
+        file.unlink(missing_ok=True)
+
+
+def claimed_by(folder: Path) -> str | None:
+    """Describe the process that trains the run in `folder` now; None if there is none."""
+    file = folder / "claim"
+    if not file.exists():
+        return None
+    owner = _owner(file)
+    return None if _void(file, owner, time.time()) else _who(owner)
+
+
+def check_claim(folder: Path, key: str) -> None:
+    """Raise `Claimed` unless the claim with this key still stands: another machine may have taken it over."""
+    owner = _owner(folder / "claim")
+    if owner.get("key") != key:
+        raise Claimed(f"{folder} is no longer claimed by this process but by {_who(owner)}; this one stops.")
+
+
+def _lock_and_take(file: Path, key: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # One at a time, so that two processes cannot both take over the same void claim.
+    with files.lock(file.parent / CLAIM_LOCK, LOCK_TIMEOUT) as lock:
+        lock.touch()
+        now = lock.stat().st_mtime  # by the clock of the file system, which may be a file server
+        _take(file, {**_identity(), "key": key}, now)
+
+
+def _take(file: Path, me: dict[str, Any], now: float) -> None:
+    if file.exists():
+        owner = _owner(file)
+        if not _void(file, owner, now):
+            raise Claimed(
+                f"{file.parent} is being trained by {_who(owner)}. Wait for it, or remove {file} if it is gone."
+            )
+        file.unlink(missing_ok=True)
+    try:
+        with file.open("x") as stream:  # exclusive, in case the lock does not reach another machine
+            stream.write(json.dumps(me))
+    except FileExistsError:
+        raise Claimed(f"{file.parent} has just been claimed by another process.") from None
+    except OSError:
+        file.unlink(missing_ok=True)
+        raise
+
+
+def _owner(file: Path) -> dict[str, Any]:
+    """The content of a claim; empty if it is missing, incomplete or not a claim."""
+    owner = files.read_json(file)
+    return owner if isinstance(owner, dict) and isinstance(owner.get("pid", 0), int) else {}
+
+
+def _void(file: Path, owner: dict[str, Any], now: float) -> bool:
+    if owner.get("machine") == _machine():
+        started = _started(owner.get("pid", 0))
+        return started is None or started != owner.get("started")
+    try:
+        # An empty claim is from a process that was killed while writing it. Both times are by the same clock, so a
+        # claim stamped in the future was not made by a heartbeat.
+        return abs(now - file.stat().st_mtime) > (SILENCE if owner else HEARTBEAT)
+    except FileNotFoundError:
+        return True
+
+
+def _identity() -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "machine": _machine(),
+        "pid": os.getpid(),
+        "started": _started(os.getpid()),
+    }
+
+
+def _who(owner: dict[str, Any]) -> str:
+    return f"process {owner['pid']} on {owner.get('host')}" if "pid" in owner else "another process"
+
+
+def _machine() -> str:
+    """Identifies the PID namespace: host, boot, container."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):  # no /proc: the name alone
+        parts += [(PROC / "sys/kernel/random/boot_id").read_text().strip(), os.readlink(PROC / "self/ns/pid")]
+    if WINDOWS:  # which cannot tell whether a process is alive: only the heartbeat decides
+        parts.append(str(os.getpid()))
+    return " ".join(parts)
+
+
+def _started(pid: int) -> str | None:
+    """The start time of a process on this machine, which tells a reused PID from the old one; None if it is gone."""
+    try:
+        state, *rest = (PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()
+        return None if state == "Z" else rest[18]  # Z: a zombie
+    except (OSError, IndexError, ValueError):
+        pass
+    if (PROC / "self").exists():
+        return None
+    if WINDOWS:  # os.kill(pid, 0) would send Ctrl-C
+        return "unknown"
+    try:  # no /proc (macOS): only whether there is such a process
+        os.kill(pid, 0)
+    except OSError:
+        return None
+    return "unknown"

@@ -1,0 +1,275 @@
+"""The outcome of a run: its result or its failure, written to its folder and read back.
+
+A run in progress has `config.json`, `noise.json` (the noise record), `metrics.jsonl` and `checkpoints/`. A finished run
+has `weights.safetensors` and `result.json` in place of the checkpoints, `validation.npz` if examples were held out, and
+`examples.npz` if asked for. `result.json` names its run and has the digest of every other file, so a result that is
+incomplete or of another run is never used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import io
+import json
+import logging
+import math
+import os
+import shutil
+import typing
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from logitclip import files
+from logitclip.runs.checkpoints import as_safetensors, read_rows
+from logitclip.runs.config import UNCOUNTED, RunConfig, checked
+
+log = logging.getLogger(__name__)
+
+LAST = 10  # epochs over which the reported accuracy is averaged
+METRICS, NOISE, WEIGHTS = "metrics.jsonl", "noise.json", "weights.safetensors"
+VALIDATION, EXAMPLES = "validation.npz", "examples.npz"
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a finished run; accuracies and shares are percentages. `train` returns it.
+
+    Attributes:
+        id: the id of the run, which names its folder.
+        config: the resolved `RunConfig` as a dict.
+        last10_accuracy: test accuracy, mean of the last 10 epochs.
+        best_accuracy: test accuracy of the best epoch, chosen on the test set.
+        val_accuracy: accuracy on held-out noisy labels, mean of the last 10 epochs; None if none are held out.
+        memorised: share of the wrong labels that the final model predicts as given; None if there are none.
+        recovered: share of the wrong labels for which the final model predicts the true class.
+        noise_rate: realised share of wrong training labels.
+        clip: the clip, in canonical form: without knobs that have their default.
+        epochs: number of epochs.
+        seconds: training time.
+        versions: versions of Python and the libraries, by name.
+        device: name of the device.
+        commit: the git commit of the code, if known.
+
+    >>> import tempfile
+    >>> import logitclip as lc
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     result = lc.train(lc.RunConfig(noise="symmetric:rate=0.5", epochs=2, runs=folder))
+    ...     rows = result.rows
+    >>> result.epochs, result.noise_rate, len(rows)
+    (2, 50.0, 2)
+    """
+
+    id: str
+    config: dict[str, Any]
+    last10_accuracy: float
+    best_accuracy: float
+    val_accuracy: float | None
+    memorised: float | None
+    recovered: float | None
+    noise_rate: float
+    clip: str
+    epochs: int
+    seconds: float
+    versions: dict[str, str]
+    device: str
+    commit: str | None
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run."""
+        return Path(self.config["runs"]) / self.id
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `metrics.jsonl`, one for each epoch."""
+        rows = read_rows(self.folder / METRICS)
+        if len(rows) != self.epochs:
+            raise Damaged(_damage(self.folder, f"{METRICS} has {len(rows)} rows, not {self.epochs}"))
+        return rows
+
+    @property
+    def noise(self) -> dict[str, Any]:
+        """The noise record: rule, seed, realised rate, transition matrix, and the classes by name and size."""
+        return json.loads(self._read(NOISE))
+
+    @property
+    def validation(self) -> dict[str, np.ndarray]:
+        """The `index`, `label` and `prediction` (after the last epoch) of each held-out example of a run with `val`."""
+        with np.load(io.BytesIO(self._read(VALIDATION))) as file:
+            return {name: file[name] for name in ("index", "label", "prediction")}
+
+    def weights(self) -> dict[str, Any]:
+        """The trained weights, as tensors by name."""
+        from safetensors.torch import load
+
+        return load(self._read(WEIGHTS))
+
+    def _read(self, name: str) -> bytes:
+        """The content of a file that belongs to the result, if it is unchanged."""
+        digests = (files.read_json(self.folder / "result.json") or {}).get("sha256", {})
+        try:
+            content = (self.folder / name).read_bytes()
+        except OSError as error:
+            raise Damaged(_damage(self.folder, f"{name} is missing")) from error
+        if hashlib.sha256(content).hexdigest() != digests.get(name):
+            raise Damaged(_damage(self.folder, f"{name} has been changed"))
+        return content
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that failed, as `failure.json` in its folder records it."""
+
+    id: str
+    error: str  # one sentence
+    traceback: str
+    attempts: int  # over all sweeps
+    final: bool  # it would fail again (it diverged): do not retry
+
+
+class Failed(ValueError):
+    """A run that is needed has failed, or all runs of a search have."""
+
+
+class Damaged(ValueError):
+    """A result whose files are missing or changed, or that belongs to another run."""
+
+
+def finish(folder: Path, result: Result, weights: dict[str, Any]) -> None:
+    """Write the weights and the result, with the digests of all files that belong to it, and remove the checkpoints."""
+    files.write(folder / WEIGHTS, as_safetensors(weights))
+    names = (METRICS, NOISE, WEIGHTS, VALIDATION, EXAMPLES)
+    digests = {name: files.sha256(folder / name) for name in names if (folder / name).exists()}
+    files.write_json(folder / "result.json", {**asdict(result), "sha256": digests})
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    _add_to_index(result, folder)
+
+
+INDEX = "index.csv"  # of a folder of runs: a line for each finished run
+OPTIONS = tuple(field.name for field in fields(RunConfig) if field.name not in UNCOUNTED)
+NUMBERS = (
+    *("last10_accuracy", "best_accuracy", "val_accuracy", "memorised", "recovered", "noise_rate", "seconds"),
+    *("device", "commit"),
+)
+COLUMNS = ("id", "status", *OPTIONS, *NUMBERS)
+
+
+def _add_to_index(result: Result, folder: Path) -> None:
+    """Add a line for a finished run to the index of all runs."""
+    index = folder.parent / INDEX
+    values = {"id": result.id, "status": "done", **result.config, **vars(result)}
+    try:
+        if not index.exists():
+            draft = files.scratch_name(index)
+            draft.write_text(csv_line(COLUMNS))
+            try:
+                os.link(draft, index)
+            except FileExistsError:  # another process was faster
+                pass
+            except OSError:  # a file system without hard links
+                with contextlib.suppress(FileExistsError), index.open("x", encoding="utf-8") as stream:
+                    stream.write(csv_line(COLUMNS))
+            draft.unlink(missing_ok=True)
+        files.append(index, csv_line(values.get(name) for name in COLUMNS).encode())
+    except OSError as error:
+        log.warning("Cannot add the run %s to %s: %s", result.id, index, error)
+
+
+def csv_line(values: Iterable[Any]) -> str:
+    """One line of CSV; lists as 0.4,0.7, and a quote before text that a spreadsheet would read as a formula."""
+    texts = [",".join(map(str, value)) if isinstance(value, list | tuple) else value for value in values]
+    texts = [f"'{text}" if isinstance(text, str) and text.startswith(tuple("=+-@")) else text for text in texts]
+    line = io.StringIO()
+    csv.writer(line, lineterminator="\n").writerow(texts)
+    return line.getvalue()
+
+
+def outcome(config: RunConfig) -> Result | Failure | None:
+    """Read the outcome of a run from its folder: a result, else a failure, else None."""
+    return read_outcome(Path(config.runs) / config.id)
+
+
+def read_outcome(folder: Path) -> Result | Failure | None:
+    """Read the outcome in the folder of a run. A damaged result is logged and counts as a failure."""
+    try:
+        result = _checked_result(folder)
+    except Damaged as error:
+        log.warning("%s", error)
+        return Failure(id=folder.name, error=str(error), traceback="", attempts=0, final=False)
+    return result or _failure(folder)
+
+
+def read_result(folder: Path) -> Result | None:
+    """Read the result of a finished run; None if there is none, or if it is damaged, which is logged."""
+    found = read_outcome(folder)
+    return found if isinstance(found, Result) else None
+
+
+def _checked_result(folder: Path) -> Result | None:
+    if not (folder / "result.json").exists():
+        return None
+    content = files.read_json(folder / "result.json")
+    digests = content.pop("sha256", None) if isinstance(content, dict) else None
+    try:
+        result = _of_type(Result, content)
+        RunConfig(**result.config)
+        if not isinstance(digests, dict) or not {METRICS, NOISE, WEIGHTS} <= digests.keys():
+            raise ValueError("it has no digests")
+    except (TypeError, ValueError) as error:
+        raise Damaged(_damage(folder, f"result.json cannot be read ({error})")) from error
+    if result.id != folder.name:
+        raise Damaged(_damage(folder, f"result.json belongs to the run {result.id}"))
+    for name, digest in digests.items():
+        file = folder / Path(name).name
+        if not file.is_file():
+            raise Damaged(_damage(folder, f"{name} is missing"))
+        if name != WEIGHTS and files.sha256(file) != digest:  # weights are large: they are checked when they are read
+            raise Damaged(_damage(folder, f"{name} has been changed"))
+    result.config["runs"] = str(folder.parent)  # folders may be moved
+    return result
+
+
+def _failure(folder: Path) -> Failure | None:
+    content = files.read_json(folder / "failure.json")
+    try:
+        return None if content is None else _of_type(Failure, content)
+    except (TypeError, ValueError) as error:
+        log.warning("%s is ignored: %s", folder / "failure.json", error)
+        return None
+
+
+def record_failure(folder: Path, error: str, trace: str = "", *, attempts: int = 1, final: bool = False) -> Failure:
+    """Write `failure.json`, counting earlier attempts, and return the failure."""
+    before = read_outcome(folder)
+    earlier = before.attempts if isinstance(before, Failure) else 0
+    failure = Failure(folder.name, error, trace, earlier + attempts, final)
+    try:
+        files.write_json(folder / "failure.json", asdict(failure))
+    except files.CannotWrite as problem:  # only the caller is told
+        log.warning("%s", problem)
+    return failure
+
+
+T = typing.TypeVar("T", Result, Failure)
+
+
+def _of_type(kind: type[T], content: Any) -> T:
+    """`content`, as read from JSON, as a dataclass whose fields have the types they are annotated with."""
+    if not isinstance(content, dict):
+        raise TypeError(f"it must be a JSON object, got {type(content).__name__}")
+    values = kind(**content)
+    for name, hint in typing.get_type_hints(kind).items():
+        value = checked(name, hint, getattr(values, name))
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} must be finite, got {value}.")
+    return values
+
+
+def _damage(folder: Path, reason: str) -> str:
+    return f"The result in {folder} is not used: {reason}. Repeat the command to train it again."

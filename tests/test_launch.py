@@ -1,0 +1,69 @@
+"""Processes and devices: what this machine has not, and how processes end."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.multiprocessing import ProcessRaisedException
+
+from logitclip.launch import launch, make_fabric
+
+
+def test_half_precision_on_a_cpu_is_refused():
+    with pytest.raises(ValueError, match="The precision 16-mixed needs a GPU: on a CPU use bf16-mixed"):
+        make_fabric(accelerator="cpu", precision="16-mixed")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_a_device_that_is_not_there_is_a_sentence():
+    with pytest.raises(ValueError, match="Cannot use 1 devices of the accelerator cuda: "):
+        make_fabric(accelerator="cuda")
+
+
+# -- how processes end -------------------------------------------------------------------------------------------------
+
+
+KEPT: list[Any] = []
+
+
+def leave_badly() -> None:
+    """End the group in the order that deadlocks, in an exit handler that runs after those of `launch`.
+
+    The wrapper has the last reference to the group and frees it. The destructor holds the GIL and waits for gloo's
+    thread, which waits for the other process, and then for the GIL, to free the tensors of its last collective.
+    """
+    if KEPT:
+        first = torch.distributed.get_rank() == 0
+        time.sleep(0 if first else 2)
+        torch.distributed.all_gather([torch.zeros(1), torch.zeros(1)], torch.ones(1), async_op=first)
+        torch.distributed.destroy_process_group()
+        KEPT.clear()
+
+
+atexit.register(leave_badly)  # handlers run in reverse order
+
+
+def keep_the_wrapper(fabric: Any, end: str, folder: Path) -> None:
+    KEPT.append(fabric.setup(nn.Linear(2, 2)))
+    KEPT[0](torch.ones(1, 2)).sum().backward()
+    if fabric.is_global_zero and end == "raises":
+        raise RuntimeError("raised on purpose")
+    (folder / str(fabric.global_rank)).touch()
+
+
+@pytest.mark.parametrize("end", ["returns", "raises"])
+def test_processes_end_whatever_their_group_is_doing(end: str, tmp_path: Path) -> None:
+    raises = pytest.raises(ProcessRaisedException, match="raised on purpose")
+    with contextlib.nullcontext() if end == "returns" else raises:
+        launch(keep_the_wrapper, end, tmp_path, accelerator="cpu", devices=2)
+    if end == "returns":
+        assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
+    assert not multiprocessing.active_children()
