@@ -261,7 +261,8 @@ def test_public_names_are_documented(name: str, value: Any) -> None:
         assert set(inspect.signature(value).parameters) - explained == set(), "not explained"
     assert ">>> " in doc, "no example"
     module = re.escape(f"logitclip.{name}".rpartition(".")[0])
-    reference = (SOURCE.parents[1] / "docs" / "reference.md").read_text(encoding="utf-8")
+    pages = (SOURCE.parents[1] / "docs" / "reference").glob("*.md")
+    reference = "".join(page.read_text(encoding="utf-8") for page in pages)
     assert re.search(rf"(?m):: {module}\.{value.__name__}$|automodule:: {module}$", reference), "not in the reference"
     if inspect.isclass(value):
         members = {key: member for key, member in vars(value).items() if not key.startswith("_")}

@@ -233,7 +233,7 @@ def test_the_reference_has_every_public_name():
     """The build of the site checks the same, and the contents of modules."""
     import logitclip
 
-    reference = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    reference = "".join(page.read_text(encoding="utf-8") for page in (ROOT / "docs" / "reference").glob("*.md"))
     for name in logitclip.__all__:
         assert re.search(rf":: logitclip\.{name}$", reference, flags=re.MULTILINE), name
     for module in (ROOT / "src" / "logitclip" / "integrations").glob("[!_]*.py"):
