@@ -82,6 +82,77 @@ def test_writing_follows_links_and_does_not_replace_devices(tmp_path):
     assert (tmp_path / "fifo").is_fifo()
 
 
+def test_a_link_in_our_folder_is_replaced(tmp_path):
+    theirs = tmp_path / "theirs"
+    for write in (
+        lambda path: files.replace(path, b"ours"),
+        lambda path: files.write_json(path, {"a": 1}),
+        lambda path: files.append(path, b"a line\n"),
+    ):
+        theirs.write_bytes(b"photo")
+        path = tmp_path / "ours"
+        path.unlink(missing_ok=True)
+        path.symlink_to(theirs)
+        write(path)
+        assert theirs.read_bytes() == b"photo"
+        assert path.is_file()
+        assert not path.is_symlink()
+
+
+def put_fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def put_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")  # it never ends
+
+
+@pytest.mark.parametrize("put", [put_fifo, put_device])
+@pytest.mark.timeout(20)
+def test_a_fifo_or_device_is_neither_read_nor_waited_for(tmp_path, caplog, put):
+    path = tmp_path / "config.json"
+    put(path)
+    for read in (files.read_bytes, files.sha256):
+        with pytest.raises(OSError, match="it is not a regular file"):
+            read(path)
+    assert files.read_json(path) is None
+    assert "config.json: it is not a regular file." in caplog.text
+    for write in (files.append, files.replace):
+        path.unlink()
+        put(path)
+        write(path, b"{}")
+        assert path.read_bytes() == b"{}"
+    path.unlink()
+    put(path)
+    with files.lock(path, 5, late="Too late."):
+        assert path.is_file()
+        assert not path.is_symlink()
+
+
+def test_remove_leaves_what_a_link_points_to(tmp_path):
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    theirs.mkdir()
+    (theirs / "photo").touch()
+    ours.mkdir()
+    (ours / "link").symlink_to(theirs)
+    (ours / "file").touch()
+    files.remove(ours)
+    ours.symlink_to(theirs)
+    files.remove(ours)
+    files.remove(ours)  # there is nothing left
+    assert not ours.is_symlink()
+    assert everything_in(tmp_path) == {"theirs/photo": b""}
+
+
+def test_the_parents_of_new_folders_are_synced(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(os.readlink(f"/proc/self/fd/{handle}")))
+    files.write(tmp_path / "a" / "b" / "file", b"")
+    files.make_folder(tmp_path / "a" / "b")  # it exists
+    folders = [Path(path) for path in synced if Path(path).is_dir()]
+    assert sorted(folders) == [tmp_path, tmp_path / "a", tmp_path / "a" / "b"]
+
+
 # -- the lock ----------------------------------------------------------------------------------------------------------
 
 

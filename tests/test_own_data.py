@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import logitclip as lc
+from logitclip import files
 from logitclip.data import load as load_dataset
 from logitclip.own_data import facts, find_issues, fitting
 from logitclip.own_data import issues as judging
@@ -280,7 +281,7 @@ def copied(fitted, tmp_path):
     def change(*removed, **changed):
         content = {**fitted.facts, **changed}
         content = {name: value for name, value in content.items() if name not in removed}
-        (folder / "model.json").write_text(json.dumps({**content, "digest": facts.digest(content)}))
+        (folder / "model.json").write_text(json.dumps({**content, "digest": files.object_digest(content)}))
 
     return folder, change
 
@@ -399,7 +400,7 @@ def test_a_model_folder_never_imports_a_plugin(fitted, tmp_path):
     shutil.copytree(fitted.folder, folder, ignore=shutil.ignore_patterns("runs"))
     plugin.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
     content = {**fitted.facts, "plugin": [str(plugin)], "model": "theirs"}
-    (folder / "model.json").write_text(json.dumps({**content, "digest": facts.digest(content)}))
+    (folder / "model.json").write_text(json.dumps({**content, "digest": files.object_digest(content)}))
     with pytest.raises(ValueError, match=r"The model in .* cannot be read: Unknown model 'theirs'"):
         lc.load(folder)
     assert not (tmp_path / "executed").exists()

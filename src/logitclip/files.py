@@ -1,4 +1,8 @@
-"""Whole files: atomic writes, JSON, digests, and a lock between processes."""
+"""Whole files: atomic writes, JSON, digests, and a lock between processes.
+
+`write` is for a path that the user named: it follows links and writes to devices. Everything else is for files in our
+own folders: there a link, FIFO or device is never followed, read, waited for or written to, but refused or replaced.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ import hashlib
 import json
 import logging
 import os
+import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -25,25 +31,58 @@ class CannotWrite(OSError):
 
 
 def write(path: Path, content: bytes) -> None:
-    """Write a file atomically: after a crash it has the old content or the new, never half of it.
+    """Write a file that the user named, atomically: after a crash it has the old content or the new, never half of it.
 
     Symbolic links are followed. Devices and FIFOs are written to, not replaced.
     """
     if not path.name:
         raise ValueError(f"{path} is a folder: name a file in it.")
     with explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file() and not path.is_dir():
             path.write_bytes(content)
-            return
-        path = Path(os.path.realpath(path))
-        scratch = scratch_name(path)
-        try:
-            write_synced(scratch, content)
-            scratch.replace(path)
-        finally:
-            scratch.unlink(missing_ok=True)
-        sync_folder(path.parent)
+        else:
+            _replace(Path(os.path.realpath(path)), content)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a file of ours atomically. A link, FIFO or device in its place is replaced, not followed."""
+    with explained(path):
+        _replace(path, content)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    make_folder(path.parent)
+    scratch = scratch_name(path)
+    try:
+        write_synced(scratch, content)
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents, and sync the folders that name the new ones."""
+    new = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in new:
+        sync_folder(folder.parent)
+
+
+def clear_place(path: Path) -> None:
+    """Remove a link, FIFO, socket or device from the place of a file or folder of ours."""
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.lstat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            path.unlink()
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a link or a folder with all that is in it, but never what a link points to."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -80,20 +119,42 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write `content` as JSON, atomically."""
-    write(path, (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+    """Write a file of ours as JSON, atomically; see `replace`."""
+    replace(path, (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
 
 
-def write_record(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON object with one line for each key, however long its value, atomically."""
+def line_per_key(content: Mapping[str, Any]) -> bytes:
+    """A JSON object with one line for each key, however long its value."""
     lines = (f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in content.items())
-    write(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+    return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a regular file.
+
+    Raises:
+        OSError: It is missing, or it is a folder, or a FIFO or device, which could be waited for without end.
+    """
+    with _open_regular(path, os.O_RDONLY) as stream:
+        return stream.read()
+
+
+def _open_regular(path: Path, flags: int, mode: str = "rb") -> Any:
+    """Open a regular file without buffering, and without waiting for the other end of a FIFO."""
+    handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        return os.fdopen(handle, mode, buffering=0)
+    except BaseException:
+        os.close(handle)
+        raise
 
 
 def read_json(path: Path) -> Any:
     """Read a JSON file; None if it is missing, or if it is not valid, which is logged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_bytes(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, RecursionError, OSError) as error:
@@ -103,8 +164,11 @@ def read_json(path: Path) -> Any:
 
 
 def append(path: Path, line: bytes) -> None:
-    """Append a line to a file, all of it or nothing; only a crash can cut it short."""
-    with explained(path), path.open("ab", buffering=0) as stream:
+    """Append a line to a file of ours, all of it or nothing; only a crash can cut it short."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    with explained(path):
+        clear_place(path)
+    with explained(path), _open_regular(path, flags, "ab") as stream:
         end = stream.seek(0, os.SEEK_END)
         try:
             if stream.write(line) < len(line):
@@ -115,9 +179,21 @@ def append(path: Path, line: bytes) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The digest of a file."""
-    with path.open("rb") as stream:
+    """The digest of a regular file."""
+    with _open_regular(path, os.O_RDONLY) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def object_digest(content: Mapping[str, Any], name: str = "digest") -> str:
+    """The digest of a JSON object without its key `name`, whatever the order of its keys and its spaces.
+
+    >>> signed = {"accuracy": 90.5, "epochs": 2}
+    >>> signed["digest"] = object_digest(signed)
+    >>> object_digest(signed) == signed["digest"], object_digest(signed | {"accuracy": 99.9}) == signed["digest"]
+    (True, False)
+    """
+    rest = {key: value for key, value in content.items() if key != name}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 @contextlib.contextmanager
@@ -135,6 +211,8 @@ def lock(path: Path, timeout: float, *, waiting: str = "", late: str = "") -> It
     Yields:
         `path`.
     """
+    with contextlib.suppress(OSError):
+        clear_place(path)
     held = FileLock(path, is_singleton=False)
     try:
         try:

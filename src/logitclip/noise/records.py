@@ -148,7 +148,7 @@ class NoisyLabels:
         content = io.BytesIO()
         np.savez_compressed(content, **arrays)
         files.write(npz, content.getvalue())
-        files.write_record(text, self.describe())  # last: it holds the hash of both
+        files.write(text, files.line_per_key(self.describe()))  # last: it holds the hash of both
         return npz
 
     @classmethod

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from logitclip.files import object_digest
+
 FORMAT = 2
 WITHOUT_DIGESTS = 1  # the format of version 0.1
 
@@ -120,14 +122,8 @@ def _check_digests(facts: dict[str, Any]) -> None:
     odd = [name for name in digests if "/" in name or "\\" in name or name in ("", ".", "..")]
     if odd:
         raise ValueError(f"in model.json 'files' names {odd[0]!r}, which is no file of the folder")
-    if facts.get("digest") != digest(facts):
+    if facts.get("digest") != object_digest(facts):
         raise ValueError("model.json does not have the digest it names: it was changed after `fit` wrote it")
-
-
-def digest(facts: Mapping[str, Any]) -> str:
-    """Return the digest of model.json, which does not depend on the order of its keys or on spaces."""
-    content = {name: value for name, value in facts.items() if name != "digest"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def check_file(name: str, content: bytes, facts: Mapping[str, Any]) -> None:

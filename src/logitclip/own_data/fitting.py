@@ -24,8 +24,8 @@ from logitclip.own_data.model import ISSUES, MODEL, PAGE, PREPROCESSING, WEIGHTS
 from logitclip.own_data.page import write_page
 from logitclip.own_data.planning import AUTO, FOLDS, SEARCHED_ROWS, Plan, make_plan
 from logitclip.own_data.source import HELD_OUT, Source, look
-from logitclip.runs.config import RunConfig, word_to_tune
 from logitclip.runs.claims import claim
+from logitclip.runs.config import RunConfig, word_to_tune
 from logitclip.runs.results import Failed, Result, outcome
 from logitclip.studies import executors, sweeping, tuning
 
@@ -186,7 +186,7 @@ def _write_frame(data: Any, out: Path) -> Path:
     except (TypeError, ValueError):  # a column with values of several types, which are read as text
         mixed = [name for name, kind in data.dtypes.items() if kind.kind == "O"]
         content = data.astype(dict.fromkeys(mixed, "string")).to_parquet(index=False)
-    files.write(out / "data.parquet", content)
+    files.replace(out / "data.parquet", content)
     return out / "data.parquet"
 
 

@@ -26,7 +26,7 @@ from logitclip.data.preprocessing import Preprocessor
 from logitclip.data.table import column_text
 from logitclip.noise.estimate import CLEAN
 from logitclip.own_data.calibration import calibrated
-from logitclip.own_data.facts import FORMAT, check_facts, check_file, digest
+from logitclip.own_data.facts import FORMAT, check_facts, check_file
 from logitclip.own_data.source import check_names
 from logitclip.registry import first_line
 
@@ -272,11 +272,12 @@ def write_model(folder: Path, facts: dict[str, Any], contents: Mapping[str, byte
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MODEL).unlink(missing_ok=True)
     for name, content in contents.items():
-        files.write(folder / name, content)
+        files.replace(folder / name, content)
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     facts = {"format": FORMAT, **facts, "files": digests}
-    check_facts(facts | {"digest": digest(facts)})
-    files.write_json(folder / MODEL, facts | {"digest": digest(facts)})
+    facts["digest"] = files.object_digest(facts)
+    check_facts(facts)
+    files.write_json(folder / MODEL, facts)
 
 
 def load(folder: str | Path) -> Model:
@@ -308,7 +309,7 @@ def load(folder: str | Path) -> Model:
     if not (folder / MODEL).is_file():
         raise ValueError(f"{folder} is not a model folder: it has no {MODEL}. `logitclip fit` makes one.")
     try:
-        facts = json.loads((folder / MODEL).read_text(encoding="utf-8"))
+        facts = json.loads(files.read_bytes(folder / MODEL))
         check_facts(facts)
         network = models.build(facts["model"], len(facts["class_names"]), facts["input_shape"])
         network.load_state_dict(from_bytes(read_checked(folder, WEIGHTS, facts)))
@@ -331,7 +332,7 @@ def read_checked(folder: Path, name: str, facts: Mapping[str, Any]) -> bytes:
     path = folder / name
     if not path.is_file():
         raise ValueError(f"there is no file {name}")
-    content = path.read_bytes()
+    content = files.read_bytes(path)
     check_file(name, content, facts)
     return content
 

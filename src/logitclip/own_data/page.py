@@ -69,7 +69,7 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues, result:
         ],
         curves=_curves(result),
     )
-    files.write(path, page.encode())
+    files.replace(path, page.encode())
 
 
 def _thumbnails(source: Source, rows: list[int]) -> list[str | None]:

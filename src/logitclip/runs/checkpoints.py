@@ -10,7 +10,6 @@ import hashlib
 import io
 import json
 import logging
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from logitclip.registry import first_line
 
 log = logging.getLogger(__name__)
 
+CHECKPOINTS = "checkpoints"  # the subfolder
 KEPT = 2  # checkpoints to keep: the last one, and the one before in case the last is damaged
 
 
@@ -27,7 +27,7 @@ KEPT = 2  # checkpoints to keep: the last one, and the one before in case the la
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write all rows of `metrics.jsonl`."""
-    files.write(path, _lines(rows))
+    files.replace(path, _lines(rows))
 
 
 def _lines(rows: list[dict[str, Any]]) -> bytes:
@@ -42,12 +42,9 @@ def append_row(path: Path, row: dict[str, Any]) -> None:
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of `metrics.jsonl`, without a last row that a crash cut short."""
     rows = []
-    with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8") as stream:
-        for line in stream:
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                break
+    with contextlib.suppress(OSError, ValueError, RecursionError):  # missing; cut short
+        for line in files.read_bytes(path).splitlines():
+            rows.append(json.loads(line))
     return rows
 
 
@@ -72,22 +69,24 @@ def save_checkpoint(
         "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()},
     }
     contents["manifest.json"] = json.dumps(manifest, indent=1).encode()
-    target = folder / "checkpoints" / f"{len(rows):06d}"
+    target = folder / CHECKPOINTS / f"{len(rows):06d}"
     scratch = files.scratch_name(target)
     with files.explained(target):
         try:
-            scratch.mkdir(parents=True)
+            files.clear_place(target.parent)
+            files.make_folder(target.parent)
+            scratch.mkdir()
             for name, content in contents.items():
                 files.write_synced(scratch / name, content)
-            if target.exists():  # a damaged one, whose epoch has just been repeated
-                shutil.rmtree(target)
+            files.remove(target)  # a damaged one, whose epoch has just been repeated
             scratch.rename(target)
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            files.remove(scratch)
         files.sync_folder(target.parent)
     older = [checkpoint for checkpoint in _checkpoints(folder) if checkpoint < target]
     for old in older[KEPT - 1 :]:
-        shutil.rmtree(old, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            files.remove(old)
 
 
 def as_safetensors(weights: dict[str, Any]) -> bytes:
@@ -111,11 +110,11 @@ def load_checkpoint(folder: Path, run: str) -> Checkpoint | None:
 
     for checkpoint in _checkpoints(folder):
         try:
-            manifest = json.loads((checkpoint / "manifest.json").read_bytes())
+            manifest = json.loads(files.read_bytes(checkpoint / "manifest.json"))
             if manifest["run"] != run:
                 log.warning("Skipped the checkpoint %s: it belongs to another run.", checkpoint)
                 continue
-            contents = [(checkpoint / name).read_bytes() for name in FILES]
+            contents = [files.read_bytes(checkpoint / name) for name in FILES]
             for name, content in zip(FILES, contents, strict=True):
                 if hashlib.sha256(content).hexdigest() != manifest["sha256"][name]:
                     raise ValueError(f"{name} has been changed")
@@ -132,13 +131,20 @@ def load_checkpoint(folder: Path, run: str) -> Checkpoint | None:
 
 def tidy(folder: Path) -> None:
     """Remove temporary files of killed processes."""
-    for left_over in (*folder.glob(f"{files.SCRATCH}*"), *(folder / "checkpoints").glob(f"{files.SCRATCH}*")):
-        if left_over.is_dir():
-            shutil.rmtree(left_over, ignore_errors=True)
-        else:
-            left_over.unlink(missing_ok=True)
+    for left_over in temporary_files(folder):
+        with contextlib.suppress(OSError):
+            files.remove(left_over)
+
+
+def temporary_files(folder: Path) -> list[Path]:
+    """Files and folders that writers leave in a run folder when they are killed; links are not followed."""
+    places = [place for place in (folder, folder / CHECKPOINTS) if not place.is_symlink()]
+    return [path for place in places for path in place.glob(f"{files.SCRATCH}*")]
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Newest first."""
-    return sorted((p for p in (folder / "checkpoints").glob("[0-9]*") if p.is_dir()), reverse=True)
+    """Newest first. Links are left out: checkpoints are removed, and a link may lead anywhere."""
+    if (folder / CHECKPOINTS).is_symlink():
+        return []
+    found = (folder / CHECKPOINTS).glob("[0-9]*")
+    return sorted((path for path in found if path.is_dir() and not path.is_symlink()), reverse=True)

@@ -87,7 +87,7 @@ def check_claim(folder: Path, key: str) -> None:
 
 
 def _lock_and_take(file: Path, key: str) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
+    files.make_folder(file.parent)
     # One at a time, so that two processes cannot both take over the same void claim.
     with files.lock(file.parent / CLAIM_LOCK, LOCK_TIMEOUT) as lock:
         lock.touch()
@@ -96,6 +96,7 @@ def _lock_and_take(file: Path, key: str) -> None:
 
 
 def _take(file: Path, me: dict[str, Any], now: float) -> None:
+    files.clear_place(file)
     if file.exists():
         owner = _owner(file)
         if not _void(file, owner, now):

@@ -192,7 +192,7 @@ def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
                 if not dry:
                     _remove_unstarted(path) if path == run.folder else _remove(path)
     if not dry:
-        files.write(folder / results.INDEX, as_csv(read_runs(folder)).encode())
+        files.replace(folder / results.INDEX, as_csv(read_runs(folder)).encode())
     return freed
 
 

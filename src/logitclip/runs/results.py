@@ -143,7 +143,7 @@ class Damaged(ValueError):
 
 def finish(folder: Path, result: Result, weights: dict[str, Any]) -> None:
     """Write the weights and the result, with the digests of all files that belong to it, and remove the checkpoints."""
-    files.write(folder / WEIGHTS, as_safetensors(weights))
+    files.replace(folder / WEIGHTS, as_safetensors(weights))
     names = (METRICS, NOISE, WEIGHTS, VALIDATION, EXAMPLES)
     digests = {name: files.sha256(folder / name) for name in names if (folder / name).exists()}
     files.write_json(folder / "result.json", {**asdict(result), "sha256": digests})

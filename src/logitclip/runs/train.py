@@ -299,7 +299,7 @@ class _Record:
         checkpoints.tidy(self.folder)
         (self.folder / "result.json").unlink(missing_ok=True)  # a damaged one: `train` returns an intact one earlier
         files.write_json(self.folder / "config.json", asdict(config))
-        files.write_record(self.folder / results.NOISE, noise)
+        files.replace(self.folder / results.NOISE, files.line_per_key(noise))
         checkpoints.write_rows(self.folder / results.METRICS, self.rows)
         if config.tensorboard:
             self.board = _tensorboard(self.folder, len(self.rows))
@@ -460,7 +460,7 @@ def _write_examples(path: Path, train: data.Split, index: Tensor | None = None, 
         arrays["index"] = index
     content = io.BytesIO()
     np.savez_compressed(content, **{name: array.numpy() for name, array in arrays.items()})  # type: ignore[arg-type]
-    files.write(path, content.getvalue())
+    files.replace(path, content.getvalue())
 
 
 def _tensorboard(folder: Path, epoch: int) -> Any:
