@@ -1,8 +1,12 @@
 """Fixtures of all tests: time limits, devices, and the command line in this process."""
 
+import inspect
 import os
+import re
 import signal
 import sys
+import tempfile
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -14,21 +18,47 @@ hypothesis.settings.load_profile("repeatable")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+READS = {"command", "capsys", "capfd", "caplog", "tmp_path", "tmp_path_factory"}  # fixtures
+
+
+def pytest_collection_modifyitems(items):
+    """Mark every test that may read printed text or paths; `.ci/surroundings` runs them in other surroundings too."""
+    for item in items:
+        if READS & set(getattr(item, "fixturenames", ())) or "subprocess" in _names_used(item):
+            item.add_marker("surroundings")
+
+
+def _names_used(item):
+    """Return the names in the code of a test and of the functions of its module that it calls."""
+    if not isinstance(item, pytest.Function):  # a doctest
+        return set()
+    called = set(inspect.unwrap(item.function).__code__.co_names)
+    helpers = [vars(item.module).get(name) for name in called]
+    return called.union(*(helper.__code__.co_names for helper in helpers if inspect.isfunction(helper)))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Print how to repeat the order of the tests: -q hides the head, which has it."""
+    if hasattr(config.option, "randomly_seed"):
+        terminalreporter.write_line(
+            f"tests in random order; repeat it with -p randomly --randomly-seed={config.option.randomly_seed}"
+        )
+
+
 @pytest.fixture(scope="session", autouse=True)
-def _processes_have_a_time_limit(pytestconfig, tmp_path_factory):
+def _processes_have_a_time_limit(pytestconfig):
     """End every Python process that a test starts, and print its stack, before the test reaches its own time limit.
 
     faulthandler needs no GIL, so this works in a process that hangs while it holds the GIL.
     """
-    folder = tmp_path_factory.mktemp("site")
-    (folder / "sitecustomize.py").write_text(  # imported by every Python process at start-up
-        "import faulthandler, os, sys\n"
-        "faulthandler.enable()\n"
-        "if 'resource_tracker' not in ' '.join(sys.orig_argv):  # of multiprocessing or loky: it serves all tests\n"
-        "    faulthandler.dump_traceback_later(float(os.environ['SECONDS_TO_LIVE']), exit=True)\n"
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        Path(folder, "sitecustomize.py").write_text(  # imported by every Python process at start-up
+            "import faulthandler, os, sys\n"
+            "faulthandler.enable()\n"
+            "if 'resource_tracker' not in ' '.join(sys.orig_argv):  # of multiprocessing or loky: it serves all tests\n"
+            "    faulthandler.dump_traceback_later(float(os.environ['SECONDS_TO_LIVE']), exit=True)\n"
+        )
+        patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
         patch.setenv("SECONDS_TO_LIVE", str(0.8 * float(pytestconfig.getini("timeout"))))
         yield
 
@@ -64,3 +94,17 @@ def command(monkeypatch, capsys):
 
     yield call
     signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def terminal(command, monkeypatch):
+    """Run `logitclip ...` as if stdout and stderr were a terminal; return what it prints, without colours."""
+
+    def call(width, *arguments):
+        monkeypatch.setenv("COLUMNS", str(width))
+        for stream in (sys.stdout, sys.stderr):
+            monkeypatch.setattr(stream, "isatty", lambda: True)
+        _, out, err = command(*arguments)
+        return re.sub(r"\x1b\[[0-9;]*m", "", out + err)
+
+    return call

@@ -210,7 +210,7 @@ def test_other_formats_are_refused(tmp_path, name):
 def test_nothing_to_draw_is_a_sentence(folder, tmp_path):
     for name in ("temps", "curves"):
         recipe = load_recipe(str(folder / f"{name}.toml"), runs=str(tmp_path))
-        with pytest.raises(ValueError, match=rf"logitclip sweep .*{name}.toml --scale full --runs \S+ first"):
+        with pytest.raises(ValueError, match=rf"logitclip sweep .*{name}.toml'? --scale full --runs .+ first"):
             figures.draw(recipe, sweeping.collect(recipe))
 
 

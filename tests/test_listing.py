@@ -240,9 +240,8 @@ def test_a_run_that_is_trained_is_not_removed(folder):
     assert not run.folder.exists()
 
 
-def test_a_narrow_terminal_shows_the_numbers(folder, command, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    out = command("runs", "--runs", str(folder))[1]
+def test_a_narrow_terminal_shows_the_numbers(folder, terminal):
+    out = terminal(80, "runs", "--runs", str(folder))
     assert {"test", "done", "1e+20"} <= set(out.split())
     assert max(map(len, out.splitlines())) <= 80
 

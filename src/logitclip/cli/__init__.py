@@ -22,12 +22,11 @@ import tyro
 from tyro.conf import OmitArgPrefixes, PositionalMetavarFromFieldName
 
 import logitclip
-from logitclip.cli.output import Exit, fail, show
+from logitclip.cli.output import Exit, fail, make_table, print_every_character, put, show
 from logitclip.cli.own_data import fit, issues, predict
 from logitclip.cli.reference import bound, list_names, noise, paper
 from logitclip.cli.runs import runs
 from logitclip.cli.studies import figures, report, sweep
-from logitclip.cli.terminal import make_table
 from logitclip.cli.training import train, tune
 from logitclip.registry import UnknownName, suggest
 from logitclip.runs.claims import Claimed
@@ -49,11 +48,19 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "bound": bound,
 }
 
+FIRST = {  # things to try: a command, and what it does
+    "logitclip fit train.csv --label COLUMN": "a model of your own table, images or texts, and their wrong labels",
+    "logitclip train --noise symmetric:rate=0.5": "digits with half of the labels wrong: the network memorises them",
+    "logitclip train --noise symmetric:rate=0.5 --clip norm:temp=1.5": "the same with the clip",
+    "logitclip sweep quickstart": "both for three losses and two kinds of noise, in two minutes",
+}
+
 MARKERS = (OmitArgPrefixes, PositionalMetavarFromFieldName)
 
 
 def main() -> None:
     """Run the command line: the entry point of the console script `logitclip`."""
+    print_every_character()
     handler = logging.StreamHandler()
     handler.addFilter(Once())
     logging.basicConfig(format="logitclip: %(message)s", handlers=[handler])
@@ -102,7 +109,7 @@ def _run(arguments: list[str]) -> None:
     if first in COMMANDS:
         tyro.cli(COMMANDS[first], prog=f"logitclip {first}", args=arguments[1:], config=MARKERS)
     elif first == "--version":
-        print(f"logitclip {logitclip.__version__}")
+        put(f"logitclip {logitclip.__version__}", sys.stdout)
     elif first in (None, "-h", "--help"):
         _overview(every_command=first is not None)
     elif first is not None and first.startswith("--tyro-"):  # the shell's completion
@@ -126,13 +133,10 @@ def _overview(*, every_command: bool) -> None:
         show(table)
         show("`logitclip COMMAND --help` shows the options of a command, `logitclip --version` the version.")
         return
-    table = make_table("Three things to try", "", "")
-    table.show_header = False
-    table.add_row("logitclip train --noise symmetric:rate=0.5", "half of the labels wrong: the network memorises them")
-    table.add_row("logitclip train --noise symmetric:rate=0.5 --clip norm:temp=1.5", "the same with the clip")
-    table.add_row("logitclip sweep quickstart", "both for three losses and two kinds of noise: two minutes")
-    show(table)
-    show("`logitclip --help` lists all commands.")
+    for command, about in FIRST.items():
+        show(f"[bold]{command}[/]")
+        show(f"    {about}")
+    show("\n`logitclip --help` lists all commands.")
 
 
 def _explain(error: Exception) -> NoReturn:

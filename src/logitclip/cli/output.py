@@ -1,35 +1,127 @@
-"""Printing for the commands: data to stdout, everything else to stderr."""
+"""Printing for the commands: data to stdout, everything else to stderr. `put` decides what is wrapped."""
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import enum
 import json
 import math
-import os
+import re
 import sys
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any, NoReturn, TextIO
 
-from logitclip.cli.terminal import Printable
 from logitclip.text import printable
 
+_TO_COPY = re.compile(r"[`/\\]|\blogitclip [a-z]|(^| )--?[a-z]")  # a quoted command, a path, a command, an option
 
-def show(what: Any) -> None:
-    """Print text or a table to stdout. Text is rich markup: escape text that comes from files or users."""
-    from rich.console import Console
+
+def put(what: Any, stream: TextIO) -> None:
+    """Print text or a table. All output for people passes here, and only here is decided what is wrapped.
+
+    Nothing is wrapped in a pipe or a file. In a terminal, prose and the cells of a table are wrapped between words. A
+    line that holds something to copy, and a column that does (see `make_table`), stay whole in a terminal too.
+
+    Args:
+        what: A string, printed as it is; or a `Text`, a table or a group of them.
+        stream: Where to print it.
+    """
+    from rich.console import Console, Group
+    from rich.table import Table
+    from rich.text import Text
 
     class Piped(Console):
         def on_broken_pipe(self) -> None:  # rich would exit with 1
             raise BrokenPipeError
 
-    console = Piped(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = 200  # a file or a pipe has no width to wrap a table at
-    console.print(Printable(what))
+    console = Piped(file=stream, highlight=False)
+    terminal = console.is_terminal
+    for part in what.renderables if isinstance(what, Group) else [what]:
+        title = Text(part) if isinstance(part, str) else part
+        if isinstance(part, Table):  # its title is a line like any other, not as narrow as the table
+            title, part.title = part.title, None
+        if isinstance(title, Text):
+            for line in title.split("\n", allow_blank=True):
+                console.print(Printable(line), soft_wrap=not terminal or _is_to_copy(line.plain, console.width))
+        if isinstance(part, Table):
+            _keep_whole(part, console, every=not terminal)
+        if not isinstance(part, str | Text):
+            console.print(Printable(part), crop=False)
+
+
+def _is_to_copy(line: str, width: int) -> bool:
+    """Return whether a line holds a command, an option, a path, what was typed with a space in it, or a long word."""
+    typed = [word for word in sys.argv[1:] if " " in word]
+    long = any(len(word) > width for word in line.split())
+    return _TO_COPY.search(line) is not None or any(word in line for word in typed) or long
+
+
+def _keep_whole(table: Any, console: Any, *, every: bool) -> None:
+    """Make columns as wide as their cells, those that `make_table` was told or every one, and the console so wide."""
+    wide = console.options.update(max_width=10**6)
+    for column in table.columns:
+        longest = max(console.measure(cell, options=wide).maximum for cell in (column.header, *column.cells))
+        column.min_width = longest if column.no_wrap or every else min(longest, column.min_width or 6)
+    between = 3  # columns of the screen, at most
+    console.width = max(console.width, sum(column.min_width + between for column in table.columns))
+
+
+class Printable:
+    """Something for rich to print, with the control characters in its text made visible."""
+
+    def __init__(self, content: Any) -> None:
+        self.content = content
+
+    def __rich_console__(self, console: Any, options: Any) -> Any:
+        for segment in console.render(self.content, options):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+def make_table(title: str, *columns: str, whole: Sequence[str] = ()) -> Any:
+    """Make a table for `put`.
+
+    Args:
+        title: The line above it.
+        columns: The heads of its columns.
+        whole: Columns that are never wrapped: what is in them is to be copied.
+    """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", title=Text(title, "italic") if title else None
+    )
+    for column in columns:
+        justify = "right" if column in ("lower", "upper") else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=column in whole)
+    return table
+
+
+def show(what: Any) -> None:
+    """Print text or a table to stdout. A string is rich markup: escape what comes from files or users."""
+    from rich.text import Text
+
+    put(Text.from_markup(what) if isinstance(what, str) else what, sys.stdout)
+
+
+def tell(sentence: str) -> None:
+    """Print a sentence to stderr."""
+    put(f"logitclip: {sentence}", sys.stderr)
 
 
 def show_json(what: Any) -> None:
+    """Print JSON to stdout; NaN and infinity, which it does not have, become null."""
     print(json.dumps(_finite(what), indent=2, default=str))
+
+
+def _finite(what: Any) -> Any:
+    if isinstance(what, dict):
+        return {key: _finite(value) for key, value in what.items()}
+    if isinstance(what, list | tuple):
+        return [_finite(value) for value in what]
+    return None if isinstance(what, float) and not math.isfinite(what) else what
 
 
 class Exit(enum.IntEnum):
@@ -48,15 +140,20 @@ def fail(code: Exit, sentence: str) -> NoReturn:
     raise SystemExit(int(code))
 
 
-def tell(sentence: str) -> None:
-    """Print a sentence to stderr."""
-    print(f"logitclip: {printable(sentence)}", file=sys.stderr)
+def print_every_character() -> None:
+    """Let stdout and stderr take any text, whatever the locale.
 
+    The bytes of a file name that is not text are printed as they are; a letter that the encoding does not have is
+    printed as its number.
+    """
 
-def _finite(what: Any) -> Any:
-    """Replace NaN and infinity, which JSON does not have, by null."""
-    if isinstance(what, dict):
-        return {key: _finite(value) for key, value in what.items()}
-    if isinstance(what, list | tuple):
-        return [_finite(value) for value in what]
-    return None if isinstance(what, float) and not math.isfinite(what) else what
+    def encode(error: UnicodeError) -> tuple[str | bytes, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        handler = "surrogateescape" if "\udc80" <= error.object[error.start] <= "\udcff" else "backslashreplace"
+        one = UnicodeEncodeError(error.encoding, error.object, error.start, error.start + 1, error.reason)
+        return codecs.lookup_error(handler)(one)
+
+    codecs.register_error("logitclip", encode)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):  # a stream that somebody put there, or none
+            stream.reconfigure(errors="logitclip")  # type: ignore[union-attr]

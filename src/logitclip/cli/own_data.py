@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,8 +10,7 @@ from typing import Annotated, Any
 from tyro.conf import Positional, arg
 
 from logitclip.cli.options import Flag, Number, Text, Whole
-from logitclip.cli.output import Exit, fail, show, show_json, tell
-from logitclip.cli.terminal import make_table
+from logitclip.cli.output import Exit, fail, make_table, show, show_json, tell
 from logitclip.cli.training import stop_on_sigterm
 from logitclip.runs.results import Failed
 from logitclip.text import duration
@@ -77,7 +77,7 @@ def fit(
         return
     _report(fitted)
     new = "new.csv" if fitted.facts["label"] else "FOLDER"
-    show(escape(f"The model is in {out}; predict with: logitclip predict {out} {new} -o out.csv"))
+    show(escape(f"The model is in {out}; predict with: logitclip predict {shlex.quote(str(out))} {new} -o out.csv"))
 
 
 def issues(

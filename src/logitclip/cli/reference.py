@@ -6,6 +6,7 @@ import ast
 import inspect
 import math
 import re
+import sys
 import tomllib
 import typing
 from dataclasses import asdict
@@ -16,8 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from tyro.conf import Positional, arg
 
 from logitclip.cli.options import File, Flag, Number, Plugins, Text
-from logitclip.cli.output import show, show_json
-from logitclip.cli.terminal import make_table
+from logitclip.cli.output import make_table, put, show, show_json
 from logitclip.registry import Registry, show_value
 from logitclip.runs.config import RunConfig, load_plugins, registries
 
@@ -203,7 +203,7 @@ def paper(item: Name = "", /) -> None:
 
     homes = _homes()
     if not item:
-        table = make_table("The paper in the code", "item", "name", "file")
+        table = make_table("The paper in the code", "item", "name", "file", whole=("file",))
         for tag, home in sorted(homes.items(), key=lambda pair: _by_number(pair[0])):
             table.add_row(tag, home.name, f"{home.file}:{home.line}")
         show(table)
@@ -214,7 +214,7 @@ def paper(item: Name = "", /) -> None:
     tag = known[_normalised(item)]
     home = homes[tag]
     show(f"[bold]{tag}[/] is [bold]{home.name}[/] in src/logitclip/{home.file}, line {home.line}\n")
-    print(home.doc)
+    put(home.doc, sys.stdout)
 
 
 def noise(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
 from logitclip.cli.options import File, Flag, Text, runs_folder
-from logitclip.cli.output import show, show_json, tell
-from logitclip.cli.terminal import make_table, result_table
+from logitclip.cli.output import make_table, put, show, show_json, tell
+from logitclip.cli.terminal import result_table
 from logitclip.runs.claims import Claimed
 from logitclip.runs.config import plugins_ignored
 from logitclip.runs.results import OPTIONS, Failure, Result
@@ -115,6 +116,7 @@ def _list(found: list[Any]) -> None:
     for column in table.columns:  # on a narrow terminal, ids and numbers stay whole
         longest = max((len(str(cell)) for cell in column.cells), default=0)
         column.min_width = longest if column.header == "id" else min(6, longest)
+        column.no_wrap = column.header in ("data", "root", "plugin")  # with paths
     show(table)
     statuses = [record["status"] for record in records]
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
@@ -180,7 +182,7 @@ def _remove(found: list[Any], dry: bool) -> None:
 
 def _freed(freed: dict[str, int], dry: bool) -> None:
     for name, size in freed.items():
-        print(f"{name} ({_size(size)})")
+        put(f"{name} ({_size(size)})", sys.stdout)
     tell(f"{'would remove' if dry else 'removed'} {counted(len(freed), 'item')}, {_size(sum(freed.values()))}.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from logitclip.cli.options import Executor, File, Flag, Plugins, Quiet, Text, Verbose, Whole, runs_folder
-from logitclip.cli.output import Exit, show, show_json, tell
+from logitclip.cli.output import Exit, put, show, show_json, tell
 from logitclip.cli.terminal import SweepBoard, announce
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
 from logitclip.runs.config import plugins_ignored, word_to_tune
@@ -82,11 +83,9 @@ def sweep(
     if quiet:
         return _exit(rows)
     failed = f", {board.failed} failed" if board.failed else ""
-    print(f"{board.done} runs done, {board.before} done before{failed}, in {duration(board.seconds)}.")
-    if loaded.rows:
-        print(f"Next: {loaded.command('report')}")
-    else:  # a figure may have no table
-        print(f"Next: {loaded.command('figures')} -o {shlex.quote(loaded.name)}.svg")
+    put(f"{board.done} runs done, {board.before} done before{failed}, in {duration(board.seconds)}.", sys.stdout)
+    figure = f"{loaded.command('figures')} -o {shlex.quote(loaded.name)}.svg"  # a figure may have no table
+    put(f"Next: {loaded.command('report') if loaded.rows else figure}", sys.stdout)
     _exit(rows)
 
 

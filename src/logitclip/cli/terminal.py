@@ -10,8 +10,9 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from logitclip.cli.output import Printable, make_table, put, tell
 from logitclip.runs.config import RunConfig, resolved_id, word_to_tune
-from logitclip.text import counted, duration, printable
+from logitclip.text import counted, duration
 
 if TYPE_CHECKING:
     from logitclip.noise import NoisyLabels
@@ -20,19 +21,7 @@ if TYPE_CHECKING:
 
 def announce(what: str, runs: str | Path) -> None:
     """Print on stderr what will run, where it is kept, and how to stop and resume it; before anything slow happens."""
-    line = f"logitclip: {what}; kept in {runs}/. Ctrl-C saves and stops; repeat the command to resume."
-    print(printable(line), file=sys.stderr, flush=True)
-
-
-class Printable:
-    """Something for rich to print, with the control characters in its text made visible."""
-
-    def __init__(self, content: Any) -> None:
-        self.content = content
-
-    def __rich_console__(self, console: Any, options: Any) -> Any:
-        for segment in console.render(self.content, options):
-            yield segment if segment.control else segment._replace(text=printable(segment.text))
+    tell(f"{what}; kept in {runs}/. Ctrl-C saves and stops; repeat the command to resume.")
 
 
 class SweepBoard:
@@ -121,7 +110,7 @@ class SweepBoard:
         if self.quiet or self.console.is_terminal or now - self.printed < (0 if self.verbose else pause):
             return
         self.printed = now
-        self.console.print(printable(f"{self.state()}; {event}"), soft_wrap=True, markup=False)
+        put(f"{self.state()}; {event}", sys.stderr)
 
     def _note(self, config: RunConfig, found: Any) -> None:
         """Keep what went wrong for the end."""
@@ -180,9 +169,9 @@ class SweepBoard:
         self.stop()
         for error, [(label, file), *more] in self.errors.items():
             others = f" and {len(more)} more" if more else ""
-            print(printable(f"logitclip: {label}{others}: {error}{file}"), file=sys.stderr)
+            tell(f"{label}{others}: {error}{file}")
         if kind is not None and issubclass(kind, KeyboardInterrupt | SystemExit):
-            print("logitclip: interrupted. Repeat the command to resume.", file=sys.stderr)
+            tell("interrupted. Repeat the command to resume.")
 
 
 def _outcome(config: RunConfig, detail: Any) -> str:
@@ -229,7 +218,7 @@ class TrainingBar:
         elif self.verbose or done in (self.first + 1, config.epochs) or monotonic() - self.printed >= self.PAUSE:
             self.printed = monotonic()
             left = (self.printed - self.started) / (done - self.first) * (total - done)
-            print(f"{text}, {duration(left)} left", file=sys.stderr, flush=True)
+            put(f"{text}, {duration(left)} left", sys.stderr)
         if done == config.epochs:
             self.stop()
 
@@ -242,8 +231,7 @@ class TrainingBar:
         epochs = counted(config.epochs or 0, "epoch")
         resumed = f", resumed after epoch {done}" if done else ""
         folder = Path(config.runs) / resolved_id(config)
-        line = printable(f"logitclip: network {config.model}, {epochs}{resumed}, in {folder}.")
-        print(line, file=sys.stderr, flush=True)
+        tell(f"network {config.model}, {epochs}{resumed}, in {folder}.")
         if not console.is_terminal or self.verbose:
             return
         columns = (
@@ -286,8 +274,8 @@ def test_words(data: str) -> str:
 
 
 def result_table(result: Result) -> Any:
-    """The result of a run as a table."""
-    from rich.markup import escape
+    """The result of a run as a table, with its folder below."""
+    from rich.console import Group
 
     from logitclip.data.dataset import trusted_test
 
@@ -302,7 +290,6 @@ def result_table(result: Result) -> Any:
         "of these memorised (predicted as given)": _percent(result.memorised),
         "of these recovered (predicted as true)": _percent(result.recovered),
         "time": f"{result.seconds:.1f} s for {counted(result.epochs, 'epoch')} on {result.device}",
-        "folder": escape(str(result.folder)),
     }
     setting = f"{result.config['data']}, {result.config['loss']}, clip {result.clip}, noise {result.config['noise']}"
     table = make_table(setting, "", "")
@@ -310,22 +297,11 @@ def result_table(result: Result) -> Any:
     for name, value in rows.items():
         if value is not None:
             table.add_row(name, value)
-    return table
+    return Group(table, f"Folder: {result.folder}")
 
 
 def _percent(value: float | None) -> str | None:
     return None if value is None else f"{value:.2f} %"
-
-
-def make_table(title: str, *columns: str) -> Any:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(title), box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left", header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in ("lower", "upper") else "left", overflow="fold")
-    return table
 
 
 def noise_preview(record: NoisyLabels, class_names: Sequence[str] | None = None) -> Any:

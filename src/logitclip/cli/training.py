@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from logitclip.cli.options import Executor, Flag, Quiet, RunOptions, Text, Verbose, Whole
-from logitclip.cli.output import Exit, fail, show, show_json, tell
-from logitclip.cli.terminal import SweepBoard, TrainingBar, announce, make_table, result_table
+from logitclip.cli.output import Exit, fail, make_table, show, show_json, tell
+from logitclip.cli.terminal import SweepBoard, TrainingBar, announce, result_table
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import outcome, record_failure
 

@@ -1,0 +1,104 @@
+"""What is wrapped, and what is not: prose in a terminal, and nothing else."""
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+from rich.console import Group
+from rich.text import Text
+
+from logitclip.cli import output
+
+PROSE = "A sentence of many words that is longer than a narrow terminal is wide, so it is wrapped."
+TO_COPY = [
+    "The model is in /somewhere/with spaces in it/and a long name/model, ready to be used by anybody.",
+    "predict with: logitclip predict model new.csv -o out.csv, which takes a second or so in most cases.",
+    "A search is slow here; use `a quoted command with several words` instead, as is said in the manual.",
+    "Lower the learning rate: it is the option --lr, and its default is 0.1 for the digits, as in the paper.",
+    "x" * 100,
+]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def printed(what, stream, monkeypatch, columns="40"):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    output.put(what, stream)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("columns", ["10", "40", "240"])
+@pytest.mark.parametrize("line", [PROSE, *TO_COPY])
+def test_a_pipe_wraps_nothing(line, columns, monkeypatch):
+    assert printed(line, io.StringIO(), monkeypatch, columns) == f"{line}\n"
+
+
+def test_a_terminal_wraps_prose_between_words(monkeypatch):
+    lines = printed(PROSE, Terminal(), monkeypatch).splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 40
+    assert " ".join(line.strip() for line in lines) == PROSE
+    assert printed(PROSE, Terminal(), monkeypatch, "240") == f"{PROSE}\n"
+
+
+@pytest.mark.parametrize("line", TO_COPY)
+def test_a_terminal_gets_what_is_to_be_copied_in_one_piece(line, monkeypatch):
+    assert printed(line, Terminal(), monkeypatch) == f"{line}\n"
+
+
+def test_what_was_typed_with_a_space_is_not_wrapped(monkeypatch):
+    line = "It was written with all of its rows to the file my own predictions.csv just now."
+    assert len(printed(line, Terminal(), monkeypatch).splitlines()) > 1
+    monkeypatch.setattr(sys, "argv", ["logitclip", "predict", "-o", "my own predictions.csv"])
+    assert printed(line, Terminal(), monkeypatch) == f"{line}\n"
+
+
+def test_each_line_and_each_part_is_judged_by_itself(monkeypatch):
+    text = f"{PROSE}\n{TO_COPY[0]}"
+    lines = printed(Group(Text(text), TO_COPY[1]), Terminal(), monkeypatch).splitlines()
+    assert lines[-2:] == TO_COPY[:2]
+    assert len(lines) > 3
+
+
+def example(whole=()):
+    table = output.make_table(TO_COPY[0], "file", "about", whole=whole)
+    table.add_row("a folder/with spaces/that is longer than the terminal.csv", PROSE)
+    return table
+
+
+def test_a_table_is_as_wide_as_its_cells_in_a_pipe(monkeypatch):
+    out = printed(example(), io.StringIO(), monkeypatch)
+    assert out.startswith(f"{TO_COPY[0]}\n")
+    assert PROSE in out
+
+
+def test_a_table_in_a_terminal_wraps_the_columns_that_are_prose(monkeypatch):
+    out = printed(example(whole=["file"]), Terminal(), monkeypatch)
+    assert "a folder/with spaces/that is longer than the terminal.csv" in out
+    assert PROSE not in out
+    words = [word for line in out.splitlines()[4:] for word in line.rpartition("  ")[0].split()]
+    assert "sentence" in words
+    narrow = printed(example(), Terminal(), monkeypatch)
+    assert max(map(len, narrow.splitlines()[1:])) <= 40
+
+
+def test_control_characters_are_visible(monkeypatch):
+    for stream in (io.StringIO(), Terminal()):
+        assert "\x1b[31m" not in printed("red: \x1b[31m", stream, monkeypatch)
+
+
+@pytest.mark.parametrize("locale", [{"LC_ALL": "C", "PYTHONUTF8": "0"}, {"PYTHONUTF8": "1"}])
+def test_any_text_can_be_printed_in_any_locale(locale):
+    """A letter that the locale does not have, and the bytes of a file name that are no text."""
+    code = "from logitclip.cli import output; output.print_every_character(); output.tell('Gr\\xf6sse \\udcff')"
+    done = subprocess.run([sys.executable, "-c", code], env=os.environ | locale, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    letter = "ö".encode() if locale["PYTHONUTF8"] == "1" else rb"\xf6"
+    assert done.stderr == b"logitclip: Gr" + letter + b"sse \xff\n"
