@@ -59,10 +59,12 @@ def _is_to_copy(line: str, width: int) -> bool:
 
 def _keep_whole(table: Any, console: Any, *, every: bool) -> None:
     """Make columns as wide as their cells, those that `make_table` was told or every one, and the console so wide."""
+    if not every and not any(column.no_wrap for column in table.columns):
+        return
     wide = console.options.update(max_width=10**6)
     for column in table.columns:
         longest = max(console.measure(cell, options=wide).maximum for cell in (column.header, *column.cells))
-        column.min_width = longest if column.no_wrap or every else min(longest, column.min_width or 6)
+        column.min_width = longest if column.no_wrap or every else min(longest, column.min_width or 12)
     between = 3  # columns of the screen, at most
     console.width = max(console.width, sum(column.min_width + between for column in table.columns))
 

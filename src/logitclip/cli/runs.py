@@ -116,7 +116,7 @@ def _list(found: list[Any]) -> None:
     for column in table.columns:  # on a narrow terminal, ids and numbers stay whole
         longest = max((len(str(cell)) for cell in column.cells), default=0)
         column.min_width = longest if column.header == "id" else min(6, longest)
-        column.no_wrap = column.header in ("data", "root", "plugin")  # with paths
+        column.no_wrap = any("path=" in str(cell) or "/" in str(cell) for cell in column.cells)
     show(table)
     statuses = [record["status"] for record in records]
     counts = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
