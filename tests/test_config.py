@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from logitclip import data, engine, noise
+from logitclip.methods import METHODS
 from logitclip.runs.config import UNCOUNTED, RunConfig, check_plugins, plugins_ignored, registries
 from logitclip.runs.train import settings
 
@@ -30,6 +31,16 @@ def test_sample_ids_are_frozen():
         == "c304b957bc132b62"
     )
     assert CIFAR_RUN.id == "8b5ab72ba46d7285"
+
+
+def test_a_revision_changes_the_ids_of_its_own_runs_only(monkeypatch):
+    sop, standard, old = RunConfig(method="sop").id, RunConfig().id, RunConfig(method="dividemix").id
+    monkeypatch.setitem(METHODS._revisions, "sop", 1)
+    assert RunConfig(method="sop").id != sop
+    assert RunConfig().id == standard
+    assert RunConfig(method="dividemix").id == old
+    monkeypatch.setitem(METHODS._revisions, "dividemix", 0)  # before its guesses came first
+    assert RunConfig(method="dividemix").id == "7ca1352b70af2923" != old
 
 
 @pytest.mark.parametrize(

@@ -317,3 +317,27 @@ def test_comparison_norm_penalty(watched: Any) -> None:
 def test_comparison_gradient_clipping(watched: Any) -> None:
     _, worker = watched(grad_clip=0.05)
     assert max(worker.norms) <= 0.05 * (1 + 1e-6)
+
+
+# -- state -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_method_that_saves_and_does_not_restore_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
+
+    class Forgetful(Standard):
+        def state_dict(self) -> dict[str, Any]:
+            return {**super().state_dict(), "seen": 1}
+
+    class Inherits(Forgetful):
+        pass
+
+    class Restores(Forgetful):
+        def load(self, weights: Any, state: Any) -> None:
+            super().load(weights, state)
+
+    for cls in (Forgetful, Inherits):
+        with pytest.raises(ValueError, match="Forgetful has its own state_dict and no load beside it"):
+            METHODS.register(cls)
+    METHODS.register(Restores)
+    assert "Restores" in METHODS

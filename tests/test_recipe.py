@@ -251,7 +251,9 @@ CACHE: dict[tuple[str, str], str] = {}
 
 def in_full(registry: Registry, spec: str) -> str:
     if (registry.kind, spec) not in CACHE:
-        CACHE[registry.kind, spec] = registry.canonical(spec, full=True)
+        name, given = registry.parse(spec)
+        values = {knob.name: given.get(knob.name, knob.default) for knob in registry.knobs(name).values()}
+        CACHE[registry.kind, spec] = registry.format(name, values)
     return CACHE[registry.kind, spec]
 
 

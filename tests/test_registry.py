@@ -196,9 +196,8 @@ def test_canonical_has_one_spelling_per_meaning(spec: str, short: str) -> None:
     assert things.canonical(short) == short
 
 
-def test_full_canonical_spells_out_the_defaults() -> None:
+def test_canonical_leaves_out_defaults() -> None:
     full = "many:number=0.5,count=4,flag=false,word=a,path=none,maybe=none,kind=red"
-    assert things.canonical("many:count=4", full=True) == full
     assert things.canonical(full) == "many:count=4"
 
 
@@ -217,11 +216,17 @@ def test_full_canonical_spells_out_the_defaults() -> None:
 )
 def test_canonical_keeps_every_value(knobs: dict[str, Any]) -> None:
     written = "many:" + ",".join(f"{key}={value}" for key, value in knobs.items())
-    for full in (False, True):
-        canonical = things.canonical(written, full=full)
-        assert things.canonical(canonical, full=full) == canonical
-        defaults = {key: knob.default for key, knob in things.knobs("many").items()}
-        assert defaults | things.parse(canonical)[1] == defaults | knobs
+    canonical = things.canonical(written)
+    assert things.canonical(canonical) == canonical
+    defaults = {key: knob.default for key, knob in things.knobs("many").items()}
+    assert defaults | things.parse(canonical)[1] == defaults | knobs
+
+
+def test_a_revision_is_0_unless_it_is_given() -> None:
+    registry = Registry("thing")
+    registry.register(lambda: None, "old")
+    registry.register(lambda: None, "new", revision=2)
+    assert [registry.revision(spec) for spec in ("old", "new:x=1", "unknown")] == [0, 2, 0]
 
 
 def test_a_class_is_known_by_its_constructor() -> None:

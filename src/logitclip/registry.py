@@ -114,13 +114,28 @@ class Registry:
     injected: tuple[str, ...] = ()
     package: str = ""
     _entries: dict[str, Callable[..., Any]] = field(default_factory=dict, init=False)
+    _revisions: dict[str, int] = field(default_factory=dict, init=False)
 
-    def register(self, function: F, name: str | None = None) -> F:
-        """Add `function` under `name` (its own by default); usable as a decorator. A taken name is an error."""
+    def register(self, function: F, name: str | None = None, *, revision: int = 0) -> F:
+        """Add a function; usable as a decorator.
+
+        Args:
+            function: The function or class.
+            name: Its name in specs; by default its own.
+            revision: Raised when the results of this entry change, and of no other: a revision above 0 is part of the
+                ids of runs that use it, so that old results are not taken for new ones.
+
+        Returns:
+            The function.
+
+        Raises:
+            ValueError: If the name is taken.
+        """
         name = name or function.__name__
         if name in self._entries:
             raise ValueError(f"The {self.kind} {name!r} is registered already; choose another name.")
         self._entries[name] = function
+        self._revisions[name] = revision
         return function
 
     def __iter__(self) -> Iterator[str]:
@@ -136,6 +151,11 @@ class Registry:
         if name not in self._entries:
             raise UnknownName(self.kind, name, self._entries)
         return self._entries[name]
+
+    def revision(self, spec: str) -> int:
+        """Return the revision of the entry that a spec names; 0 for an unknown one."""
+        self._load()
+        return self._revisions.get(spec.partition(":")[0].strip(), 0)
 
     def knows(self, spec: str) -> bool:
         """Whether the name of a spec is registered."""
@@ -209,12 +229,10 @@ class Registry:
         name, knobs = self.parse(spec, **more)
         return functools.partial(self[name], **knobs)
 
-    def canonical(self, spec: str, *, full: bool = False) -> str:
-        """The canonical spelling: knobs in signature order, without those at their default (with them, if `full`)."""
+    def canonical(self, spec: str) -> str:
+        """The canonical spelling: knobs in signature order, without those at their default."""
         name, given = self.parse(spec)
-        knobs = self.knobs(name)
-        values = {k: given.get(k, knob.default) for k, knob in knobs.items() if full or k in given}
-        shown = {k: v for k, v in values.items() if full or v != knobs[k].default}
+        shown = {k: given[k] for k, knob in self.knobs(name).items() if k in given and given[k] != knob.default}
         return self.format(name, shown)
 
     @staticmethod

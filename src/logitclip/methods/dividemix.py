@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 LAMBDA_U = {"cifar10": {0.2: 0.0, 0.5: 25.0, 0.8: 25.0, 0.9: 50.0}, "cifar100": {0.2: 25.0, 0.5: 150.0}}
 
 
-@partial(METHODS.register, name="dividemix")
+# Revision 1: the guesses are made before the labels are refined, as in the authors' code, which batch norm notices.
+@partial(METHODS.register, name="dividemix", revision=1)
 class DivideMix(Standard):
     """DivideMix: split the examples by their loss, and train semi-supervised.
 
@@ -179,17 +180,20 @@ class DivideMix(Standard):
         steps = len(labelled) // size + 1
         for i, (index, x, y) in enumerate(self._order(labelled, size, epoch, f"labelled {number}")):
             views = [augment(x) for _ in range(self.views)]
+            more: list[Tensor] = []
+            if len(rest):
+                _, x, _ = next(unlabelled)
+                more = [augment(x) for _ in range(self.views)]
             with torch.no_grad():
+                # The authors' code makes the guesses first. Each pass in train mode moves batch norm's statistics.
+                guess = self._mean_softmax([net(view) for net in (model, other) for view in more]) if more else None
                 logits = [model(view) for view in views]
                 given = one_hot(y, self.job.num_classes)
                 targets = refined(given, probability[index], self._mean_softmax(logits), self.temperature)
                 targets = [targets] * self.views
-                if len(rest):
-                    _, x, _ = next(unlabelled)
-                    more = [augment(x) for _ in range(self.views)]
-                    guess = self._mean_softmax([net(view) for view in more for net in (model, other)])
-                    views, targets = views + more, targets + [sharpen(guess, self.temperature)] * self.views
-                inputs, target = torch.cat(views), torch.cat(targets)
+                if guess is not None:
+                    targets += [sharpen(guess, self.temperature)] * self.views
+                inputs, target = torch.cat(views + more), torch.cat(targets)
                 order = torch.randperm(len(inputs), generator=orders).to(inputs.device)
                 inputs, target = mixed(inputs, target, weights.beta(self.alpha, self.alpha), order)
             output = model(inputs)

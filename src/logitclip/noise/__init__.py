@@ -6,7 +6,7 @@
 """
 
 from logitclip.noise.checks import read_matrix
-from logitclip.noise.records import NoisyLabels, apply, reads_examples
+from logitclip.noise.records import NoisyLabels, apply
 from logitclip.noise.rules import (
     NOISES,
     SETS,
@@ -39,7 +39,6 @@ __all__ = [
     "open_set",
     "pair",
     "read_matrix",
-    "reads_examples",
     "real",
     "rule",
     "symmetric",

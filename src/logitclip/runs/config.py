@@ -18,7 +18,8 @@ from typing import Any, Literal
 from logitclip.files import sha256
 from logitclip.registry import Registry
 
-# Increased when the maths changes, so that old results are not reused.
+# Increased when the maths changes, so that old results are not reused. If one method or loss changes, raise its
+# `revision` where it is registered instead: then only its own runs are repeated.
 PROTOCOL = 2
 
 # Fields that change no number of the result, and are not part of the id.
@@ -224,6 +225,13 @@ def resolved_id(config: RunConfig) -> str:
         for field in ("data", "noise")
         for file, digest in _digests(registries()[field], getattr(config, field), config.root).items()
     }
+    revisions = {
+        field: revision
+        for field, registry in registries().items()
+        if (revision := registry.revision(getattr(config, field) or ""))
+    }
+    if revisions:  # only then, so that the ids of all other runs stay
+        counted["revisions"] = revisions
     text = json.dumps({"protocol": PROTOCOL, **counted}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

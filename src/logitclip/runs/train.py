@@ -31,6 +31,7 @@ from logitclip.data.augment import transform
 from logitclip.data.loading import hold_out
 from logitclip.launch import launch, make_fabric, using_threads
 from logitclip.methods import METHODS
+from logitclip.noise.records import reads_examples
 from logitclip.rng import stream
 from logitclip.runs import checkpoints, claims, results
 from logitclip.runs.config import RunConfig, load_plugins, resolved_id
@@ -372,7 +373,7 @@ def prepare(config: RunConfig, load: Load | None = None) -> tuple[data.Dataset, 
         labels = labels.argmax(1) if labels.is_floating_point() else labels
         clean = labels if clean is None else clean
         return dataset, noise.NoisyLabels(labels, clean, dataset.num_classes, "none", {}, config.noise_seed)
-    if config.limit and noise.reads_examples(config.noise):  # a file has a label for each example of the whole data
+    if config.limit and reads_examples(config.noise):  # a file has a label for each example of the whole data
         record = noise.apply(config.noise, whole, config.noise_seed, load=load)
         record = record.select(_choice(len(whole.train), config.limit, "train"))
     else:
