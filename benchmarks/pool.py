@@ -26,6 +26,7 @@ from rich.table import Table
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Result, outcome
 from logitclip.studies import executors
+from logitclip.studies.listener import Listener
 
 
 def measure(executor: str, jobs: int, seeds: list[int], folder: str) -> tuple[float, float, float]:
@@ -33,12 +34,14 @@ def measure(executor: str, jobs: int, seeds: list[int], folder: str) -> tuple[fl
     configs = [RunConfig(noise="symmetric:rate=0.5", clip="norm:temp=1.5", seed=seed, runs=folder) for seed in seeds]
     times: list[float] = []
 
-    def on_event(kind: str, *_: Any) -> None:
-        if kind in ("start", "done"):
+    class Clock(Listener):
+        def on_start(self, *_: Any) -> None:
             times.append(time.monotonic())
 
+        on_done = on_start
+
     begin = time.monotonic()
-    executors.execute(configs, executor=executor, jobs=jobs, on_event=on_event)
+    executors.execute(configs, executor=executor, jobs=jobs, listener=Clock())
     whole = time.monotonic() - begin
     results = [outcome(config) for config in configs]
     training = sum(result.seconds for result in results if isinstance(result, Result))

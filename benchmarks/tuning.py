@@ -24,6 +24,7 @@ from rich.table import Table
 from logitclip.files import write
 from logitclip.runs.results import Result, outcome
 from logitclip.studies import sweeping, tuning
+from logitclip.studies.listener import Listener
 from logitclip.studies.recipe import Cell, load_recipe
 
 HERE = Path(__file__).parent
@@ -85,15 +86,16 @@ def main() -> None:
     options = parser.parse_args()
     recipe = load_recipe(str(HERE / "tuning.toml"), options.scale, runs=options.runs)
     console = Console()
-    done = 0
 
-    def on_event(kind: str, *_: Any) -> None:
-        nonlocal done
-        done += kind == "done"
-        if kind == "done" and done % 20 == 0:
-            console.print(f"{done} runs done")
+    class Count(Listener):
+        done = 0
 
-    rows = sweeping.sweep(recipe, jobs=options.jobs, on_event=on_event)
+        def on_done(self, *_: Any) -> None:
+            self.done += 1
+            if self.done % 20 == 0:
+                console.print(f"{self.done} runs done")
+
+    rows = sweeping.sweep(recipe, jobs=options.jobs, listener=Count())
     lines = compare(rows)
     if not lines:
         raise SystemExit("No setting is done.")

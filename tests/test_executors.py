@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from events import Log
 
 from logitclip import files
 from logitclip.runs import checkpoints, claims
@@ -29,20 +30,6 @@ from logitclip.studies.executors import execute
 SMALL = RunConfig(
     noise="symmetric:rate=0.5", limit=64, model="mlp:width=8,depth=1", epochs=2, batch_size=32, checkpoint_seconds=0
 )
-
-
-class Log(list[tuple[str, RunConfig, Any]]):
-    """Record events in order."""
-
-    def __call__(self, kind: str, config: RunConfig, detail: Any) -> None:
-        self.append((kind, config, detail))
-
-    def kinds(self, config: RunConfig) -> list[str]:
-        """Return the kinds of a run's events, without progress inside an epoch."""
-        return [kind for kind, of, _ in self if of == config and kind != "batch"]
-
-    def count(self, kind: str) -> int:  # type: ignore[override]
-        return sum(of == kind for of, _, _ in self)
 
 
 def configs(folder: Path, seeds: int, **change: Any) -> list[RunConfig]:
@@ -72,7 +59,7 @@ def owner(config: RunConfig) -> int:
 def test_a_failure_is_recorded_and_the_others_go_on(tmp_path):
     one, two = configs(tmp_path, 2)
     bad, log = failing(tmp_path), Log()
-    execute([one, bad, two], executor="inline", on_event=log)
+    execute([one, bad, two], executor="inline", listener=log)
     assert isinstance(outcome(one), Result)
     assert isinstance(outcome(two), Result)
     failure = outcome(bad)
@@ -97,7 +84,7 @@ def test_what_diverged_is_not_repeated_and_what_failed_otherwise_is(tmp_path, mo
     assert final.final
     assert final.error.startswith("Diverged: Training diverged in epoch 1:")
     log = Log()
-    execute([bad, wrong], executor="inline", on_event=log)
+    execute([bad, wrong], executor="inline", listener=log)
     assert log.kinds(wrong) == ["skipped"]
     assert log.kinds(bad)[-1] == "failed"
     assert outcome(wrong) == final
@@ -128,17 +115,17 @@ def test_a_disk_that_takes_no_record_harms_nobody(tmp_path, monkeypatch, caplog)
 
     monkeypatch.setattr(files, "write_json", full)
     log = Log()
-    execute([failing(tmp_path), *configs(tmp_path, 1)], executor="inline", on_event=log)
-    assert log.count("failed") == 2
+    execute([failing(tmp_path), *configs(tmp_path, 1)], executor="inline", listener=log)
+    assert len(log.of("failed")) == 2
     assert "the disk is full" in caplog.text
 
 
 def test_one_id_is_one_run_and_what_is_there_is_skipped(tmp_path):
     one, two = configs(tmp_path, 2)
     result, log = train(one), Log()
-    execute([one, two, replace(two, loss="ce:", threads=1), two], executor="inline", on_event=log)
+    execute([one, two, replace(two, loss="ce:", threads=1), two], executor="inline", listener=log)
     assert [(kind, of, detail) for kind, of, detail in log if of == one] == [("skipped", one, result)]
-    assert (log.count("start"), log.count("done")) == (1, 1)
+    assert (len(log.of("start")), len(log.of("done"))) == (1, 1)
 
 
 def test_what_follows_from_an_outcome_runs_next(tmp_path):
@@ -153,7 +140,7 @@ def test_what_follows_from_an_outcome_runs_next(tmp_path):
         assert isinstance(found, Result)
         return follows.get(config, [])
 
-    execute([first, last], executor="inline", on_event=log, then=then)
+    execute([first, last], executor="inline", listener=log, then=then)
     assert [config for kind, config, _ in log if kind == "start"] == [first, second, last]
     assert asked == [first, second, third, last]
 
@@ -189,8 +176,8 @@ def test_an_executor_is_one_function(command, tmp_path, monkeypatch):
 def test_a_name_that_does_not_exist_is_found_before_anything_runs(tmp_path):
     log = Log()
     with pytest.raises(ValueError, match="Did you mean"):
-        execute([*configs(tmp_path, 1), replace(SMALL, loss="gcee")], executor="inline", on_event=log)
-    assert log.count("start") == 0
+        execute([*configs(tmp_path, 1), replace(SMALL, loss="gcee")], executor="inline", listener=log)
+    assert len(log.of("start")) == 0
 
 
 def test_without_ray_a_sentence_names_the_extra(tmp_path, monkeypatch):
@@ -204,18 +191,16 @@ def test_without_ray_a_sentence_names_the_extra(tmp_path, monkeypatch):
 
 def test_a_claimed_run_is_waited_for_while_the_others_go_on(tmp_path, monkeypatch):
     monkeypatch.setattr(executors, "POLL", 0.05)
-    free, taken, log = *configs(tmp_path, 2), Log()
+    free, taken = configs(tmp_path, 2)
     released = threading.Event()
 
-    def on_event(kind: str, config: RunConfig, detail: Any) -> None:
-        log(kind, config, detail)
+    def react(kind: str, config: RunConfig, detail: Any) -> None:
         if kind == "done":
             released.set()  # as if the other process had been killed
 
+    log = Log(react)
     with claims.claim(tmp_path / taken.id):
-        worker = threading.Thread(
-            target=execute, args=([taken, free],), kwargs={"executor": "inline", "on_event": on_event}
-        )
+        worker = threading.Thread(target=execute, args=([taken, free],), kwargs={"executor": "inline", "listener": log})
         worker.start()
         assert released.wait(60)
         time.sleep(0.3)  # several polls
@@ -235,15 +220,14 @@ def test_what_comes_out_elsewhere_is_taken_as_it_is(tmp_path, monkeypatch, conte
         old = Failure(config.id, "it failed once", "", 1, False)
         files.write_json(tmp_path / config.id / "failure.json", vars(old))
         files.write_json(tmp_path / config.id / "kept", {**vars(old), "attempts": 2})
-    log = Log()
 
-    def on_event(kind: str, config: RunConfig, detail: Any) -> None:
-        log(kind, config, detail)
+    def react(kind: str, config: RunConfig, detail: Any) -> None:
         if kind == "elsewhere":
             (tmp_path / config.id / "kept").rename(tmp_path / config.id / content)
 
+    log = Log(react)
     with claims.claim(tmp_path / config.id):
-        execute([config], executor="inline", on_event=on_event)
+        execute([config], executor="inline", listener=log)
     assert log.kinds(config) == ["queued", "elsewhere", "done" if content == "result.json" else "failed"]
 
 
@@ -253,7 +237,7 @@ def test_what_comes_out_elsewhere_is_taken_as_it_is(tmp_path, monkeypatch, conte
 def test_the_pool_gives_the_same_numbers_and_harms_nobody(tmp_path):
     log, bad, wrong = Log(), failing(tmp_path / "pool"), diverging(tmp_path / "pool")
     there = configs(tmp_path / "pool", 3)
-    execute([bad, there[0], wrong, *there], jobs=2, on_event=log)
+    execute([bad, there[0], wrong, *there], jobs=2, listener=log)
     here = configs(tmp_path / "here", 3)
     execute(here, executor="inline")
     assert [metrics(config) for config in there] == [metrics(config) for config in here]
@@ -268,10 +252,8 @@ def test_the_pool_gives_the_same_numbers_and_harms_nobody(tmp_path):
 def test_a_worker_that_dies_is_replaced_and_its_run_tried_once_more(tmp_path):
     once, always, other = configs(tmp_path, 3, epochs=200, checkpoint_seconds=1000)
     other = replace(other, epochs=2)
-    log = Log()
 
-    def on_event(kind: str, config: RunConfig, detail: Any) -> None:
-        log(kind, config, detail)
+    def react(kind: str, config: RunConfig, detail: Any) -> None:
         # Rows may arrive after the process has died; then the claim has no new owner.
         if kind == "epoch":
             assert detail["epoch"] >= 0
@@ -282,11 +264,12 @@ def test_a_worker_that_dies_is_replaced_and_its_run_tried_once_more(tmp_path):
                 os.kill(process, signal.SIGKILL)
 
     killed: list[int] = []
-    execute([once, always, other], jobs=1, on_event=on_event)
+    log = Log(react)
+    execute([once, always, other], jobs=1, listener=log)
     assert len(killed) == 3
     for config in (once, other):
         assert isinstance(outcome(config), Result)
-        assert log.count("start") == 3  # a retried run resumes; it does not start again
+        assert len(log.of("start")) == 3  # a retried run resumes; it does not start again
     assert [row["epoch"] for row in train(once).rows] == list(range(200))
     failure = outcome(always)
     assert isinstance(failure, Failure)
@@ -299,14 +282,14 @@ def test_an_interrupt_ends_the_workers_and_they_save(tmp_path):
     (config,) = configs(tmp_path, 1, epochs=5000, checkpoint_seconds=1000)
     process = 0
 
-    def on_event(kind: str, config: RunConfig, detail: Any) -> None:
+    def react(kind: str, config: RunConfig, detail: Any) -> None:
         nonlocal process
         if kind == "epoch" and detail["epoch"] >= 5:
             process = owner(config)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute([config], jobs=1, on_event=on_event)
+        execute([config], jobs=1, listener=Log(react))
     checkpoint = checkpoints.load_checkpoint(tmp_path / config.id, config.id)
     assert checkpoint is not None
     assert 5 < len(checkpoint[2]) < 5000
@@ -359,7 +342,7 @@ def test_runs_of_several_processes_in_the_pool(tmp_path):
     (config,) = configs(tmp_path, 1, devices=2, accelerator="cpu")
     for folder, executor in (("inline", "inline"), ("pool", "local")):
         log, there = Log(), replace(config, runs=str(tmp_path / folder))
-        execute([there], executor=executor, jobs=1, on_event=log)
+        execute([there], executor=executor, jobs=1, listener=log)
         epochs = ["epoch", "epoch"] if folder == "pool" else []  # inline runs do not report epochs
         assert log.kinds(there) == ["queued", "start", *epochs, "done"], log[-1]
 
@@ -374,7 +357,7 @@ def test_without_signal_masks_and_affinity_runs_are_still_made(tmp_path, monkeyp
     assert executors._room([SMALL]) == 6
     (config,) = configs(tmp_path, 1)
     log = Log()
-    execute([config], executor="local", jobs=1, on_event=log)
+    execute([config], executor="local", jobs=1, listener=log)
     assert log.kinds(config)[-1] == "done"
 
 
@@ -410,7 +393,7 @@ def test_ray_on_this_machine(tmp_path, monkeypatch):
     log, there, here = Log(), configs(Path("ray"), 3), configs(Path("here"), 3)
     bad, wrong = failing(Path("ray")), diverging(Path("ray"))
     before = signal.getsignal(signal.SIGTERM)
-    execute([bad, wrong, *there, there[0]], executor="ray", jobs=2, on_event=log)
+    execute([bad, wrong, *there, there[0]], executor="ray", jobs=2, listener=log)
     assert signal.getsignal(signal.SIGTERM) is before
     execute(here, executor="inline")
     assert [metrics(config) for config in there] == [metrics(config) for config in here]
@@ -419,7 +402,7 @@ def test_ray_on_this_machine(tmp_path, monkeypatch):
         assert log.kinds(config)[-1] == "done"
     failures = [outcome(bad), outcome(wrong)]
     assert [isinstance(failure, Failure) and failure.final for failure in failures] == [False, True]
-    assert log.count("failed") == 2
+    assert len(log.of("failed")) == 2
 
 
 @pytest.mark.slow
@@ -431,11 +414,10 @@ def test_ray_survives_the_loss_of_a_node(tmp_path):
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     node = cluster.add_node(num_cpus=1)
     there, here = (configs(tmp_path / name, 4, epochs=600, checkpoint_seconds=1) for name in ("ray", "here"))
-    log, lost = Log(), []
+    lost: list[Any] = []
     owners: dict[RunConfig, set[int]] = defaultdict(set)  # the processes that trained a run
 
-    def on_event(kind: str, config: RunConfig, detail: Any) -> None:
-        log(kind, config, detail)
+    def react(kind: str, config: RunConfig, detail: Any) -> None:
         if kind == "epoch":
             now = {}
             for run in there:
@@ -447,9 +429,10 @@ def test_ray_survives_the_loss_of_a_node(tmp_path):
                 lost.append(node)
                 cluster.remove_node(node, allow_graceful=False)
 
+    log = Log(react)
     try:
         ray.init(address=cluster.address, log_to_driver=False)
-        execute(there, executor="ray", on_event=on_event)
+        execute(there, executor="ray", listener=log)
     finally:
         ray.shutdown()
         cluster.shutdown()

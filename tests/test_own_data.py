@@ -769,10 +769,10 @@ def test_the_time_that_is_left_is_told_inside_an_epoch(people, tmp_path, monkeyp
     pace.plan(plan)
     told.clear()
     clock[0] = 10 * plan.start_seconds
-    pace("start", plan.config, None)
+    pace.on_start(plan.config, None)
     while not told:
         clock[0] += 10
-        pace("batch", plan.config, round(clock[0] / 10 - 1) * plan.config.batch_size)
+        pace.on_batch(plan.config, round(clock[0] / 10 - 1) * plan.config.batch_size)
     assert clock[0] == pace.EVERY
     assert told == [f"{3 / plan.seconds:.0%} done, about {own_data.duration(10 * (plan.seconds - 3))} left"]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from events import Log
 from processes import finished, wait_until
 
 from logitclip.cli import terminal as progress
@@ -55,18 +56,8 @@ def recipe(folder: Path, change: dict[str, Any] | None = None, tune_seed: int | 
     )
 
 
-class Log(list[tuple[str, RunConfig, Any]]):
-    """Record events in order."""
-
-    def __call__(self, kind: str, config: RunConfig, detail: Any) -> None:
-        self.append((kind, config, detail))
-
-    def of(self, kind: str) -> list[RunConfig]:
-        return [config for name, config, _ in self if name == kind]
-
-
 def swept(recipe: Recipe, log: Log | None = None, **options: Any) -> list[sweeping.Row]:
-    return sweeping.sweep(recipe, executor="inline", on_event=log, **options)
+    return sweeping.sweep(recipe, executor="inline", listener=log, **options)
 
 
 def accuracies(rows: list[sweeping.Row]) -> list[float]:
@@ -95,7 +86,7 @@ def test_values_are_tuned_once_and_used_by_all_seeds(tmp_path):
             assert row.config == config
     assert [detail for kind, _, detail in log if kind == "tuning"] == [2, 2]
     assert all(isinstance(detail, RunConfig) for kind, _, detail in log if kind == "chosen")
-    log.clear()
+    log.events.clear()
     assert swept(study, log) == rows  # everything is finished
     assert not log.of("start")
     assert len(log.of("skipped")) == 8
@@ -132,7 +123,7 @@ def test_a_value_that_cannot_be_chosen_leaves_the_rest_alone(tmp_path):
     assert "all trials failed" in rows[3].outcome.error
     assert rows[3].config is None
     assert rows == sweeping.collect(study)
-    log.clear()
+    log.events.clear()
     assert swept(study, log) == rows  # they diverged, which is final
     assert not log.of("start")
 
@@ -204,15 +195,20 @@ COUNTING = """
 import sys
 from pathlib import Path
 from logitclip.studies import sweeping
+from logitclip.studies.listener import Listener
 from logitclip.studies.recipe import load_recipe
 
-def on_event(kind, config, detail):
-    if kind in ("start", "done", "failed"):
-        print(kind, config.id, flush=True)
+class Teller(Listener):
+    def on_start(self, config, row):
+        print("start", config.id, flush=True)
+    def on_done(self, config, result):
+        print("done", config.id, flush=True)
+    def on_failed(self, config, failure):
+        print("failed", config.id, flush=True)
 
 if __name__ == "__main__":
     recipe = load_recipe(sys.argv[1], runs=sys.argv[2])
-    sweeping.sweep(recipe, executor=sys.argv[3], on_event=on_event)
+    sweeping.sweep(recipe, executor=sys.argv[3], listener=Teller())
 """
 
 
@@ -298,17 +294,18 @@ def test_a_tuned_sweep_on_two_ray_nodes_of_which_one_is_lost(tmp_path):
         for name in ("ray", "here")
     )
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
-    node, log, lost = cluster.add_node(num_cpus=1), Log(), []
+    node = cluster.add_node(num_cpus=1)
+    lost: list[int] = []
 
-    def on_event(kind: str, config: RunConfig, detail: Any) -> None:
-        log(kind, config, detail)
+    def react(kind: str, config: RunConfig, detail: Any) -> None:
         if kind == "chosen" and not lost:  # halfway: some values are chosen, some are not
             lost.append(len(log.of("done")))
             cluster.remove_node(node, allow_graceful=False)
 
+    log = Log(react)
     try:
         ray.init(address=cluster.address, log_to_driver=False)
-        rows = sweeping.sweep(there, executor="ray", on_event=on_event)
+        rows = sweeping.sweep(there, executor="ray", listener=log)
     finally:
         ray.shutdown()
         cluster.shutdown()
@@ -392,15 +389,12 @@ def test_the_live_table(tmp_path, monkeypatch):
     clock = itertools.count(board.started, 10)
     monkeypatch.setattr(progress, "monotonic", lambda: next(clock))
     row = {"epoch": 4, "loss": 1.5, "test_accuracy": 81.25}
-    for kind, config, detail in [
-        ("tuning", to_tune, 2),
-        ("queued", one, None),
-        ("queued", other, None),
-        ("start", one, None),
-        ("start", other, row),
-        ("epoch", one, row),
-    ]:
-        board(kind, config, detail)
+    board.on_tuning(to_tune, 2)
+    board.on_queued(one)
+    board.on_queued(other)
+    board.on_start(one, None)
+    board.on_start(other, row)
+    board.on_epoch(one, row)
     console = Console(width=100, file=io.StringIO(), record=True)
     console.print(board.table())
     text = console.export_text()
@@ -415,7 +409,7 @@ def test_the_live_table(tmp_path, monkeypatch):
     assert "81.2 % (noisy labels)" in console.export_text()
     del board.running[own]
     assert board.workers == 2
-    board("failed", one, Failure(one.id, "It failed.", "", 1, False))
+    board.on_failed(one, Failure(one.id, "It failed.", "", 1, False))
     assert board.durations == [pytest.approx(30)]
     board.fields.append("plugin")
     assert "mine.py" not in board.label(replace(one, plugin=("mine.py",)))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from events import Log
 from rich.console import Console
 
 from logitclip.cli.training import _tried
@@ -223,7 +224,7 @@ def test_a_trial_that_another_process_has_given_up_is_no_error(tmp_path) -> None
         if kind == "start" and len(study.trials) == 1:
             study.tell(0, state=optuna.trial.TrialState.FAIL)
 
-    study = tuning.study(config, "clip.temp", 0.1, 10, 1, storage=where, on_event=give_up)
+    study = tuning.study(config, "clip.temp", 0.1, 10, 1, storage=where, listener=Log(give_up))
     assert [t.state.name for t in study.trials] == ["FAIL", "COMPLETE"]
 
 
@@ -424,5 +425,5 @@ def test_a_study_whose_file_is_lost_is_one_sentence(tmp_path, name, damage) -> N
             file.unlink() if damage == "deleted" else file.write_bytes(file.read_bytes()[:100])
 
     with pytest.raises(ValueError, match=f"^The study cannot be stored in .*{name}'?: .*"):
-        tuning.study(config, "lr", 0.01, 0.1, 2, storage=str(file), on_event=damaged)
+        tuning.study(config, "lr", 0.01, 0.1, 2, storage=str(file), listener=Log(damaged))
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 1

@@ -13,6 +13,7 @@ from logitclip.cli.options import Flag, Number, Text, Whole
 from logitclip.cli.output import Exit, fail, make_table, show, show_json, tell
 from logitclip.cli.training import stop_on_sigterm
 from logitclip.runs.results import Failed
+from logitclip.studies.listener import Listener
 from logitclip.text import duration
 
 Out = Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
@@ -182,12 +183,12 @@ def _fit(
     pace = Pace()
     shared = {"text": _names(text), "image": image, "drop": _names(drop), "out": out, "clip": clip}
     try:
-        return fit(data, label, on_plan=pace.plan, on_event=pace, **shared, **options)
+        return fit(data, label, on_plan=pace.plan, listener=pace, **shared, **options)
     except Failed as error:
         fail(Exit.FAILED, str(error))
 
 
-class Pace:
+class Pace(Listener):
     """Print the plan, then the progress and the time left, about twice a minute."""
 
     EVERY = 30.0  # seconds
@@ -203,20 +204,28 @@ class Pace:
         self.total, self.planned = plan.seconds, plan
         self.started = self.told = time.monotonic()
 
-    def __call__(self, kind: str, config: Any, detail: Any) -> None:
-        if kind == "start":
-            self.done += self.planned.start_seconds
-            if detail is not None:  # a run that is resumed
-                self.total -= (detail["epoch"] + 1) * self.planned.epoch_seconds(self.planned.rows_of(config))
-        elif kind == "batch":
-            self.part = self.planned.training_seconds(detail)
-        elif kind == "epoch":
-            self.part = 0.0
-            self.done += self.planned.epoch_seconds(self.planned.rows_of(config))
-        elif kind == "skipped":
-            self.total -= self.planned.run_seconds(self.planned.rows_of(config))
-        elif kind == "failed":
-            tell(f"A run failed: {detail.error}")
+    def on_start(self, config: Any, row: dict[str, Any] | None) -> None:
+        self.done += self.planned.start_seconds
+        if row is not None:  # a run that is resumed
+            self.total -= (row["epoch"] + 1) * self.planned.epoch_seconds(self.planned.rows_of(config))
+        self._tell_progress()
+
+    def on_batch(self, config: Any, examples: int) -> None:
+        self.part = self.planned.training_seconds(examples)
+        self._tell_progress()
+
+    def on_epoch(self, config: Any, row: dict[str, Any]) -> None:
+        self.part = 0.0
+        self.done += self.planned.epoch_seconds(self.planned.rows_of(config))
+        self._tell_progress()
+
+    def on_skipped(self, config: Any, outcome: Any) -> None:
+        self.total -= self.planned.run_seconds(self.planned.rows_of(config))
+
+    def on_failed(self, config: Any, failure: Any) -> None:
+        tell(f"A run failed: {failure.error}")
+
+    def _tell_progress(self) -> None:
         now = time.monotonic()
         done = self.done + self.part
         if done and now - self.told >= self.EVERY:

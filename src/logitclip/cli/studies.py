@@ -78,7 +78,7 @@ def sweep(
     board = SweepBoard(name, configs, quiet=quiet, verbose=verbose)
     with board:
         rows = sweeping.sweep(
-            loaded, executor=executor, jobs=jobs, address=address, shard=(part, parts), on_event=board
+            loaded, executor=executor, jobs=jobs, address=address, shard=(part, parts), listener=board
         )
     if quiet:
         return _exit(rows)

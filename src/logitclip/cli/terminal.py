@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from logitclip.cli.output import Printable, make_table, put, tell
 from logitclip.runs.config import RunConfig, resolved_id, word_to_tune
+from logitclip.studies.listener import Listener
 from logitclip.text import counted, duration
 
 if TYPE_CHECKING:
     from logitclip.noise import NoisyLabels
-    from logitclip.runs.results import Result
+    from logitclip.runs.results import Failure, Result
 
 
 def announce(what: str, runs: str | Path) -> None:
@@ -24,7 +25,7 @@ def announce(what: str, runs: str | Path) -> None:
     tell(f"{what}; kept in {runs}/. Ctrl-C saves and stops; repeat the command to resume.")
 
 
-class SweepBoard:
+class SweepBoard(Listener):
     """The state of a sweep, on stderr: a live table on a terminal, lines in a pipe or a log file.
 
     Args:
@@ -68,42 +69,54 @@ class SweepBoard:
             atexit.register(self.stop)  # or the cursor stays hidden
             self.live.start()
 
-    def __call__(self, kind: str, config: RunConfig, detail: Any) -> None:
+    def on_tuning(self, config: RunConfig, cells: int) -> None:
+        self.undecided[config] = cells
+
+    def on_chosen(self, config: RunConfig, decision: RunConfig | Failure) -> None:
+        waiting = self.undecided.pop(config, 0)
+        if not isinstance(decision, RunConfig):
+            self.queued, self.failed = self.queued + waiting, self.failed + waiting
+            self._note(config, decision)
+
+    def on_queued(self, config: RunConfig) -> None:
+        self.queued += 1
+
+    def on_skipped(self, config: RunConfig, outcome: Result | Failure) -> None:
+        failed = hasattr(outcome, "error")
+        self.queued += 1
+        self.before += not failed
+        self.failed += failed
+        self._note(config, outcome)
+
+    def on_elsewhere(self, config: RunConfig) -> None:
+        self.running.pop(config, None)
+
+    def on_start(self, config: RunConfig, row: dict[str, Any] | None) -> None:
         now = monotonic()
-        if kind == "tuning":
-            self.undecided[config] = detail
-        elif kind == "chosen":
-            waiting = self.undecided.pop(config, 0)
-            if not isinstance(detail, RunConfig):
-                self.queued, self.failed = self.queued + waiting, self.failed + waiting
-                self._note(config, detail)
-        elif kind == "queued":
-            self.queued += 1
-        elif kind == "skipped":
-            self.queued += 1
-            self.before += not hasattr(detail, "error")
-            self.failed += hasattr(detail, "error")
-            self._note(config, detail)
-        elif kind == "elsewhere":
-            self.running.pop(config, None)
-        elif kind in ("start", "epoch"):
-            if kind == "start":
-                self.epochs[config] = config.resolved().epochs
-            self.running[config] = (self.running[config][0] if config in self.running else now), detail
-            self.workers = max(self.workers, len(self.running))
-            if kind == "start":
-                self._line(now, f"started {self.label(config)}", self.PAUSE)
-            else:
-                self._line(
-                    now, f"{self.label(config)}: {epoch_text(detail, self.epochs[config], config.data)}", self.LONG
-                )
-        elif kind in ("done", "failed"):
-            if config in self.running:  # or another process has made it
-                self.durations.append(now - self.running.pop(config)[0])
-            self.done += kind == "done"
-            self.failed += kind == "failed"
-            self._note(config, detail)
-            self._line(now, f"{self.label(config)}: {_outcome(config, detail)}", self.PAUSE)
+        self.epochs[config] = config.resolved().epochs
+        self.running[config] = now, row
+        self.workers = max(self.workers, len(self.running))
+        self._line(now, f"started {self.label(config)}", self.PAUSE)
+
+    def on_epoch(self, config: RunConfig, row: dict[str, Any]) -> None:
+        now = monotonic()
+        self.running[config] = (self.running[config][0] if config in self.running else now), row
+        self._line(now, f"{self.label(config)}: {epoch_text(row, self.epochs[config], config.data)}", self.LONG)
+
+    def on_done(self, config: RunConfig, result: Result) -> None:
+        self.done += 1
+        self._end(config, result)
+
+    def on_failed(self, config: RunConfig, failure: Failure) -> None:
+        self.failed += 1
+        self._end(config, failure)
+
+    def _end(self, config: RunConfig, outcome: Result | Failure) -> None:
+        now = monotonic()
+        if config in self.running:  # or another process has made it
+            self.durations.append(now - self.running.pop(config)[0])
+        self._note(config, outcome)
+        self._line(now, f"{self.label(config)}: {_outcome(config, outcome)}", self.PAUSE)
 
     def _line(self, now: float, event: str, pause: float) -> None:
         """Print the state and an event, unless there is a live table or the last line is younger than `pause`."""

@@ -138,12 +138,12 @@ def tune(
         search = tuning.Search(option, _values(option, values or ""))
     field = search.option.partition(".")[0]
     board = SweepBoard(f"tune {search.option}", [config], field, quiet=quiet, verbose=verbose)
-    where = {"executor": executor, "jobs": jobs, "address": address, "on_event": board}
+    where = {"executor": executor, "jobs": jobs, "address": address, "listener": board}
     with board:
         if between is not None:
             bounds = _two_numbers(between)
             count = 20 if trials is None else trials
-            study = tuning.study(config, search.option, *bounds, count, storage=storage, log=not linear, on_event=board)
+            study = tuning.study(config, search.option, *bounds, count, storage=storage, log=not linear, listener=board)
             ended = [trial for trial in study.trials if trial.state.is_finished() and trial.params]
             scores = {tuning.six_digits(trial.params[search.option]): trial.value for trial in ended}
         else:

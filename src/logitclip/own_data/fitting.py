@@ -28,6 +28,7 @@ from logitclip.runs.claims import claim
 from logitclip.runs.config import RunConfig, word_to_tune
 from logitclip.runs.results import Failed, Result, outcome
 from logitclip.studies import executors, sweeping, tuning
+from logitclip.studies.listener import Listener
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def fit(
     clip: str = AUTO,
     find_issues: bool = False,
     on_plan: Callable[[Plan], None] | None = None,
-    on_event: Callable[..., None] | None = None,
+    listener: Listener | None = None,
     jobs: int | None = 1,
     **options: Any,
 ) -> Model:
@@ -66,7 +67,7 @@ def fit(
         find_issues: Score every label by a model that was not trained on it, which takes five more runs. Otherwise all
             scores come from the one run.
         on_plan: Called with the `Plan` before anything is trained.
-        on_event: Called with the events of the runs, see `studies.executors.execute`.
+        listener: Hears what happens to the runs, see `studies.listener.Listener`.
         jobs: Runs at the same time; None for as many as there are cores.
         options: Fields of `RunConfig` to use instead of the plan's, such as `epochs`, `model`, `lr` or `seed`.
 
@@ -97,7 +98,7 @@ def fit(
         plan = make_plan(source, clip=clip, folds=FOLDS if find_issues else 0, out=str(out), **options)
         if on_plan is not None:
             on_plan(plan)
-        where = {"executor": "inline" if jobs == 1 else "local", "jobs": jobs, "on_event": on_event}
+        where = {"executor": "inline" if jobs == 1 else "local", "jobs": jobs, "listener": listener}
         return _fit(plan, out, where, find_issues=find_issues)
 
 
@@ -130,14 +131,14 @@ def find_issues(
     clip: str = AUTO,
     fast: bool = False,
     on_plan: Callable[[Plan], None] | None = None,
-    on_event: Callable[..., None] | None = None,
+    listener: Listener | None = None,
     jobs: int | None = 1,
     **options: Any,
 ) -> Any:
     """Find the labels that are probably wrong.
 
     Args:
-        data, label, text, image, drop, clip, on_plan, on_event, jobs, options: As for `fit`.
+        data, label, text, image, drop, clip, on_plan, listener, jobs, options: As for `fit`.
         out: The folder to write: a model folder with `issues.csv` and `page.html`.
         fast: Score the labels with one training run instead of five folds.
 
@@ -159,7 +160,7 @@ def find_issues(
     ['15', '16', '4']
     """
     shared: dict[str, Any] = {"text": text, "image": image, "drop": drop, "out": out, "clip": clip, "jobs": jobs}
-    return fit(data, label, find_issues=not fast, on_plan=on_plan, on_event=on_event, **shared, **options).issues
+    return fit(data, label, find_issues=not fast, on_plan=on_plan, listener=listener, **shared, **options).issues
 
 
 def _require_packages() -> None:

@@ -58,7 +58,7 @@ def out_of_fold(config: RunConfig, labels: np.ndarray, log_prior: np.ndarray, fo
         labels: Noisy labels [N].
         log_prior: Added to the calibrated logits [K], see `find_temperature`.
         folds: Number of folds.
-        where: executor, jobs and on_event of `executors.execute`.
+        where: executor, jobs and listener of `executors.execute`.
 
     Raises:
         ValueError: If a run fails.

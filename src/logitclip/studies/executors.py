@@ -35,6 +35,7 @@ from logitclip.runs import claims
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Failure, Result, read_outcome, record_failure
 from logitclip.runs.train import OnBatch, OnEpoch, train
+from logitclip.studies.listener import Listener
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,6 @@ CONNECT = 5.0  # seconds to wait for the address of a Ray cluster
 SAVING = 30.0  # seconds that interrupted runs on Ray have to save their last epoch
 
 
-OnEvent = Callable[[str, RunConfig, Any], None]
 Then = Callable[[RunConfig, Result | Failure], Iterable[RunConfig]]
 
 
@@ -55,7 +55,7 @@ def execute(
     executor: str = "local",
     jobs: int | None = None,
     address: str | None = None,
-    on_event: OnEvent | None = None,
+    listener: Listener | None = None,
     then: Then | None = None,
 ) -> None:
     """Run every config that has no result yet. A failed run is recorded, and the others continue.
@@ -69,10 +69,7 @@ def execute(
         jobs: runs at the same time. Locally as many as there are cores for, by default, or one where there is a GPU;
             on Ray as many as the cluster has room for.
         address: of a running Ray cluster, or auto; without it, Ray is started on this machine.
-        on_event: called with (kind, config, detail). The kinds, with their details: "queued", "skipped" (the outcome
-            it already has), "start" (the last row of a resumed run, or None), "epoch" (its row), "done" (the result),
-            "failed" (the failure), "elsewhere" (another process trains it) and, with the executor inline, "batch" (the
-            number of examples done in this epoch).
+        listener: hears what happens to the runs.
         then: called with every config and its outcome; returns configs to run next.
     """
     if executor not in EXECUTORS:
@@ -83,7 +80,7 @@ def execute(
         raise ValueError(f"The executor inline runs one job at a time: jobs must be 1, got {jobs}.")
     if address is not None and executor != "ray":
         raise ValueError(f"An address is for the executor ray, not for {executor}.")
-    queue = _Queue(configs, on_event, then)
+    queue = _Queue(configs, listener, then)
     for folder in {job.folder.parent for job in queue.todo}:
         _check_writable(folder)  # check here, else every run would fail with the same error
     if queue.left:
@@ -113,10 +110,10 @@ class _Job:
 
 
 class _Queue:
-    """The runs still to do, each once; it also reports their events."""
+    """The runs still to do, each once; it also tells the listener what happens to them."""
 
-    def __init__(self, configs: Iterable[RunConfig], on_event: OnEvent | None, then: Then | None) -> None:
-        self.on_event: OnEvent = (lambda *_: None) if on_event is None else on_event
+    def __init__(self, configs: Iterable[RunConfig], listener: Listener | None, then: Then | None) -> None:
+        self.listener = listener or Listener()
         self.then: Then = (lambda *_: ()) if then is None else then
         self.seen: set[Path] = set()
         self.todo: deque[_Job] = deque()
@@ -143,10 +140,10 @@ class _Queue:
             self.seen.add(folder)
             found = read_outcome(folder)
             if isinstance(found, Result) or (found is not None and found.final):
-                self.on_event("skipped", config, found)
+                self.listener.on_skipped(config, found)
                 waiting.extend(self.then(config, found))
             else:
-                self.on_event("queued", config, None)
+                self.listener.on_queued(config)
                 new.append(_Job(config, folder, found))
         self.todo.extendleft(reversed(new))
 
@@ -164,19 +161,22 @@ class _Queue:
         """Report the first message of a run as its start: only then has the run been claimed."""
         if not job.started:
             job.started = True
-            self.on_event("start", job.config, row)
+            self.listener.on_start(job.config, row)
         elif row is not None:  # None when a run is retried from its beginning
-            self.on_event("epoch", job.config, row)
+            self.listener.on_epoch(job.config, row)
 
     def finish(self, job: _Job, found: Result | Failure | None) -> None:
         """Record an outcome; None means that another process trains the run."""
         if found is None:
             if not job.again:
-                self.on_event("elsewhere", job.config, None)
+                self.listener.on_elsewhere(job.config)
             job.again = time.monotonic() + POLL
             self.elsewhere.append(job)
         else:
-            self.on_event("done" if isinstance(found, Result) else "failed", job.config, found)
+            if isinstance(found, Result):
+                self.listener.on_done(job.config, found)
+            else:
+                self.listener.on_failed(job.config, found)
             self.add(self.then(job.config, found))
 
     def died(self, job: _Job, error: str, tries: int) -> None:
@@ -217,7 +217,7 @@ def _inline(queue: _Queue, _jobs: int | None, _address: str | None) -> None:
         if job.config.devices > 1:  # callbacks do not reach spawned processes: report only the start
             on_epoch = None
             queue.progress(job, None)
-        queue.finish(job, _attempt(job.config, job.folder, on_epoch, partial(queue.on_event, "batch", job.config)))
+        queue.finish(job, _attempt(job.config, job.folder, on_epoch, partial(queue.listener.on_batch, job.config)))
 
 
 def _shown(queue: _Queue, job: _Job, _config: RunConfig, row: dict[str, Any] | None) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from logitclip.runs.config import RunConfig, word_to_tune
 from logitclip.runs.results import Failure, Result, outcome, read_outcome
 from logitclip.studies import executors, tuning
-from logitclip.studies.executors import OnEvent
+from logitclip.studies.listener import Listener
 from logitclip.studies.recipe import Cell, Recipe
 from logitclip.studies.tuning import Outcome
 
@@ -44,7 +44,7 @@ def sweep(
     jobs: int | None = None,
     address: str | None = None,
     shard: tuple[int, int] = (1, 1),
-    on_event: OnEvent | None = None,
+    listener: Listener | None = None,
 ) -> list[Row]:
     """Tune and train the missing runs of a recipe, and return its rows.
 
@@ -54,11 +54,9 @@ def sweep(
     Args:
         executor, jobs, address: where to run, as in `executors.execute`.
         shard: (i, n): only the i-th of n parts. The cells that share a tuned value are in the same part.
-        on_event: as in `executors.execute`, with two more kinds: ("tuning", config, cells) for each config to tune,
-            with the number of cells that wait for it, and ("chosen", config, decision) with the tuned config, or
-            the failure if no value could be chosen.
+        listener: hears what happens to the runs, and which values are tuned and chosen.
     """
-    tell = (lambda *_: None) if on_event is None else on_event
+    listener = listener or Listener()
     memory = _Memory()
     tuned, plain = _parts(recipe, memory, shard)
     waiting: dict[Path, set[RunConfig]] = defaultdict(set)  # run id -> the configs to tune that it is a trial of
@@ -73,7 +71,7 @@ def sweep(
             return trials
         undecided.remove(config)
         decision = _choose(config, memory.outcome)
-        tell("chosen", config, decision)
+        listener.on_chosen(config, decision)
         return [_filled(recipe.cells[i], decision) for i in tuned[config]] if isinstance(decision, RunConfig) else []
 
     def then(config: RunConfig, found: Result | Failure) -> list[RunConfig]:
@@ -81,10 +79,10 @@ def sweep(
         return [run for group in waiting.pop(memory.folder(config), ()) for run in advance(group)]
 
     for config, cells in tuned.items():
-        tell("tuning", config, len(cells))
+        listener.on_tuning(config, len(cells))
     # Trials come first, as other runs wait for them; cells without tuning fill the gaps.
     first = [run for config in tuned for run in advance(config)] + [recipe.cells[i].config for i, *_ in plain.values()]
-    executors.execute(first, executor=executor, jobs=jobs, address=address, on_event=on_event, then=then)
+    executors.execute(first, executor=executor, jobs=jobs, address=address, listener=listener, then=then)
     mine = sorted(i for part in (tuned, plain) for cells in part.values() for i in cells)
     return _rows(recipe, mine, memory.outcome)
 
@@ -95,7 +93,7 @@ def tune(config: RunConfig, search: tuning.Search | None = None, **where: Any) -
     As in a sweep, trials that failed before are retried once.
 
     Args:
-        where: executor, jobs, address and on_event, as in `executors.execute`.
+        where: executor, jobs, address and listener, as in `executors.execute`.
     """
     search = search or tuning.search_for(config)
     memory = _Memory()

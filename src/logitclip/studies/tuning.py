@@ -21,6 +21,7 @@ from logitclip.runs.config import RunConfig, load_plugins, registries, word_to_t
 from logitclip.runs.results import LAST, Failure, Result, outcome
 from logitclip.search import HELD_OUT, NOTHING_LEARNT, Trial, best, highest, learnt, proposed
 from logitclip.studies import executors
+from logitclip.studies.listener import Listener
 
 log = logging.getLogger(__name__)
 
@@ -198,7 +199,7 @@ def study(
     *,
     storage: str | None = None,
     log: bool = True,
-    on_event: executors.OnEvent | None = None,
+    listener: Listener | None = None,
 ) -> Any:
     """Search a numeric option between two bounds with Optuna until `count` trials have ended; it can be resumed.
 
@@ -251,7 +252,7 @@ def study(
             else:
                 asked.suggest_float(option, low, high, log=log)
         run = config_of(asked.params)
-        executors.execute([run], executor="inline", on_event=on_event)
+        executors.execute([run], executor="inline", listener=listener)
         score = _validation(outcome(run))
         with _kept_in(storage):
             # A failed trial has no score; it counts as pruned, so that a study of failures ends as well.

@@ -1,0 +1,49 @@
+"""`Listener`: what a command line, a notebook or a test hears about runs while they are made."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from logitclip.runs.config import RunConfig
+    from logitclip.runs.results import Failure, Result
+
+
+class Listener:
+    """Hears what happens to runs. Every method does nothing: override those you need.
+
+    >>> class Counter(Listener):
+    ...     done = 0
+    ...     def on_done(self, config, result):
+    ...         self.done += 1
+    """
+
+    def on_queued(self, config: RunConfig) -> None:
+        """The run has no result yet and will be made."""
+
+    def on_skipped(self, config: RunConfig, outcome: Result | Failure) -> None:
+        """The run already has an outcome."""
+
+    def on_start(self, config: RunConfig, row: dict[str, Any] | None) -> None:
+        """The run starts; `row` is the last row of a run that is resumed."""
+
+    def on_batch(self, config: RunConfig, examples: int) -> None:
+        """So many examples of the epoch are done. Only the executor inline reports batches."""
+
+    def on_epoch(self, config: RunConfig, row: dict[str, Any]) -> None:
+        """An epoch has ended; `row` is its row of metrics."""
+
+    def on_done(self, config: RunConfig, result: Result) -> None:
+        """The run has a result."""
+
+    def on_failed(self, config: RunConfig, failure: Failure) -> None:
+        """The run failed; the others continue."""
+
+    def on_elsewhere(self, config: RunConfig) -> None:
+        """Another process trains the run."""
+
+    def on_tuning(self, config: RunConfig, cells: int) -> None:
+        """A value of the config is to be tuned; so many cells wait for it."""
+
+    def on_chosen(self, config: RunConfig, decision: RunConfig | Failure) -> None:
+        """The value is chosen: the tuned config, or a failure if no value could be chosen."""
