@@ -92,9 +92,8 @@ def make_table(title: str, *columns: str, whole: Sequence[str] = ()) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", title=Text(title, "italic") if title else None
-    )
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    table.title = Text(title, "italic") if title else None
     for column in columns:
         justify = "right" if column in ("lower", "upper") else "left"
         table.add_column(column, justify=justify, overflow="fold", no_wrap=column in whole)
