@@ -20,9 +20,10 @@ from logitclip.data.table import load_table
 from logitclip.own_data import issues as judging
 from logitclip.own_data.calibration import calibrated, find_temperature
 from logitclip.own_data.issues import Issues
-from logitclip.own_data.model import ISSUES, MODEL, PAGE, PREPROCESSING, WEIGHTS, Model, load, write_model
+from logitclip.own_data.model import ISSUES, MODEL, PAGE, PREDICTIONS, PREPROCESSING, WEIGHTS, Model, load, write_model
 from logitclip.own_data.page import write_page
 from logitclip.own_data.planning import AUTO, FOLDS, SEARCHED_ROWS, Plan, make_plan
+from logitclip.own_data.predictions import predictions_to_bytes
 from logitclip.own_data.source import HELD_OUT, Source, look
 from logitclip.runs.claims import claim
 from logitclip.runs.config import RunConfig, word_to_tune
@@ -271,6 +272,7 @@ def _write_model(
     contents = {WEIGHTS: save({name: tensor.contiguous() for name, tensor in result.weights().items()})}
     if preprocessor is not None:
         contents[PREPROCESSING] = preprocessor.to_bytes()
+    contents[PREDICTIONS] = predictions_to_bytes(found.probabilities)
     write_model(out, facts, contents)
     return load(out)
 

@@ -34,6 +34,7 @@ class Issues:
     wrong: np.ndarray  # [N] bool: more likely wrong than right; in one run, as many as the noise rate says
     noise: NoiseEstimate
     learnt: bool  # whether the predictions beat guessing the largest class; else the noise is unknown, no label `wrong`
+    probabilities: np.ndarray  # [N, K] by models that were not trained on the row; NaN where there is none
 
     @property
     def matrix(self) -> np.ndarray | None:
@@ -97,7 +98,9 @@ def judged(logits: np.ndarray, labels: np.ndarray, log_prior: np.ndarray, way: s
     scores[known] = 1 - posterior[np.arange(len(given)), given]
     wrong = (scores > 0.5) & learnt
     suggested[known] = np.where(wrong[known], _without(posterior, given).argmax(1), probabilities.argmax(1))
-    return Issues(way, scores, suggested, wrong, noise, learnt)
+    every = np.full((len(labels), logits.shape[1]), np.nan)
+    every[known] = probabilities
+    return Issues(way, scores, suggested, wrong, noise, learnt, every)
 
 
 def _explained(logits: np.ndarray, labels: np.ndarray, log_prior: np.ndarray) -> tuple[np.ndarray, NoiseEstimate, bool]:
@@ -141,8 +144,10 @@ def one_run(result: Result, config: RunConfig, labels: np.ndarray, log_prior: np
     predicted[trained["row"]], predicted[rows] = trained["prediction"], probabilities.argmax(1)
     every = np.full((len(labels), logits.shape[1]), np.nan)
     every[rows] = logits
+    chances = np.full_like(every, np.nan)
+    chances[rows] = probabilities
     wrong = (scores > 1 - noise.rate) & learnt
-    return Issues("one run", scores, np.where(wrong, other, predicted), wrong, noise, learnt), every
+    return Issues("one run", scores, np.where(wrong, other, predicted), wrong, noise, learnt, chances), every
 
 
 def held_out_logits(result: Result, config: RunConfig, dataset: Any = None) -> tuple[np.ndarray, np.ndarray]:

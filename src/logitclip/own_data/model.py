@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 MODEL, WEIGHTS, PREPROCESSING, ISSUES, PAGE = (
     *("model.json", "weights.safetensors", "preprocessing.skops", "issues.csv", "page.html"),
 )
+PREDICTIONS = "predictions.npz"  # out of fold, for `review`
 
 
 @dataclass(frozen=True, eq=False)
