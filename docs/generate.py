@@ -322,11 +322,11 @@ def link() -> Any:
     """The norm after the clip over the norm before it: Eq. 3, and temp on both sides of 1."""
     import altair as alt
 
-    from logitclip.clip import threshold_and_scale
+    from logitclip.clip import make_clip
 
     points = []
     for name, given in CLIPS.items():
-        tau, delta = threshold_and_scale(**given)
+        tau, delta, _ = make_clip(**given)
         ends = [(0.0, 0.0, "below"), (tau, tau, "below"), (tau, delta, "above"), (4.0, delta, "above")]
         points += [{"clip": name, "norm": x, "clipped": y, "side": side} for x, y, side in ends]
     return (
@@ -409,13 +409,13 @@ def jump() -> Any:
     import altair as alt
 
     import logitclip as lc
-    from logitclip.clip import threshold_and_scale
+    from logitclip.clip import make_clip
 
     direction = torch.nn.functional.normalize(torch.eye(10, dtype=torch.float64)[:1] - 0.1)
     norms = torch.linspace(0.0, 4.0, 401, dtype=torch.float64)
     points = []
     for name, given in CLIPS.items():
-        tau, delta = threshold_and_scale(**given)
+        tau, delta, _ = make_clip(**given)
         logits = lc.clip_logits(norms[:, None] * direction, tau, delta)
         values = lc.losses.ce(logits, torch.zeros(len(norms), dtype=torch.int64))
         points += [

@@ -23,9 +23,9 @@ from logitclip.clip import (
     clip_by_value,
     clip_logits,
     logit_norm,
+    make_clip,
     norm_penalty,
     takes_closed_form,
-    threshold_and_scale,
 )
 from logitclip.criterion import LogitClip
 
@@ -295,7 +295,7 @@ def test_words_instead_of_numbers(options: dict[str, Any]) -> None:
     with pytest.raises(
         ValueError, match=f"^{name} must be a number, got '{value}'.* use lc.tune, or --clip norm:temp=auto"
     ):
-        threshold_and_scale(**options)
+        make_clip(**options)
     with pytest.raises(ValueError, match=f"^{name} must be a number"):
         LogitClip("ce", **options)
 

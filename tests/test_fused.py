@@ -16,7 +16,7 @@ from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
 from logitclip import fused, losses
-from logitclip.clip import clip_logits
+from logitclip.clip import Clip, clip_logits, make_clip
 from logitclip.criterion import LogitClip, Loss
 from logitclip.fused import row_log_probs
 
@@ -44,11 +44,14 @@ def plain() -> Iterator[None]:
         yield
 
 
+def clip_of(clip: Any) -> Clip | None:
+    return None if clip is None or clip[0] is None else make_clip(*clip)
+
+
 def numbers(z: Tensor, y: Tensor, clip: Any, *, mean: bool = True) -> list[Tensor]:
     """Return the row log-probabilities and their gradients for upstream gradients of both signs."""
     z = z.detach().requires_grad_()
-    tau, delta = clip or (None, None)
-    outputs = [x for x in row_log_probs(z, y, tau, delta, mean=mean) if x is not None]
+    outputs = [x for x in row_log_probs(z, y, clip_of(clip), total=mean) if x is not None]
     upstream = [torch.linspace(-1, 2, x.numel(), dtype=x.dtype).reshape(x.shape).roll(i) for i, x in enumerate(outputs)]
     return [*outputs, *torch.autograd.grad(outputs, z, upstream)]
 
@@ -63,7 +66,7 @@ def assert_same(z: Tensor, y: Tensor, clip: Any, *, mean: bool = True, tolerance
 
 
 def in_closed_form(z: Tensor, y: Tensor, tau: float | None = 1.0, p: float = 2.0) -> bool:
-    node: Any = row_log_probs(z.requires_grad_(), y, tau, p=p)[0].grad_fn
+    node: Any = row_log_probs(z.requires_grad_(), y, None if tau is None else make_clip(tau, p=p))[0].grad_fn
     if type(node).__name__ == "ViewBackward0":
         node = node.next_functions[0][0]
     return type(node).__name__ == "_BlockedBackward"
@@ -93,11 +96,11 @@ def test_half_precision_is_computed_in_float32() -> None:
     for dtype in (torch.float16, torch.bfloat16):
         for shape in (SMALL, LARGE):
             z, y = batch(shape, dtype)
-            log_p, mean_log_p, gradient = numbers(z, y, (1.0, None))
-            assert (log_p.dtype, mean_log_p.dtype, gradient.dtype) == (torch.float32, torch.float32, dtype)
+            log_p, sum_log_p, gradient = numbers(z, y, (1.0, None))
+            assert (log_p.dtype, sum_log_p.dtype, gradient.dtype) == (torch.float32, torch.float32, dtype)
             *expected, exact = numbers(z.float(), y, (1.0, None))
             assert torch.equal(log_p, expected[0])
-            assert torch.equal(mean_log_p, expected[1])
+            assert torch.equal(sum_log_p, expected[1])
             assert torch.equal(gradient, exact.to(dtype))
 
 
@@ -165,10 +168,10 @@ def test_extreme_logits(clip: Any) -> None:
     z[2, 0] = 0
     y = torch.randint(9, (13,), generator=g)
     assert_same(z, y, clip)
-    log_p, mean_log_p, gradient = numbers(z.float(), y, clip)
-    assert all(x.isfinite().all() for x in (log_p, mean_log_p, gradient))
+    log_p, sum_log_p, gradient = numbers(z.float(), y, clip)
+    assert all(x.isfinite().all() for x in (log_p, sum_log_p, gradient))
     assert (log_p <= 0).all()
-    assert (mean_log_p < 0).all()
+    assert (sum_log_p < 0).all()
 
 
 @pytest.mark.parametrize("clip", CLIPS, ids=str)
@@ -183,11 +186,11 @@ def test_real_shapes(clip: Any) -> None:
 @pytest.mark.parametrize("clip", CLIPS, ids=str)
 def test_one_of_the_outputs(clip: Any) -> None:
     z, y = batch((13, 9))
-    tau, delta = clip or (None, None)
 
     def gradient(which: int) -> Tensor:
         x = z.clone().requires_grad_()
-        return torch.autograd.grad(row_log_probs(x, y, tau, delta)[which].exp().sum(), x)[0]  # type: ignore[union-attr]
+        output: Any = row_log_probs(x, y, clip_of(clip))[which]
+        return torch.autograd.grad((output / (1, 9)[which]).exp().sum(), x)[0]
 
     for which in (0, 1):
         got = gradient(which)
@@ -200,9 +203,8 @@ def test_one_of_the_outputs(clip: Any) -> None:
 def test_a_retained_graph_gives_the_same_gradient_again(clip: Any) -> None:
     z, y = batch((13, 9))
     z.requires_grad_()
-    tau, delta = clip or (None, None)
-    log_p, mean_log_p = row_log_probs(z, y, tau, delta)
-    total = log_p.square().sum() + mean_log_p.square().sum()  # type: ignore[union-attr]
+    log_p, sum_log_p = row_log_probs(z, y, clip_of(clip))
+    total = log_p.square().sum() + sum_log_p.square().sum()  # type: ignore[union-attr]
     gradients = [torch.autograd.grad(total, z, retain_graph=True)[0] for _ in range(3)]
     kept = gradients[0].clone()
     assert torch.equal(gradients[0], gradients[1])
@@ -279,10 +281,9 @@ def test_hessian_vector_products(name: str, shape: tuple[int, int]) -> None:
 def test_first_and_second_derivatives_by_differences(clip: Any) -> None:
     z, y = batch((5, 4))
     z[1] *= 50  # clipped also at 60
-    tau, delta = clip or (None, None)
-    assert in_closed_form(z, y, tau)
+    assert in_closed_form(z, y, clip and clip[0])
     for mean in (True, False):
-        function: Any = partial(row_log_probs, target=y, tau=tau, delta=delta, mean=mean)
+        function: Any = partial(row_log_probs, target=y, clip=clip_of(clip), total=mean)
         log_probs = lambda x, f=function: f(x)[: 1 + mean]  # noqa: B023, E731
         assert gradcheck(log_probs, (z,))
         assert gradgradcheck(log_probs, (z,))
@@ -293,12 +294,12 @@ def test_the_second_derivative_also_follows_the_upstream_gradient(clip: Any) -> 
     z, y = batch()
     z.requires_grad_()
     upstream = torch.linspace(-1, 1, len(z), dtype=z.dtype, requires_grad=True)
-    log_p = row_log_probs(z, y, *clip, mean=False)[0]
+    log_p = row_log_probs(z, y, make_clip(*clip), total=False)[0]
     (gradient,) = torch.autograd.grad(log_p, z, upstream, create_graph=True)
     direction = batch(seed=1)[0]
     (got,) = torch.autograd.grad(gradient, upstream, direction)
     step = 1e-6
-    above, below = (row_log_probs(z + s * direction, y, *clip, mean=False)[0] for s in (step, -step))
+    above, below = (row_log_probs(z + s * direction, y, make_clip(*clip), total=False)[0] for s in (step, -step))
     torch.testing.assert_close(got, (above - below) / (2 * step), rtol=1e-6, atol=1e-8)
 
 

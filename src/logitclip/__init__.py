@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # where each lives
     from logitclip import data, engine, losses, models, noise, theory
     from logitclip.clip import clip_by_value, clip_logits, logit_norm, norm_penalty
     from logitclip.criterion import LogitClip, Loss
-    from logitclip.linear import LinearLogitClip, clip_hidden, linear_cross_entropy
+    from logitclip.heads import LinearLogitClip, clip_hidden, linear_cross_entropy
     from logitclip.own_data import fit, load
     from logitclip.runs.config import RunConfig
     from logitclip.runs.results import Result
@@ -52,7 +52,7 @@ _WHERE = {
     "clip": ("clip_logits", "clip_by_value", "logit_norm", "norm_penalty"),
     "runs.config": ("RunConfig",),
     "criterion": ("LogitClip", "Loss"),
-    "linear": ("LinearLogitClip", "clip_hidden", "linear_cross_entropy"),
+    "heads": ("LinearLogitClip", "clip_hidden", "linear_cross_entropy"),
     "own_data": ("fit", "load"),
     "runs.results": ("Result",),
     "search": ("tune",),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,49 +26,39 @@ _transforms_active = getattr(torch._C, "_are_functorch_transforms_active", None)
 _is_batched = getattr(getattr(torch._C, "_functorch", None), "is_legacy_batchedtensor", None)
 
 
-def check_clip(tau: float, delta: float | None, p: float) -> float:
-    """Check the options of Eq. 4.
+class Clip(NamedTuple):
+    """The clip of Eq. 4 as one value: threshold, scale and norm. `make_clip` makes a checked one.
 
-    Returns:
-        delta, which is tau if it is None.
-
-    Raises:
-        ValueError: if tau or delta is not positive or not finite, or if p is below 1.
+    >>> make_clip(temp=2.0)
+    Clip(tau=2.0, delta=0.5, p=2.0)
     """
-    if not 0 < tau < math.inf:
-        raise ValueError(f"tau must be positive and finite, got {tau}. To switch clipping off, leave the clip out.")
-    if delta is None:
-        delta = tau
-    check_positive("delta", delta)
-    for name, value in (("tau", tau), ("delta", delta)):
-        if not 1e-10 <= value <= 1e10:  # so that no gradient overflows in float32
-            raise ValueError(f"{name} must lie between 1e-10 and 1e10, got {value}.")
-    if not p >= 1:
-        raise ValueError(f"p must be at least 1 (math.inf is allowed), got {p}: below 1 it is not a norm.")
-    return delta
+
+    tau: float  # threshold on the norm
+    delta: float  # norm of a clipped vector
+    p: float = 2.0  # which norm
 
 
-def threshold_and_scale(
-    tau: float | None = None, delta: float | None = None, temp: float | None = None, p: float = 2.0
-) -> tuple[float, float]:
-    """Return the threshold and the scale of Eq. 4, from tau with an optional delta, or from temp.
+def make_clip(
+    tau: float | None = None, delta: float | None = None, p: float = 2.0, *, temp: float | None = None
+) -> Clip:
+    """Make the clip of Eq. 4 from tau with an optional delta, or from temp.
 
     `temp` is the option of the released code and the "1/tau" of the paper's tables: threshold temp, scale 1/temp.
 
     Args:
-        tau: the threshold.
-        delta: the scale; None means tau.
+        tau: threshold on the norm.
+        delta: norm of a clipped vector; None means tau.
+        p: which norm, from 1 to `math.inf`.
         temp: instead of tau and delta.
-        p: which norm; only checked.
 
     Returns:
-        (tau, delta).
+        A `Clip`.
 
     Raises:
         ValueError: if neither tau nor temp is given, or both, or if one is not a number or out of range.
 
-    >>> threshold_and_scale(tau=1.0), threshold_and_scale(temp=2.0)
-    ((1.0, 1.0), (2.0, 0.5))
+    >>> make_clip(1.0)
+    Clip(tau=1.0, delta=1.0, p=2.0)
     """
     for name, value in (("tau", tau), ("delta", delta), ("temp", temp)):
         if isinstance(value, str):
@@ -81,12 +71,31 @@ def threshold_and_scale(
             raise ValueError(f"Give tau (with an optional delta) or temp, got tau={tau}, delta={delta}, temp={temp}.")
         check_positive("temp", temp)
         tau, delta = temp, 1 / temp
+    if tau is None and delta is not None:
+        raise ValueError(f"delta={delta} without tau clips nothing: give tau, the threshold, too.")
     if tau is None:
         raise ValueError("The clip by norm needs a threshold: give tau=1 (Eq. 3) or temp=1.5.")
-    return float(tau), float(check_clip(tau, delta, p))
+    if not 0 < tau < math.inf:
+        raise ValueError(f"tau must be positive and finite, got {tau}. To switch clipping off, leave the clip out.")
+    delta = tau if delta is None else delta
+    check_positive("delta", delta)
+    for name, value in (("tau", tau), ("delta", delta)):
+        if not 1e-10 <= value <= 1e10:  # so that no gradient overflows in float32
+            raise ValueError(f"{name} must lie between 1e-10 and 1e10, got {value}.")
+    if not p >= 1:
+        raise ValueError(f"p must be at least 1 (math.inf is allowed), got {p}: below 1 it is not a norm.")
+    return Clip(float(tau), float(delta), float(p))
 
 
-def clip_logits(logits: Tensor, tau: float, delta: float | None = None, *, p: float = 2.0, dim: int = -1) -> Tensor:
+def clip_logits(
+    logits: Tensor,
+    tau: float | None = None,
+    delta: float | None = None,
+    *,
+    p: float = 2.0,
+    dim: int = -1,
+    temp: float | None = None,
+) -> Tensor:
     """Clip the p-norm of each logit vector: `delta z/|z|_p` if `|z|_p >= tau`, else `z`.
 
     The direction of the vector does not change, and so neither does the prediction. With ``delta=None`` the scale is
@@ -94,11 +103,12 @@ def clip_logits(logits: Tensor, tau: float, delta: float | None = None, *, p: fl
 
     Args:
         logits: any shape, with the classes along `dim`. A class is masked by a logit of -inf.
-        tau: the threshold on the norm.
-        delta: the norm of a clipped vector; None means tau.
+        tau: threshold on the norm.
+        delta: norm of a clipped vector; None means tau.
         p: which norm, from 1 to `math.inf`. Where the norm has no gradient, the usual subgradient is used: for p = 1,
             sign(0) = 0; for p = inf, entries that tie for the maximum share the gradient evenly.
         dim: the class dimension.
+        temp: instead of tau and delta: threshold temp and scale 1/temp.
 
     Returns:
         The clipped logits, in the shape and dtype of `logits`. In float16 and bfloat16 the norm is computed in float32.
@@ -112,27 +122,31 @@ def clip_logits(logits: Tensor, tau: float, delta: float | None = None, *, p: fl
 
     Paper: Eq. 3, Eq. 4.
     """
-    delta = check_clip(tau, delta, p)
+    return apply_clip(logits, make_clip(tau, delta, p, temp=temp), dim)
+
+
+def apply_clip(logits: Tensor, clip: Clip, dim: int = -1) -> Tensor:
+    """Eq. 4 with a `Clip`; see `clip_logits`."""
     check_logits(logits)
-    if delta > torch.finfo(logits.dtype).max:
-        raise ValueError(f"delta={delta:g} is beyond the range of {logits.dtype} logits.")
+    if clip.delta > torch.finfo(logits.dtype).max:
+        raise ValueError(f"delta={clip.delta:g} is beyond the range of {logits.dtype} logits.")
     z = full_precision(logits)
-    clipped = _Clip.apply(z, tau, delta, dim) if takes_closed_form(z, p) else plain_clip(z, tau, delta, p, dim)
+    clipped = _Clip.apply(z, clip, dim) if takes_closed_form(z, clip.p) else plain_clip(z, clip, dim)
     return clipped.to(logits.dtype)
 
 
-def plain_clip(z: Tensor, tau: float, delta: float, p: float = 2.0, dim: int = -1) -> Tensor:
+def plain_clip(z: Tensor, clip: Clip, dim: int = -1) -> Tensor:
     """Eq. 4 in plain operations, which work under every transform and on every device."""
     masked = z.isneginf()
     present = z.masked_fill(masked, 0.0)
-    return (present * clip_factor(vector_norm(present, p, dim), tau, delta)).masked_fill(masked, -math.inf)
+    return (present * clip_factor(vector_norm(present, clip.p, dim), clip)).masked_fill(masked, -math.inf)
 
 
-def clip_factor(norm: Tensor, tau: float, delta: float) -> Tensor:
+def clip_factor(norm: Tensor, clip: Clip) -> Tensor:
     """Return the factor of Eq. 4 for a vector of this norm: delta/norm from tau on, exactly 1 below."""
-    ratio = norm / delta
-    # Chosen before the reciprocal, so that zero logits are safe; for delta = tau the clamp is a cheaper way to choose.
-    ratio = ratio.clamp_min(1.0) if delta == tau else torch.where(norm >= tau, ratio, 1.0)
+    ratio = norm / clip.delta
+    # Chosen before the reciprocal, so that zero logits are safe; for delta = tau, clamping is cheaper than `where`.
+    ratio = ratio.clamp_min(1.0) if clip.delta == clip.tau else torch.where(norm >= clip.tau, ratio, 1.0)
     return ratio.reciprocal()
 
 
@@ -151,7 +165,7 @@ def takes_closed_form(z: Tensor, p: float) -> bool:
 
 
 def eager_on_cpu(x: Tensor) -> bool:
-    """Return whether reading the values of `x` needs no wait for a device and works in a compiler or transform."""
+    """Return whether the values of `x` can be read without a sync: eager, CPU, no transform."""
     if not x.is_cpu or torch.compiler.is_compiling() or _transforms_active is None or _is_batched is None:
         return False
     return not _transforms_active()
@@ -161,25 +175,25 @@ class _Clip(torch.autograd.Function):
     """Eq. 4 for p = 2. With s the factor, dz = s g; for clipped rows, minus its component along z: s (g.z) z/|z|^2."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, tau: float, delta: float, dim: int) -> Tensor:
+    def forward(ctx: Any, z: Tensor, clip: Clip, dim: int) -> Tensor:
         norm = torch.linalg.vector_norm(z, dim=dim, keepdim=True)
-        ctx.options = tau, delta, dim
+        ctx.options = clip, dim
         ctx.plain = needs_plain_form(norm)
         if ctx.plain:
             ctx.save_for_backward(z, None, None)
-            return plain_clip(z, tau, delta, dim=dim)
-        factor = clip_factor(norm, tau, delta)
+            return plain_clip(z, clip, dim)
+        factor = clip_factor(norm, clip)
         ctx.save_for_backward(z, norm, factor)
         return z * factor
 
     @staticmethod
     def backward(ctx: Any, g: Tensor):  # type: ignore[override]
         z, norm, factor = ctx.saved_tensors
-        tau, delta, dim = ctx.options
+        clip, dim = ctx.options
         if ctx.plain or wants_plain_gradient(g):
-            return plain_gradient(lambda z: [plain_clip(z, tau, delta, dim=dim)], z, [g]), None, None, None
+            return plain_gradient(lambda z: [plain_clip(z, clip, dim)], z, [g]), None, None
         along = (g * z).sum(dim, keepdim=True).mul_(factor)
-        return (g * factor).addcmul_(z, radial(along, norm, tau), value=-1), None, None, None
+        return (g * factor).addcmul_(z, radial(along, norm, clip.tau), value=-1), None, None
 
 
 def needs_plain_form(norm: Tensor) -> bool:
@@ -339,8 +353,7 @@ def norm(
         temp: instead of tau and delta: the threshold, with the scale 1/temp; the paper's tabulated 1/tau.
         p: order of the norm, from 1 to inf.
     """
-    threshold, scale = threshold_and_scale(tau, delta, temp, p)
-    return clip_logits(logits, threshold, scale, p=p)
+    return clip_logits(logits, tau, delta, p=p, temp=temp)
 
 
 @CLIPS.register

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
@@ -20,11 +20,12 @@ from logitclip import theory
 from logitclip.clip import (
     CLIPS,
     QUANTILES,
+    Clip,
+    apply_clip,
     check_logits,
-    clip_logits,
     full_precision,
+    make_clip,
     norm_quantiles,
-    threshold_and_scale,
     vector_norm,
 )
 from logitclip.losses import LOSSES, TrainingState, check_classes, check_target, evaluate
@@ -91,7 +92,7 @@ class Loss(nn.Module):
     @property
     def scheduled(self) -> bool:
         """Whether the loss changes with the epoch, so that `start_epoch` matters."""
-        return self.function.second == "log_probs"
+        return "state" in self.function.takes
 
     def start_epoch(self, epoch: int, class_counts: Tensor | None = None) -> None:
         """Set the epoch of a loss with a schedule (CORES); the other losses ignore it.
@@ -140,49 +141,27 @@ class Loss(nn.Module):
         return self.reduced(logits, target, example_weight)
 
     def reduced(
-        self,
-        logits: Tensor,
-        target: Tensor,
-        example_weight: Tensor | None = None,
-        clip: tuple[float, float, float] | None = None,
+        self, logits: Tensor, target: Tensor, example_weight: Tensor | None = None, clip: Clip | None = None
     ) -> Tensor:
-        """Clip the logits with `clip` = (tau, delta, p), compute the loss, weight and reduce it."""
+        """Clip the logits, compute the loss, weight and reduce it."""
         target, kept = check_target(logits, target, self.ignore_index, dim=1 if logits.ndim > 1 else 0)
-        soft = target.is_floating_point()
         if logits.ndim > 2:
             logits = logits.movedim(1, -1)
-            target = target.movedim(1, -1) if soft else target
+            target = target.movedim(1, -1) if target.is_floating_point() else target
         weight = self.weight  # looked up once: finding a buffer of a module is slow
-        if weight is not None and len(weight) != logits.shape[-1]:
-            raise ValueError(f"weight has {len(weight)} entries for {logits.shape[-1]} classes.")
-        values, weights = evaluate(self.function, logits, target, self.knobs, clip, weight, self.training_state(), kept)
-        if weights is not None and self.removed is not None and self.training:
-            self._count_removed(1 - weights, target, kept)
-        if example_weight is not None:
-            if example_weight.shape != values.shape:
-                raise ValueError(
-                    f"example_weight must have the shape {tuple(values.shape)}, got {tuple(example_weight.shape)}."
-                )
-            example_weight = example_weight.to(values.dtype)
-            weights = example_weight if weights is None else weights * example_weight
-        if kept is not None:
-            weights = kept.to(values.dtype) if weights is None else weights * kept
-        if weight is not None and not soft:
-            of_class = weight.to(values.dtype)[target]
-            weights = of_class if weights is None else weights * of_class
-        if weights is None and values.numel():
-            return values.mean() if self.reduction == "mean" else values.sum() if self.reduction == "sum" else values
-        if weights is None:
-            weights = torch.ones_like(values)
-        weighted = values * weights
-        if self.reduction != "mean":
-            return weighted.sum() if self.reduction == "sum" else weighted
-        total = weights.sum()
-        return weighted.sum() / torch.where(total == 0, 1.0, total)
+        check_weights(logits.shape, weight, example_weight)
+        values, own = evaluate(self.function, logits, target, self.knobs, clip, weight, self.training_state(), kept)
+        if own is not None:
+            self.count_removed(own, target, kept)
+        return reduce(values, weights_of(values, target, own, example_weight, kept, weight), self.reduction)
 
-    def _count_removed(self, removed: Tensor, target: Tensor, kept: Tensor | None) -> None:
+    def count_removed(self, own: Tensor, target: Tensor, kept: Tensor | None = None) -> None:
+        """Count the examples of each class that the loss itself left out, with the weight 0, in training."""
+        if self.removed is None or not self.training:
+            return
         if self.removed.device != target.device:  # the counts of `start_epoch` were on another device
             self.removed = self.removed.to(target.device)
+        removed = 1 - own
         removed = (removed if kept is None else removed * kept).detach().to(self.removed).flatten()
         if target.is_floating_point():
             self.removed += removed @ target.to(removed.dtype).reshape(len(removed), -1)
@@ -194,37 +173,88 @@ class Loss(nn.Module):
         return f"{self.name!r}{knobs}, reduction={self.reduction!r}"
 
 
+# -- weights and reductions ------------------------------------------------------------------------------------------
+
+
+def check_weights(shape: Sequence[int], weight: Tensor | None, example_weight: Tensor | None) -> None:
+    """Refuse weights that do not fit logits of this shape, [..., K]."""
+    if weight is not None and len(weight) != shape[-1]:
+        raise ValueError(f"weight has {len(weight)} entries for {shape[-1]} classes.")
+    if example_weight is not None and example_weight.shape != shape[:-1]:
+        raise ValueError(f"example_weight must have the shape {tuple(shape[:-1])}, got {tuple(example_weight.shape)}.")
+
+
+def weights_of(
+    values: Tensor,
+    target: Tensor,
+    own: Tensor | None,
+    example_weight: Tensor | None,
+    kept: Tensor | None,
+    class_weight: Tensor | None,
+) -> Tensor | None:
+    """The weight of each value, or None if all weigh the same.
+
+    Args:
+        values: [...]; only their dtype is used.
+        target: class indices [...], or probabilities [..., K], whose class weights are in the values already.
+        own: weights that the loss itself gives, such as those of a sieve, [...].
+        example_weight: weights that the caller gives, [...].
+        kept: False for examples that do not count, [...].
+        class_weight: [K].
+    """
+    weights = own
+    for more in (example_weight, kept):
+        if more is not None:
+            weights = more.to(values.dtype) if weights is None else weights * more.to(values.dtype)
+    if class_weight is not None and not target.is_floating_point():
+        of_class = class_weight.to(values.dtype)[target]
+        weights = of_class if weights is None else weights * of_class
+    return weights
+
+
+def reduce(values: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:
+    """Weight and reduce the values of a loss: the one place for it."""
+    if weights is None and values.numel():
+        return values.mean() if reduction == "mean" else values.sum() if reduction == "sum" else values
+    if weights is None:
+        weights = torch.ones_like(values)
+    weighted = values * weights
+    if reduction != "mean":
+        return weighted.sum() if reduction == "sum" else weighted
+    return weighted.sum() / denominator(weights)
+
+
+def denominator(weights: Tensor) -> Tensor:
+    """What a mean divides by: the sum of the weights, or 1 if it is 0, so that a mean over nothing is 0."""
+    total = weights.sum()
+    return torch.where(total == 0, 1.0, total)
+
+
 def _make_room_for_removed(loss: Any, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
     """Give the buffer `removed` the size of the saved one: a new loss does not know the number of classes."""
     saved = state.get(f"{prefix}removed")
     loss.removed = None if saved is None else torch.zeros_like(saved)
 
 
-class Linked(nn.Module):
+class _Wrapper(nn.Module):
     """A criterion on transformed logits: ``criterion(link(logits), target)``."""
 
-    def __init__(self, criterion: str | Callable[..., Tensor], link: Callable[..., Tensor]) -> None:
+    def __init__(self, criterion: str | Callable[..., Tensor]) -> None:
         super().__init__()
         if isinstance(criterion, str):
             criterion = Loss(criterion)
         if not callable(criterion):
             raise TypeError(f"criterion must be the name of a loss or a callable such as a module, got {criterion!r}.")
         self.criterion = criterion
-        self._link = link
 
     def link(self, logits: Tensor) -> Tensor:
-        """Apply the link to logits with the classes in dimension 1 (0 for a single vector)."""
-        dim = 1 if logits.ndim > 1 else 0
-        return self._link(logits.movedim(dim, -1)).movedim(-1, dim)
+        """Transform logits with the classes in dimension 1 (0 for a single vector)."""
+        raise NotImplementedError
 
     def forward(self, logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not isinstance(self.criterion, (Loss, Linked)):  # these check their own arguments
+        if not isinstance(self.criterion, (Loss, _Wrapper)):  # these check their own arguments
             _check_multiclass(logits, target)
         return self.criterion(self.link(logits), target, *args, **kwargs)
-
-    def extra_repr(self) -> str:
-        name = getattr(getattr(self._link, "func", self._link), "__name__", repr(self._link)).lstrip("_")
-        return ", ".join([name, *(f"{key}={value}" for key, value in getattr(self._link, "keywords", {}).items())])
 
     def start_epoch(self, epoch: int, class_counts: Tensor | None = None) -> None:
         """Call `start_epoch` of the criterion, if it has one; see `Loss.start_epoch`."""
@@ -239,7 +269,32 @@ class Linked(nn.Module):
             sync(reduce)
 
 
-class LogitClip(Linked):
+class Linked(_Wrapper):
+    """A criterion after any link: ``criterion(link(logits), target)``.
+
+    Args:
+        criterion: a loss by name, or any callable of logits and targets.
+        link: a function of logits with the classes in the last dimension.
+
+    >>> Linked("ce", torch.zeros_like)(torch.tensor([[30.0, 40.0]]), torch.tensor([0]))
+    tensor(0.6931)
+    """
+
+    def __init__(self, criterion: str | Callable[..., Tensor], link: Callable[..., Tensor]) -> None:
+        super().__init__(criterion)
+        self._link = link
+
+    def link(self, logits: Tensor) -> Tensor:
+        """Apply the link to logits with the classes in dimension 1 (0 for a single vector)."""
+        dim = 1 if logits.ndim > 1 else 0
+        return self._link(logits.movedim(dim, -1)).movedim(-1, dim)
+
+    def extra_repr(self) -> str:
+        name = getattr(getattr(self._link, "func", self._link), "__name__", repr(self._link)).lstrip("_")
+        return ", ".join([name, *(f"{key}={value}" for key, value in getattr(self._link, "keywords", {}).items())])
+
+
+class LogitClip(_Wrapper):
     """A loss on clipped logits: Eq. 4, then the criterion.
 
     Args:
@@ -273,55 +328,59 @@ class LogitClip(Linked):
         *,
         temp: float | None = None,
     ) -> None:
-        super().__init__(criterion, clip_logits)
-        self.p = float(p)
-        self._set_clip(tau, delta, temp)
+        super().__init__(criterion)
+        self._set_clip(tau, delta, p, temp)
 
-    def _set_clip(self, tau: float | None, delta: float | None, temp: float | None) -> None:
-        self._tau, self._delta = threshold_and_scale(tau, delta, temp, self.p)
+    def _set_clip(self, tau: float | None, delta: float | None, p: float, temp: float | None = None) -> None:
+        self.clip = make_clip(tau, delta, p, temp=temp)
         self._follows = "temp" if temp is not None else "tau" if delta is None else None
 
     @property
     def tau(self) -> float:
         """The threshold on the norm."""
-        return self._tau
+        return self.clip.tau
 
     @tau.setter
     def tau(self, value: float) -> None:
         if self._follows == "temp":
             raise ValueError("This clip was made with temp: set temp, or make it with tau.")
-        self._set_clip(value, None if self._follows == "tau" else self._delta, None)
+        self._set_clip(value, None if self._follows == "tau" else self.delta, self.p)
 
     @property
     def delta(self) -> float:
         """The norm of a clipped vector."""
-        return self._delta
+        return self.clip.delta
 
     @delta.setter
     def delta(self, value: float) -> None:
         if self._follows == "temp":
             raise ValueError("This clip was made with temp: set temp, or make it with tau and delta.")
-        self._set_clip(self._tau, value, None)
+        self._set_clip(self.tau, value, self.p)
+
+    @property
+    def p(self) -> float:
+        """Which norm is clipped."""
+        return self.clip.p
 
     @property
     def temp(self) -> float | None:
         """The threshold and the reciprocal of the scale; None for a clip that was made with tau."""
-        return self._tau if self._follows == "temp" else None
+        return self.tau if self._follows == "temp" else None
 
     @temp.setter
     def temp(self, value: float) -> None:
         if self._follows != "temp":
             raise ValueError("This clip was made with tau: set tau and delta, or make it with temp.")
-        self._set_clip(None, None, value)
+        self._set_clip(None, None, self.p, value)
 
     def link(self, logits: Tensor) -> Tensor:
         """Clip logits with the classes in dimension 1 (0 for a single vector): Eq. 4."""
-        return clip_logits(logits, self.tau, self.delta, p=self.p, dim=1 if logits.ndim > 1 else 0)
+        return apply_clip(logits, self.clip, dim=1 if logits.ndim > 1 else 0)
 
     def forward(self, logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         criterion = self.criterion
         if isinstance(criterion, Loss) and type(criterion).forward is Loss.forward:  # clip and loss in one
-            return criterion.reduced(logits, target, *args, **kwargs, clip=(self.tau, self.delta, self.p))
+            return criterion.reduced(logits, target, *args, **kwargs, clip=self.clip)
         return super().forward(logits, target, *args, **kwargs)
 
     def extra_repr(self) -> str:
@@ -365,7 +424,7 @@ class LogitClip(Linked):
         if target is None or not isinstance(self.criterion, Loss):
             return report
         mean = Loss(self.criterion.name, ignore_index=self.criterion.ignore_index, **self.criterion.knobs)
-        report = replace(report, loss=float(mean.reduced(logits, target, clip=(self.tau, self.delta, self.p))))
+        report = replace(report, loss=float(mean.reduced(logits, target, clip=self.clip)))
         lowest = None if masked.any() else self._lowest_loss(mean, report.clipped, logits.shape[dim])
         if lowest is None or report.loss is None:
             return report

@@ -1,4 +1,4 @@
-"""The two numbers that every loss is computed from, with the clip: `log p_y` and the mean over classes of `log p_k`.
+"""The two numbers that every loss is computed from, with the clip: `log p_y` and the sum over classes of `log p_k`.
 
 `row_log_probs` has a plain form that works everywhere, and one for the CPU with a gradient in closed form: it
 processes rows in blocks that stay in the cache, and stores no [N, K] array besides the gradient.
@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from logitclip.clip import (
-    check_clip,
+    Clip,
+    apply_clip,
     clip_factor,
-    clip_logits,
     eager_on_cpu,
     full_precision,
     needs_plain_form,
@@ -36,43 +36,39 @@ LOG2_E = math.log2(math.e)  # exp(x) = exp2(x LOG2_E), and exp2 takes half the t
 
 
 def row_log_probs(
-    logits: Tensor,
-    target: Tensor,
-    tau: float | None = None,
-    delta: float | None = None,
-    *,
-    p: float = 2.0,
-    mean: bool = True,
+    logits: Tensor, target: Tensor, clip: Clip | None = None, *, total: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    """`log p_y` and the mean of `log p_k` over the classes, with `p = softmax(clip(z))`.
+    """`log p_y` and the sum of `log p_k` over the classes, with `p = softmax(clip(z))`.
 
     Args:
         logits: [..., K].
         target: [...] class indices.
-        tau, delta, p: the clip of Eq. 4; ``tau=None`` means none.
-        mean: False skips the second number, which many losses do not need.
+        clip: the clip, or None.
+        total: False skips the second number, which many losses do not need.
 
     Returns:
-        Two tensors of shape [...] (the second is None without `mean`), in float32 for half-precision logits.
+        Two tensors of shape [...] (the second is None without `total`), in float32 for half-precision logits.
+
+    Raises:
+        ValueError: if the shapes do not fit.
 
     >>> row_log_probs(torch.zeros(1, 4), torch.tensor([2]))
-    (tensor([-1.3863]), tensor([-1.3863]))
+    (tensor([-1.3863]), tensor([-5.5452]))
     """
     if target.shape != logits.shape[:-1]:
         raise ValueError(f"target must have the shape {tuple(logits.shape[:-1])}, got {tuple(target.shape)}.")
-    if tau is not None:
-        delta = check_clip(tau, delta, p)
-    elif delta is not None:
-        raise ValueError(f"delta={delta} without tau clips nothing: give tau, the threshold, too.")
     logits = full_precision(logits)
-    if takes_closed_form(logits, p) and (tau is not None or logits.numel() >= MIN_BLOCKED):
+    classes = logits.shape[-1]
+    if takes_closed_form(logits, 2.0 if clip is None else clip.p) and (
+        clip is not None or logits.numel() >= MIN_BLOCKED
+    ):
         if logits.ndim == 2:
-            return _Blocked.apply(logits, target, tau, delta, mean)
-        rows = logits.reshape(-1, logits.shape[-1])
-        log_p, mean_log_p = _Blocked.apply(rows, target.flatten(), tau, delta, mean)
-        return log_p.view(target.shape), mean_log_p.view(target.shape) if mean else None
-    log_probs = clipped_log_probs(logits, tau, delta, p=p)
-    return pick(log_probs, target), sum_log_probs(log_probs) / logits.shape[-1] if mean else None
+            log_p, mean = _Blocked.apply(logits, target, clip, total)
+            return log_p, mean * classes if total else None
+        log_p, mean = _Blocked.apply(logits.reshape(-1, classes), target.flatten(), clip, total)
+        return log_p.view(target.shape), (mean * classes).view(target.shape) if total else None
+    log_probs = clipped_log_probs(logits, clip)
+    return pick(log_probs, target), sum_log_probs(log_probs) / classes * classes if total else None
 
 
 def sum_log_probs(log_probs: Tensor, *, keepdim: bool = False) -> Tensor:
@@ -88,10 +84,10 @@ def pick(log_probs: Tensor, target: Tensor) -> Tensor:
     return log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
 
-def clipped_log_probs(logits: Tensor, tau: float | None, delta: float | None, *, p: float = 2.0) -> Tensor:
+def clipped_log_probs(logits: Tensor, clip: Clip | None) -> Tensor:
     """`log softmax(clip(z))` over the last dimension, [..., K]; half precision is computed in float32."""
     logits = full_precision(logits)
-    return torch.log_softmax(logits if tau is None else clip_logits(logits, tau, delta, p=p), dim=-1)
+    return torch.log_softmax(logits if clip is None else apply_clip(logits, clip), dim=-1)
 
 
 class _Blocked(torch.autograd.Function):
@@ -103,18 +99,18 @@ class _Blocked(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, tau: float | None, delta: float, mean: bool):
+    def forward(ctx: Any, logits: Tensor, target: Tensor, clip: Clip | None, mean: bool):
         index = target.unsqueeze(1)
         at_target = logits.gather(1, index)
-        ctx.clip = tau, delta
+        ctx.clip = clip
         ctx.set_materialize_grads(False)
-        exps, norm, scale, shift, total, dot, average = _statistics(logits, tau, delta, mean)
-        # Without a clip masked classes matter to the mean alone.
+        exps, norm, scale, shift, total, dot, average = _statistics(logits, clip, mean)
+        # Without a clip masked classes affect only the mean.
         unbounded = norm if norm is not None else None if average is None else average.neg()
         ctx.plain = unbounded is not None and needs_plain_form(unbounded)
         if ctx.plain:
             ctx.save_for_backward(logits, index, *[None] * 8)
-            log_p, mean_log_p = _plain(logits, target, tau, delta)
+            log_p, mean_log_p = _plain(logits, target, clip)
             return log_p, mean_log_p if mean else None
         log_total = total.log()
         log_p = _exponent(at_target, scale, shift).div_(LOG2_E) - log_total
@@ -127,23 +123,23 @@ class _Blocked(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor | None, h: Tensor | None):  # type: ignore[override]
         logits, index, at_target, exps, norm, scale, shift, total, dot, average = ctx.saved_tensors
-        tau, delta = ctx.clip
+        clip = ctx.clip
         upstream = h if g is None else g
         if upstream is None:
-            return None, None, None, None, None
+            return None, None, None, None
         if ctx.plain or wants_plain_gradient(upstream):
-            grad = plain_gradient(lambda z: _plain(z, index.squeeze(1), tau, delta), logits, [g, h])
-            return grad, None, None, None, None
+            grad = plain_gradient(lambda z: _plain(z, index.squeeze(1), clip), logits, [g, h])
+            return grad, None, None, None
         g = torch.zeros_like(total) if g is None else g.unsqueeze(1)
         h = None if h is None else h.unsqueeze(1)
         sg, sh = (g, h) if scale is None else (g * scale, None if h is None else h * scale)
         weight = (sg if sh is None else sg + sh) / total
         along = even = None
-        if tau is not None:
+        if clip is not None:
             along = (weight * dot).addcmul_(sg, at_target, value=-1)
             if h is not None:
                 along.addcmul_(h, average if shift is None else average + shift, value=-1)
-            along = radial(along, norm, tau)
+            along = radial(along, norm, clip.tau)
         if sh is not None:
             even = sh / logits.shape[1]
         # The gradient is written over the exponentials (`data`: they are saved, but never read again), unless they
@@ -159,38 +155,36 @@ class _Blocked(torch.autograd.Function):
             if c is not None:
                 out.add_(c)
         grad.scatter_add_(1, index, sg)
-        return grad, None, None, None, None
+        return grad, None, None, None
 
 
-def _statistics(logits: Tensor, tau: float | None, delta: float, mean: bool) -> tuple[Any, ...]:
+def _statistics(logits: Tensor, clip: Clip | None, mean: bool) -> tuple[Any, ...]:
     """e = exp(s z - shift), or None if there are too many, and columns: norm, s, shift, the sums of e and of e z, the
     mean of s z - shift. Values that are not needed are None."""
     if logits.numel() <= BLOCK:
-        return _block_statistics(logits, tau, delta, mean)
+        return _block_statistics(logits, clip, mean)
     keep = logits.numel() <= KEPT
     exps = torch.empty_like(logits if keep else logits[: _rows(logits)])
     blocks = [
-        _block_statistics(z, tau, delta, mean, out=exps[: len(z)] if e is None else e)[1:]
+        _block_statistics(z, clip, mean, out=exps[: len(z)] if e is None else e)[1:]
         for z, e in _blocks(logits, exps if keep else None)
     ]
     columns = (None if column[0] is None else torch.cat(column) for column in zip(*blocks, strict=True))
     return exps if keep else None, *columns
 
 
-def _block_statistics(
-    z: Tensor, tau: float | None, delta: float, mean: bool, out: Tensor | None = None
-) -> tuple[Any, ...]:
+def _block_statistics(z: Tensor, clip: Clip | None, mean: bool, out: Tensor | None = None) -> tuple[Any, ...]:
     norm = scale = shift = dot = None
-    if tau is not None:
+    if clip is not None:
         norm = torch.linalg.vector_norm(z, dim=1, keepdim=True)
-        scale = clip_factor(norm, tau, delta)
-    if tau is None or max(tau, delta) > EXP_SAFE:
+        scale = clip_factor(norm, clip)
+    if clip is None or max(clip.tau, clip.delta) > EXP_SAFE:
         shift = z.amax(1, keepdim=True)
         shift = shift if scale is None else shift * scale
     e = _exponent(z, scale, shift, out)
     average = e.mean(1, keepdim=True).div_(LOG2_E) if mean else None
     total = e.exp2_().sum(1, keepdim=True)
-    if tau is not None:
+    if clip is not None:
         dot = _row_dots(e, z)
     return e, norm, scale, shift, total, dot, average
 
@@ -198,7 +192,7 @@ def _block_statistics(
 def _row_dots(a: Tensor, b: Tensor) -> Tensor:
     """The dot product of each row of `a` with that of `b`, a column.
 
-    A product as large as a block would go back to the system when it is freed: the next step would page it in again.
+    A product as large as a block would not stay with malloc, which returns it to the OS; the next step page-faults.
     """
     if a.numel() <= PRODUCT:
         return (a * b).sum(1, keepdim=True)
@@ -229,6 +223,6 @@ def _rows(matrix: Tensor) -> int:
     return max(1, BLOCK // matrix.shape[1])
 
 
-def _plain(z: Tensor, target: Tensor, tau: float | None, delta: float) -> list[Tensor]:
-    log_probs = torch.log_softmax(z if tau is None else plain_clip(z, tau, delta), dim=1)
+def _plain(z: Tensor, target: Tensor, clip: Clip | None) -> list[Tensor]:
+    log_probs = torch.log_softmax(z if clip is None else plain_clip(z, clip), dim=1)
     return [pick(log_probs, target), sum_log_probs(log_probs) / z.shape[1]]

@@ -34,11 +34,6 @@ class NoiseEstimate:
     matrix_lower: np.ndarray | None
     matrix_upper: np.ndarray | None
 
-    @property
-    def looks_clean(self) -> bool:
-        """Whether predictions contradict at most 5 % of the labels, and the interval ends at 5 % or below."""
-        return self.at_most <= CLEAN
-
 
 def estimate_noise(
     labels: np.ndarray, probabilities: np.ndarray, *, resamples: int = RESAMPLES, seed: int = 0

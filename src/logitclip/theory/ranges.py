@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from logitclip.losses import LOSSES
+from logitclip.losses.contract import call
 
 Range = tuple[float, float]
 
@@ -234,13 +235,11 @@ def base_loss_bounds(
     ball = _ball(tau, num_classes, delta, p)
     if name in BOUNDS:
         return BOUNDS[name](ball, **knobs)
-    if function.second == "log_probs":
+    if "log_probs" in function.takes:
         return -math.inf, math.inf
     losses = _grid(ball)[:, None]  # -log p_y from the smallest to the largest, [C, 1]
-    if function.second == "_":
-        values = function.phi(-losses, None, **knobs)
-    else:
-        values = function.phi(*torch.broadcast_tensors(-losses, -_sums(losses, ball)), **knobs)
+    sums = losses if "sum_log_p" not in function.takes else _sums(losses, ball)
+    values = call(function, *torch.broadcast_tensors(-losses, -sums), knobs)
     # Monotone in the sum for every p_y, and in p_y along both ends of the sum: the extremes are at the corners.
     if not (_monotone(values, 1) and _monotone(values[:, [0, -1]], 0)):
         return -math.inf, math.inf
@@ -318,15 +317,15 @@ def lipschitz_constant(
     """
     name, knobs = LOSSES.parse(loss, **knobs)
     function: Any = LOSSES[name]
-    if function.second != "_":
+    if {"sum_log_p", "log_probs"} & set(function.takes):
         raise ValueError(f"{name} depends on all probabilities, Prop 2.4 is about losses of p_y alone.")
-    slopes = _log_slopes(function.phi, -_grid(_ball(tau, num_classes, delta, p)), knobs)
+    slopes = _log_slopes(function, -_grid(_ball(tau, num_classes, delta, p)), knobs)
     if not _monotone(slopes, 0, tolerance=1e-6):
         raise ValueError(f"The slope of {name} in p_y is not monotone, so its largest value is not known.")
     return float(slopes[[0, -1]].max().exp())
 
 
-def _log_slopes(phi: Callable[..., Tensor], log_p: Tensor, knobs: dict[str, Any]) -> Tensor:
+def _log_slopes(function: Any, log_p: Tensor, knobs: dict[str, Any]) -> Tensor:
     """log |dphi/dp| = log |dphi/dlog p| - log p at each log p.
 
     Near p = 0 rounding may hide how phi changes. There the slope is continued as a power of p.
@@ -334,7 +333,7 @@ def _log_slopes(phi: Callable[..., Tensor], log_p: Tensor, knobs: dict[str, Any]
 
     def gradient(log_p: Tensor) -> Tensor:
         log_p = log_p.clone().requires_grad_()
-        return torch.autograd.grad(phi(log_p, None, **knobs).sum(), log_p)[0].abs()
+        return torch.autograd.grad(call(function, log_p, None, knobs).sum(), log_p)[0].abs()
 
     probe = -torch.arange(700, dtype=torch.float64)
     size = gradient(probe)

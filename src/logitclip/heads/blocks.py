@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from logitclip.clip import clip_factor
+from logitclip.clip import Clip, clip_factor
 from logitclip.fused import EXP_SAFE, LOG2_E
 
 # Chosen by measurement on CPUs, see benchmarks/million_classes.py.
@@ -24,7 +24,6 @@ CHUNK = 192 * 1024  # entries of a block that are processed at a time, while the
 
 STEP = 4096  # classes whose weights are converted or summed at a time
 
-Clip = tuple[float, float]  # threshold and scale
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of hidden states, weight and bias
 
 
@@ -110,7 +109,7 @@ class BlockedHead:
         shard: Shard,
     ) -> None:
         self.hidden, self.weight, self.bias, self.clip, self.shard = hidden, weight, bias, clip, shard
-        self.shifted = clip is None or max(clip) > EXP_SAFE
+        self.shifted = clip is None or max(clip.tau, clip.delta) > EXP_SAFE
         self.needs_gradient = any(needs)
         n, (classes, width) = len(hidden), weight.shape
         make = {"dtype": torch.promote_types(hidden.dtype, torch.float32), "device": weight.device}
@@ -137,7 +136,7 @@ class BlockedHead:
         """The norm, `log sum exp(s z)` and the expectation of z under p; without a clip, only the second."""
         self.rows = rows
         self.norm, self.top = self._norm_and_largest()
-        self.scale = None if self.norm is None or self.clip is None else clip_factor(self.norm, *self.clip)
+        self.scale = None if self.norm is None or self.clip is None else clip_factor(self.norm, self.clip)
         total, dot = [], []
         for _, _, z, scratch in self._chunks(2):
             e = self._exponentials(z, scratch)

@@ -22,9 +22,8 @@ from processes import finished
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from logitclip import fused_linear
 from logitclip.criterion import LogitClip, Loss
-from logitclip.linear import LinearLogitClip, clip_hidden, gram_matrix, linear_cross_entropy
+from logitclip.heads import LinearLogitClip, blocks, clip_hidden, gram_matrix, linear_cross_entropy
 from logitclip.losses import LOSSES
 
 torch.set_num_threads(1)
@@ -36,16 +35,16 @@ CLIPS: list[Any] = [None, (4.0, None), (4.0, 0.5), (0.5, 3.0), (70.0, 60.0)]  # 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use blocks of eight rows and six classes, which do not divide the totals."""
-    monkeypatch.setattr(fused_linear, "SMALL_BLOCK", 8 * K)
-    monkeypatch.setattr(fused_linear, "MOST_ROWS", 8)
-    monkeypatch.setattr(fused_linear, "FEWEST_ROWS", 0)
-    monkeypatch.setattr(fused_linear, "CHUNK", 50)
+    monkeypatch.setattr(blocks, "SMALL_BLOCK", 8 * K)
+    monkeypatch.setattr(blocks, "MOST_ROWS", 8)
+    monkeypatch.setattr(blocks, "FEWEST_ROWS", 0)
+    monkeypatch.setattr(blocks, "CHUNK", 50)
 
 
 @pytest.fixture(params=["kept", "computed again", "kept in the gradient"])
 def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Return a number of features for each way to keep the logits between the passes."""
-    monkeypatch.setattr(fused_linear, "FEWEST_ROWS", 1000 if request.param == "computed again" else 0)
+    monkeypatch.setattr(blocks, "FEWEST_ROWS", 1000 if request.param == "computed again" else 0)
     return N + 3 if request.param == "kept in the gradient" else D
 
 
@@ -185,7 +184,7 @@ def test_random_sizes(
 def test_float32(clip: Any) -> None:
     hidden, weight, bias, target = layer(200, 16, 500, torch.float32)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fused_linear, "CHUNK", 1000)
+        patch.setattr(blocks, "CHUNK", 1000)
         got = fused("ce", hidden, weight, bias, target, clip)
     exact = [x.detach().double().requires_grad_() for x in (hidden, weight, bias)]
     expected = unfused("ce", *exact, target, clip)
@@ -439,9 +438,9 @@ def test_autocast_leaves_float64_alone() -> None:
 
 def test_the_logits_are_never_held(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     n, d, k = (220, 4, 3000) if width < N else (220, 220, 30_000)
-    monkeypatch.setattr(fused_linear, "SMALL_BLOCK", 0)
-    monkeypatch.setattr(fused_linear, "MOST_ROWS", 256)
-    monkeypatch.setattr(fused_linear, "CHUNK", n * k // 50)
+    monkeypatch.setattr(blocks, "SMALL_BLOCK", 0)
+    monkeypatch.setattr(blocks, "MOST_ROWS", 256)
+    monkeypatch.setattr(blocks, "CHUNK", n * k // 50)
     hidden, weight, bias, target = layer(n, d, k)
     gradients = 8 * (n * d + k * (d + 1))
     with Memory(hidden, weight, bias, target) as memory:
@@ -539,7 +538,7 @@ def test_second_derivatives_of_the_clip_alone() -> None:
         ({"target": torch.full((N, K), 1 / K), "ignore_index": 3}, "ignore_index=3 needs class indices"),
         ({"tau": 0.0}, "tau must be positive"),
         ({"delta": -1.0}, "delta must be positive"),
-        ({"tau": None, "delta": 1.0}, "needs a threshold"),
+        ({"tau": None, "delta": 1.0}, "without tau clips nothing"),
         ({"temp": 1.0}, "Give tau .* or temp"),
     ],
     ids=str,
@@ -628,7 +627,7 @@ def _rank(world: int, store: str, rank: int) -> None:
     """One process of the test above: compare its part of the loss and gradients with the whole layer."""
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
     group = dist.group.WORLD
-    fused_linear.SMALL_BLOCK, fused_linear.MOST_ROWS, fused_linear.FEWEST_ROWS, fused_linear.CHUNK = 8 * 10, 8, 0, 50
+    blocks.SMALL_BLOCK, blocks.MOST_ROWS, blocks.FEWEST_ROWS, blocks.CHUNK = 8 * 10, 8, 0, 50
     hidden, weight, bias, target = layer()
     target[::7] = -100
     options: Any = {"weight": torch.linspace(0.1, 2, K, dtype=torch.float64), "label_smoothing": 0.1}
@@ -669,3 +668,12 @@ def _rank(world: int, store: str, rank: int) -> None:
 
 if __name__ == "__main__":
     _rank(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+
+
+def test_the_old_place_works_and_warns() -> None:
+    import logitclip.linear
+
+    with pytest.warns(DeprecationWarning, match=r"Import gram_matrix from logitclip\.heads"):
+        assert logitclip.linear.gram_matrix is gram_matrix
+    with pytest.raises(AttributeError, match="no attribute 'gram'"):
+        logitclip.linear.gram  # noqa: B018

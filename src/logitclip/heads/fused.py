@@ -1,0 +1,277 @@
+"""From a criterion on the logits of a linear layer to blocks of rows, with the gradients computed beside the values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from logitclip.clip import Clip, clip_factor, eager_on_cpu
+from logitclip.criterion import Loss, check_weights, denominator, reduce, weights_of
+from logitclip.heads.blocks import BlockedHead, Gradients, LinearTerms, Shard, add_product, block_size, row_blocks
+from logitclip.losses.contract import call, evaluate
+from logitclip.losses.targets import check_target
+
+Run = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, tuple[bool, ...]], tuple[Tensor, Gradients]]
+
+
+def check_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    if weight.ndim != 2 or hidden.ndim < 1 or hidden.shape[-1] != weight.shape[1]:
+        raise ValueError(
+            f"Hidden states [..., D] and a weight [K, D] do not fit: got {tuple(hidden.shape)} and "
+            f"{tuple(weight.shape)}."
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"The bias must have the shape {tuple(weight.shape[:1])}, got {tuple(bias.shape)}.")
+
+
+def check_unmasked(bias: Tensor | None) -> None:
+    if bias is not None and eager_on_cpu(bias) and bias.isneginf().any():  # elsewhere it would wait for the device
+        raise ValueError("With a clip the bias must be finite, got -inf: to mask a class, use LogitClip on the logits.")
+
+
+def _eager_loss(
+    criterion: Loss | Callable[[], Loss],
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    clip: Clip | None,
+    example_weight: Tensor | None,
+    group: dist.ProcessGroup | None,
+    smoothing: float = 0.0,
+) -> Tensor:
+    """The reduced loss of `criterion` on the logits of a linear layer."""
+    if not isinstance(criterion, Loss):  # made here, as torch.compile cannot trace that
+        criterion = criterion()
+    check_layer(hidden, weight, bias)
+    shard = Shard(len(weight), weight.device, group)
+    shape = hidden.shape[:-1]
+    logits = weight.new_empty(()).expand(*shape, shard.num_classes)  # their shape, without their memory
+    target, kept = check_target(logits, target, criterion.ignore_index)
+    class_weight = criterion.weight
+    check_weights(logits.shape, class_weight, example_weight)
+
+    if torch.is_grad_enabled():
+        for name, x in (("target", target), ("example_weight", example_weight), ("class weight", class_weight)):
+            if x is not None and x.requires_grad:
+                raise ValueError(f"{name} would get no gradient here: detach it, or use LogitClip on the logits.")
+
+    soft = target.is_floating_point()
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    target = target.reshape(-1, shard.num_classes) if soft else target.flatten()
+    row_weight = None if example_weight is None else example_weight.flatten()
+    index = None if kept is None else kept.flatten().nonzero().squeeze(1)
+    if index is not None:  # rows that do not count cost nothing
+        rows, target = rows[index], target[index]
+        row_weight = None if row_weight is None else row_weight[index]
+    dtype = _compute_dtype(hidden, weight)
+    full = torch.promote_types(dtype, torch.float32)
+    row_weight = None if row_weight is None else row_weight.to(full)
+
+    run = _by_autograd if soft or "log_probs" in criterion.function.takes else _closed_form
+    if clip is not None and run is _closed_form:
+        check_unmasked(bias)
+    run = run(criterion, target, clip, row_weight, dtype, shard, smoothing)
+    values = _Fused.apply(run, torch.is_grad_enabled() and criterion.reduction != "none", rows, weight, bias)
+    if criterion.reduction != "none":
+        return values
+    return (values if index is None else values.new_zeros(shape.numel()).index_copy(0, index, values)).view(shape)
+
+
+layer_loss: Any = torch.compiler.disable(_eager_loss)  # a graph break around blocks and chunks
+
+
+def _compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
+    """Return the dtype of the matrix products. Gradients with respect to logits are below the range of float16."""
+    device, dtype = weight.device.type, torch.promote_types(hidden.dtype, weight.dtype)
+    if dtype != torch.float64 and torch.is_autocast_enabled(device):  # autocast leaves float64 alone
+        dtype = torch.get_autocast_dtype(device)
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
+class _Fused(torch.autograd.Function):
+    """A function that computes its gradient together with its value.
+
+    `run(hidden, weight, bias, upstream, needs)` returns the values and the gradients that are needed, for an upstream
+    gradient of 1 if it is None. Without `eager`, and when the backward pass is repeated, it runs again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, run: Run, eager: bool, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        needs = ctx.needs_input_grad[2:] if eager else (False,) * 3
+        values, gradients = _run(run, hidden, weight, bias, None, needs)
+        ctx.run, ctx.gradients = run, gradients if eager else None
+        ctx.save_for_backward(hidden, weight, bias)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor):  # type: ignore[override]
+        if torch.is_grad_enabled():
+            raise RuntimeError(
+                "The loss of a linear layer without its logits has no second derivative: use LogitClip on the logits."
+            )
+        gradients, ctx.gradients = ctx.gradients, None  # autograd may write into them after this
+        if gradients is None:
+            _, gradients = _run(ctx.run, *ctx.saved_tensors, upstream, ctx.needs_input_grad[2:])
+        elif not upstream.is_cpu or upstream != 1:
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.mul_(upstream)
+        return None, None, *gradients
+
+
+def _run(run: Run, hidden: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> tuple[Tensor, list[Any]]:
+    """`run`, outside autocast, with gradients in the dtypes of their arguments.
+
+    For float16 they stay float32, and autograd converts them when they have been multiplied by the upstream gradient:
+    without the factor of a `GradScaler`, small ones would be lost.
+    """
+    arguments: Any = [None if x is None else x.detach() for x in (hidden, weight, bias)]
+    with torch.autocast(weight.device.type, enabled=False):
+        values, gradients = run(*arguments, *args)
+    pairs = zip(gradients, arguments, strict=True)
+    return values, [g if g is None or x.dtype == torch.float16 else g.to(x.dtype) for g, x in pairs]
+
+
+# -- losses of log p_y and the mean log-probability --------------------------------------------------------------------
+
+
+def _closed_form(
+    criterion: Loss,
+    target: Tensor,
+    clip: Clip | None,
+    row_weight: Tensor | None,
+    dtype: torch.dtype,
+    shard: Shard,
+    smoothing: float,
+) -> Run:
+    """A `run` in terms of four numbers per row.
+
+    These are the norm n of the logits z, L = log sum exp(s z) with s the factor of the clip, z_y, and the mean v.z with
+    v = 1/K. Then log p_y = s z_y - L, the mean log-probability is s v.z - L sum v, and dL = s p, dn = z / n. The other
+    two are linear in the hidden states: z_y = W_y h + b_y and v.z = (v W) h + v.b.
+    """
+    function, knobs, classes = criterion.function, criterion.knobs, shard.num_classes
+    full = torch.promote_types(dtype, torch.float32)
+    class_weight = None if criterion.weight is None else criterion.weight.to(full)
+    of_class = None if class_weight is None else class_weight[target]
+    if criterion.reduction == "mean":  # divided here, not at the end: the gradients are computed with the values
+        ones = torch.ones(len(target), dtype=full, device=target.device)
+        row_weight = ones if row_weight is None else row_weight
+        row_weight = row_weight / denominator(weights_of(ones, target, row_weight, None, None, class_weight))
+
+    def value(log_p: Tensor, mean_log_p: Tensor | None, rows: slice) -> Tensor:
+        value = call(function, log_p, None if mean_log_p is None else classes * mean_log_p, knobs)
+        if of_class is not None:
+            value = value * of_class[rows]
+        if smoothing and mean_log_p is not None:  # with class weights, v has them
+            value = (1 - smoothing) * value - smoothing * mean_log_p
+        return value if row_weight is None else value * row_weight[rows]
+
+    def run(hidden: Tensor, weight: Tensor, bias: Tensor | None, upstream: Tensor | None, needs: tuple[bool, ...]):
+        hidden, bias = hidden.to(dtype), None if bias is None else bias.to(full)
+        v = None
+        if smoothing or "sum_log_p" in function.takes:
+            v = torch.full((len(weight),), 1 / classes, dtype=full, device=weight.device)
+            if smoothing and class_weight is not None:
+                v *= class_weight[shard.first : shard.first + len(weight)]
+        terms = LinearTerms(hidden, weight, bias, target, v, shard)
+        head = BlockedHead(hidden, weight, bias, clip, needs, shard)
+        values = torch.empty(len(hidden), dtype=full, device=weight.device)
+        for rows in head.blocks:
+            norm, log_total, expected = head.statistics(rows)
+            z_y, mean = terms.at_target[rows], None if terms.mean is None else terms.mean[rows]
+            leaves = [x.requires_grad_(any(needs)) for x in (z_y, log_total, norm, mean) if x is not None]
+            with torch.set_grad_enabled(any(needs)):
+                scale = 1.0
+                if norm is not None and clip is not None:
+                    scale = clip_factor(norm, clip)
+                    if expected is not None:  # dL/ds is the expectation of z under p
+                        log_total = log_total + expected * (scale - scale.detach())
+                log_p = scale * z_y - log_total
+                log_p = log_p - log_p.detach().clamp_min(0)  # p_y must not round to above 1; its gradient stays
+                result = value(log_p, None if mean is None else scale * mean - terms.v_sum * log_total, rows)
+            values[rows] = result.detach()
+            if any(needs):
+                ones = torch.ones_like(result) if upstream is None else upstream.expand(len(hidden))[rows].to(full)
+                d = iter(torch.autograd.grad(result, leaves, ones, allow_unused=True, materialize_grads=True))
+                head.add_gradients(target[rows], next(d), next(d), None if norm is None else next(d))
+                if mean is not None:
+                    terms.d_mean[rows] = next(d)
+        gradients = terms.add_to(head.d_hidden, head.d_weight, head.d_bias)
+        return values if criterion.reduction == "none" else values.sum(), gradients
+
+    return run
+
+
+# -- losses of all log-probabilities, and probability targets ----------------------------------------------------------
+
+
+def _by_autograd(
+    criterion: Loss,
+    target: Tensor,
+    clip: Clip | None,
+    row_weight: Tensor | None,
+    dtype: torch.dtype,
+    shard: Shard,
+    smoothing: float,
+) -> Run:
+    """A `run` that leaves the gradient with respect to the logits of a block to autograd."""
+    soft = target.is_floating_point()
+    if shard.group is not None:
+        what = "Probability targets" if soft else criterion.name
+        raise ValueError(f"{what} cannot be used with sharded classes: all classes of a row are needed at once.")
+    full = torch.promote_types(dtype, torch.float32)
+
+    def block_loss(logits: Tensor, rows: slice, count: bool) -> tuple[Tensor, Tensor]:
+        """The values of a block, and their weights."""
+        y = target[rows]
+        if soft and smoothing:
+            y = y * (1 - smoothing) + smoothing / shard.num_classes
+        values, own = evaluate(
+            criterion.function, logits, y, criterion.knobs, clip, criterion.weight, criterion.training_state()
+        )
+        if own is not None and count:
+            criterion.count_removed(own, y)
+        weights = weights_of(values, y, own, None if row_weight is None else row_weight[rows], None, criterion.weight)
+        return values, torch.ones_like(values) if weights is None else weights
+
+    def run(hidden: Tensor, weight: Tensor, bias: Tensor | None, upstream: Tensor | None, needs: tuple[bool, ...]):
+        hidden, w = hidden.to(dtype), weight.to(dtype)
+        zeros = partial(torch.zeros, dtype=full, device=weight.device)
+        values, weights = zeros(len(hidden)), zeros(len(hidden))
+        d_hidden = zeros(hidden.shape) if needs[0] else None
+        d_weight = zeros(weight.shape) if needs[1] else None
+        d_bias = zeros(len(weight)) if bias is not None and needs[2] else None
+        for rows in row_blocks(len(hidden), -(-block_size(len(hidden), len(weight)) // 4)):
+            h = hidden[rows]
+            logits = (h @ w.t()).to(full)
+            if bias is not None:
+                logits += bias
+            with torch.set_grad_enabled(any(needs)):
+                value, weights[rows] = block_loss(logits.requires_grad_(any(needs)), rows, count=upstream is None)
+                result = value * weights[rows]
+            values[rows] = value.detach()
+            if any(needs):
+                ones = torch.ones_like(result) if upstream is None else upstream.expand(len(hidden))[rows].to(full)
+                dz = torch.autograd.grad(result, logits, ones)[0]
+                if d_bias is not None:
+                    d_bias += dz.sum(0)
+                dz = dz.to(dtype)
+                if d_hidden is not None:
+                    add_product(dz, w, d_hidden[rows])
+                if d_weight is not None:
+                    add_product(dz.t(), h, d_weight)
+        gradients = d_hidden, d_weight, d_bias
+        if criterion.reduction == "mean":
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient /= denominator(weights)
+        return reduce(values, weights, criterion.reduction), gradients
+
+    return run

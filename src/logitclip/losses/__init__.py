@@ -1,0 +1,46 @@
+"""Every loss as one elementwise function of a few numbers per example.
+
+A loss is a function `phi(log_p, sum_log_p, *, knobs)`: `log_p` is the log-probability of the label and `sum_log_p` the
+sum of the log-probabilities of all classes; leave out what the loss does not need. The decorator `@loss` turns phi into
+the public function of logits and targets and registers it in `LOSSES`. For soft targets t the loss is the expectation
+of phi under t.
+
+Formulas are written in log-probabilities, so that values and gradients stay finite at p_y = 0 and p_y = 1::
+
+    contract   what a phi may ask for, and how it is called
+    classic    the losses of the paper, in its order
+    targets    checks of logits and targets
+    parts      what several losses share
+
+A family of losses is one file; a loss is one function in it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from logitclip.losses import classic as _classic
+from logitclip.losses.contract import LOSSES, TrainingState, evaluate, loss
+from logitclip.losses.parts import at_least, one_minus_p
+from logitclip.losses.targets import check_classes, check_target
+
+if TYPE_CHECKING:
+    from logitclip.losses.classic import *  # noqa: F403
+
+_SHARED = (LOSSES, TrainingState, at_least, check_classes, check_target, evaluate, loss, one_minus_p)
+_FAMILIES = (_classic,)
+
+
+# A loss that a plugin registers can be called as `losses.name`, too.
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__all__":
+        return list(LOSSES)
+    if name in LOSSES:
+        return LOSSES[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return list(LOSSES)

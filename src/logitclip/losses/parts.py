@@ -1,0 +1,44 @@
+"""What several losses share: `1 - p` without cancellation, checks of knobs."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def one_minus_p(log_p: Tensor) -> Tensor:
+    """`1 - p` from log p, accurate also where p rounds to 1.
+
+    >>> one_minus_p(torch.tensor([-1e-10, 0.0]))
+    tensor([1.0000e-10, -0.0000e+00])
+    """
+    return -torch.expm1(log_p)
+
+
+def power_gap(base: float, change: Tensor, q: float) -> Tensor:
+    """((base + change)^q - base^q) / q, accurate also where the two powers are large and close."""
+    return base**q / q * torch.expm1(q * torch.log1p(change / base))
+
+
+def at_least(least: float, **knobs: float) -> None:
+    """Refuse the first of `knobs` that is below `least` or not finite.
+
+    Raises:
+        ValueError: such as "gamma must be at least 0 and finite, got -1."
+    """
+    for name, value in knobs.items():
+        if not least <= value < math.inf:
+            raise ValueError(f"{name} must be at least {least} and finite, got {value}.")
+
+
+def above(limit: float, **knobs: float) -> None:
+    """Refuse the first of `knobs` that is not above `limit` or not finite.
+
+    Raises:
+        ValueError: such as "threshold must be above 1 and finite, got 1."
+    """
+    for name, value in knobs.items():
+        if not limit < value < math.inf:
+            raise ValueError(f"{name} must be above {limit} and finite, got {value}.")
