@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from memory import Memory
 from torch import nn
+from torch.nn.functional import cross_entropy, interpolate
 
 from logitclip import LogitClip, Loss
-from logitclip.integrations.huggingface import loss_func
+from logitclip.integrations.huggingface import WeightColumn, loss_func
 
 transformers = pytest.importorskip("transformers")
 TASKS = ("sequence", "token", "causal")
@@ -120,6 +122,132 @@ def test_data_parallel_gives_the_loss_of_the_whole_batch(task, averaged, tmp_pat
     torch.testing.assert_close(loss(2), loss(1))
 
 
+def numbers(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("loss", ["ce", "gce:q=0.5"])
+def test_label_smoothing_needs_no_more_memory_than_that_of_torch(loss):
+    logits, labels = numbers(512, 8000).requires_grad_(), torch.arange(512)
+    labels[::5] = -100
+
+    def peak(compute):
+        with Memory(logits, labels) as memory:
+            compute().backward()
+        return memory.peak
+
+    torchs = peak(lambda: cross_entropy(logits, labels, label_smoothing=0.1))
+    assert peak(lambda: loss_func(loss, label_smoothing=0.1)({"logits": logits}, labels)) < torchs
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_soft_labels(smoothing):
+    logits, soft = numbers(6, 5), numbers(6, 5).softmax(1)
+    compute = loss_func("ce", "none", label_smoothing=smoothing)
+    expected = cross_entropy(logits, soft, label_smoothing=smoothing)
+    torch.testing.assert_close(compute({"logits": logits}, soft), expected)
+    tokens = {"logits": logits.view(2, 3, 5)}
+    compute = loss_func("ce", "none", label_smoothing=smoothing, shift=False)
+    torch.testing.assert_close(compute(tokens, soft.view(2, 3, 5)), expected)
+
+
+@pytest.mark.parametrize("size", [(8, 8), (4, 4)])
+def test_dense_outputs_are_resized_to_their_labels(size):
+    logits, labels = numbers(2, 5, *size), torch.randint(5, (2, 8, 8), generator=torch.Generator().manual_seed(1))
+    labels[0, :4] = 255
+    compute = loss_func("ce", "none", ignore_index=255)
+    whole = interpolate(logits, size=(8, 8), mode="bilinear", align_corners=False)
+    torch.testing.assert_close(compute({"logits": logits}, labels), cross_entropy(whole, labels, ignore_index=255))
+    soft = whole.softmax(1)
+    torch.testing.assert_close(loss_func("ce", "none")({"logits": logits}, soft), cross_entropy(whole, soft))
+
+
+def test_a_model_of_pixels_trains_as_its_own_loss_does():
+    torch.manual_seed(0)
+    config = transformers.SegformerConfig(
+        num_labels=3, hidden_sizes=[8, 8, 8, 8], depths=[1] * 4, num_attention_heads=[1] * 4, decoder_hidden_size=8
+    )
+    model = transformers.SegformerForSemanticSegmentation(config).eval()
+    labels = torch.randint(3, (1, 32, 32))
+    labels[0, :9] = 255
+    outputs = model(pixel_values=numbers(1, 3, 32, 32), labels=labels)
+    torch.testing.assert_close(loss_func("ce", "none", ignore_index=255)(outputs, labels), outputs.loss)
+
+
+def test_class_weights():
+    logits, labels, weight = numbers(6, 3), torch.tensor([0, 1, 2, 2, -100, 1]), torch.tensor([0.5, 1.0, 2.0])
+    compute = loss_func("ce", "none", class_weight=weight)
+    total = cross_entropy(logits, labels, weight=weight, reduction="sum")
+    torch.testing.assert_close(compute({"logits": logits}, labels), total / 5)
+    torch.testing.assert_close(compute({"logits": logits}, labels, num_items_in_batch=7), total / 7)
+
+
+def test_a_criterion_of_your_own():
+    logits, labels = numbers(6, 3), torch.tensor([0, 1, 2, 2, -100, 1])
+    compute = loss_func(nn.CrossEntropyLoss(label_smoothing=0.1, reduction="sum"), "norm:tau=1")
+    expected = LogitClip(nn.CrossEntropyLoss(label_smoothing=0.1), tau=1.0)(logits, labels)
+    torch.testing.assert_close(compute({"logits": logits}, labels), expected)
+    with pytest.raises(ValueError, match="needs reduction='sum', got 'mean'"):
+        loss_func(nn.CrossEntropyLoss())
+    with pytest.raises(ValueError, match="has its clip already"):
+        loss_func(LogitClip("ce", temp=1.5))
+    with pytest.raises(ValueError, match="need a loss by name"):
+        loss_func(nn.CrossEntropyLoss(reduction="sum"), label_smoothing=0.1)
+    with pytest.raises(ValueError, match="column 'weight' needs a loss by name"):
+        compute({"logits": logits}, labels, weight=torch.ones(6))
+
+
+class WeightedTrainer(WeightColumn, transformers.Trainer):
+    pass
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("batch_size", [8, 2])
+def test_a_weight_of_2_is_an_example_twice(task, batch_size, tmp_path):
+    """A step with weights equals a step on the gradient of the weighted sum, over the number of labels."""
+    weights = torch.tensor([2.0, 0.0, 1.0, 0.5, 1.0, 3.0, 0.0, 0.5])
+    rows = [{**row, "weight": w} for row, w in zip(examples(task), weights, strict=True)]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), per_device_train_batch_size=batch_size, gradient_accumulation_steps=8 // batch_size,
+        max_steps=1, learning_rate=1.0, optim="sgd", max_grad_norm=0.0, save_strategy="no", report_to=[],
+        disable_tqdm=True, use_cpu=True, lr_scheduler_type="constant",
+    )  # fmt: skip
+    compute = loss_func("ce", "norm:tau=0.2")
+    trainer = WeightedTrainer(
+        model_for(task), arguments, train_dataset=rows, eval_dataset=examples(task), compute_loss_func=compute
+    )
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] > 0  # without weights
+    model = model_for(task)
+    ids, labels = (torch.stack([row[key] for row in rows]) for key in ("input_ids", "labels"))
+    outputs = model(input_ids=ids)
+    of_each = pairs(task, outputs.logits, labels)
+    each = [LogitClip(Loss("ce", reduction="sum"), tau=0.2)(*pair) for pair in of_each]
+    count = sum(int((y != -100).sum()) for _, y in of_each)
+    (sum(w * loss for w, loss in zip(weights, each, strict=True)) / count).backward()
+    for by_hand, parameter in zip(model.parameters(), trainer.model.parameters(), strict=True):
+        step = 0 if by_hand.grad is None else by_hand.grad
+        torch.testing.assert_close(parameter, by_hand - step, atol=1e-5, rtol=1e-4)
+
+
+def pairs(task, logits, labels):
+    """Return the logits and labels of each example."""
+    if task == "sequence":
+        return list(zip(logits[:, None], labels[:, None], strict=True))
+    if task == "causal":
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    return list(zip(logits, labels, strict=True))
+
+
+def test_a_missing_column_of_weights_is_refused(tmp_path):
+    arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], max_steps=1)
+    trainer = WeightedTrainer(
+        model_for("sequence"), arguments, train_dataset=examples("sequence"), compute_loss_func=loss_func()
+    )
+    with pytest.raises(ValueError, match="found no column 'weight'"):
+        trainer.train()
+
+
 def test_a_batch_without_labels_that_count_is_zero():
     logits = torch.randn(2, 3, 5, requires_grad=True)
     for smoothing in (0.0, 0.1):
@@ -138,6 +266,10 @@ def test_mistakes_are_one_sentence():
         loss_func()({"logits": torch.zeros(2, 3, 4)}, torch.zeros(2, 3, dtype=torch.long))
     with pytest.raises(ValueError, match="no 'labels'"):
         loss_func()({"logits": torch.zeros(2, 4)}, None)
+    with pytest.raises(ValueError, match=r"Labels for logits .* must have the shape \(2,\), got \(2, 3\)"):
+        loss_func()({"logits": torch.zeros(2, 4)}, torch.zeros(2, 3, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"Probabilities .* must have the shape \(2, 4\), got \(2,\)"):
+        loss_func()({"logits": torch.zeros(2, 4)}, torch.zeros(2))
 
 
 TEXTS = ["a b c", "c d", "e f a b d", "b"]
