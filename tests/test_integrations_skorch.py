@@ -63,3 +63,11 @@ def test_clone_and_pickle(iris):
     copy: Any = clone(net())
     fitted = copy.fit(X, y)
     assert np.array_equal(pickle.loads(pickle.dumps(fitted)).predict_proba(X), fitted.predict_proba(X))
+
+
+def test_a_net_without_a_clip_has_the_default_one(iris):
+    plain = LogitClipNet(nn.Linear, module__in_features=4, module__out_features=3, max_epochs=1, verbose=0).fit(*iris)
+    assert plain.criterion_.temp == 1.5
+    assert plain.set_params(criterion__tau=2.0).fit(*iris).criterion_.tau == 2.0
+    search = GridSearchCV(plain, {"criterion__tau": [None, 1.0]}, cv=3).fit(*iris)
+    assert len(search.cv_results_["params"]) == 2

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 from torch.utils.checkpoint import checkpoint
 
-from logitclip.criterion import Linked, Loss, clipped
+from logitclip.criterion import Linked, LogitClip, Loss, clipped
 from logitclip.losses import LOSSES
 
 __all__ = ["WeightColumn", "loss_func"]
@@ -140,7 +140,7 @@ class WeightColumn:
 
 def _check_own(criterion: Any, label_smoothing: float, class_weight: Tensor | None) -> None:
     """Refuse a criterion of the user's own that is clipped already or returns a mean, and options it would ignore."""
-    if isinstance(criterion, Linked):
+    if isinstance(criterion, Linked | LogitClip):
         raise ValueError(
             "This criterion has its clip already: give both apart, as in loss_func('ce', 'norm:temp=1.5') or "
             "loss_func(criterion.criterion, 'norm:temp=1.5')."

@@ -9,6 +9,8 @@ import torch
 
 from logitclip.criterion import LogitClip
 
+TEMP = 1.5  # the clip if neither tau nor temp is given
+
 try:
     from skorch import NeuralNetClassifier
 except ImportError as error:
@@ -21,7 +23,8 @@ class LogitClipNet(NeuralNetClassifier):
     """skorch's `NeuralNetClassifier` with LogitClip as its criterion, for modules that return logits [N, K].
 
     `predict_proba` returns the softmax of the unclipped logits; `NeuralNetClassifier` does not know the criterion and
-    would return the logits. ``criterion__tau`` or ``criterion__temp`` sets the clip and works in a grid search.
+    would return the logits. ``criterion__tau`` or ``criterion__temp`` sets the clip and works in a grid search; without
+    either, temp is 1.5.
 
     Args:
         module: a module, or a class of modules, that returns logits [N, K].
@@ -54,3 +57,10 @@ class LogitClipNet(NeuralNetClassifier):
             predict_nonlinearity=predict_nonlinearity,
             **kwargs,
         )
+
+    def get_params_for(self, prefix: str) -> dict[str, Any]:
+        """Return the arguments of a part of the net; the criterion gets its default clip here."""
+        given = super().get_params_for(prefix)
+        if prefix == "criterion" and self.criterion is LogitClip and given.get("tau") is given.get("temp") is None:
+            given["temp"] = TEMP
+        return given

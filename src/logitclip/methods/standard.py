@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from logitclip.criterion import Linked, Loss
+from logitclip.criterion import Linked, LogitClip, Loss
 from logitclip.methods import METHODS
 from logitclip.methods.base import Augment, Batch, Job, Step
 
@@ -122,7 +122,7 @@ class Standard:
         if self.losses is None:
             return
         criterion = self.job.criterion
-        loss: Any = criterion.criterion if isinstance(criterion, Linked) else criterion
+        loss: Any = criterion.criterion if isinstance(criterion, Linked | LogitClip) else criterion
         named = isinstance(loss, Loss) and loss.name in self.losses
         if not named or loss.weight is not None or loss.reduction != "mean":
             raise ValueError(
