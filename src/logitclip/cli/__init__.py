@@ -25,6 +25,7 @@ import logitclip
 from logitclip.cli.output import Exit, fail, make_table, print_every_character, put, show
 from logitclip.cli.own_data import fit, issues, predict
 from logitclip.cli.reference import bound, list_names, noise, paper
+from logitclip.cli.review import apply, review
 from logitclip.cli.runs import runs
 from logitclip.cli.studies import figures, report, sweep
 from logitclip.cli.training import train, tune
@@ -39,6 +40,8 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "fit": fit,
     "predict": predict,
     "issues": issues,
+    "review": review,
+    "apply": apply,
     "report": report,
     "figures": figures,
     "runs": runs,

@@ -23,6 +23,7 @@ from logitclip.data.table import image_listing, load_table, require
 HELD_OUT = 0.1  # share of the rows to validate and calibrate the final model on, with their noisy labels
 FEWEST = 10  # rows, so that one is held out
 SAMPLE = 500  # number of image files whose size is read
+REVIEW_COLUMN = "logitclip_review"  # what `apply` says about a row: never a feature
 WORDS = 3  # a column of text with more words on average is probably free text
 
 
@@ -93,7 +94,7 @@ def look(
     if label is None:
         columns = read_table(path)
         raise ValueError(f"Which column of {path} is the label? It has {', '.join(list(columns)[:20])}.")
-    image = _checked(path, label, text, image, drop)
+    image, drop = _checked(path, label, text, image, drop)
     if image is not None:
         listing, classes = image_listing(path, label, image)
         others = [name for name in read_table(path) if name not in (label, image)]
@@ -181,8 +182,10 @@ def _require_rows(count: int, path: Path) -> None:
         raise ValueError(f"{path} has {count} rows; at least {FEWEST} are needed.")
 
 
-def _checked(path: Path, label: str, text: Sequence[str], image: str | None, drop: Sequence[str]) -> str | None:
-    """Check the rows of a table and the columns that are named; return the column with image files, if there is one."""
+def _checked(
+    path: Path, label: str, text: Sequence[str], image: str | None, drop: Sequence[str]
+) -> tuple[str | None, Sequence[str]]:
+    """Check rows and named columns of a table; return the column with image files, if any, and those to leave out."""
     if image is not None and text:
         raise ValueError("Give either image or text: beside images no other column is used.")
     columns = read_table(path, text=(label,))
@@ -192,14 +195,16 @@ def _checked(path: Path, label: str, text: Sequence[str], image: str | None, dro
         if not name or "," in name:
             raise ValueError(f"The column name {name!r} is empty or has a comma, so no list can hold it: rename it.")
     _require_rows(row_count(columns), path)
+    if REVIEW_COLUMN in columns and REVIEW_COLUMN not in drop:
+        drop = (*drop, REVIEW_COLUMN)
     if image is not None or text:
-        return image
+        return image, drop
     for name, column in columns.items():
         if name in (label, *drop) or not isinstance(column, Text) or not column.values:
             continue
         if all(value.lower().endswith(IMAGE_SUFFIXES) for value in column.values[:1000]):
-            return name
-    return None
+            return name, drop
+    return None, drop
 
 
 def _words(column: Text) -> float:

@@ -1,0 +1,210 @@
+"""Commands to review labels and to put the answers back: review, apply."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from logitclip.cli.options import File, Flag
+from logitclip.cli.output import make_table, show, show_json, tell
+from logitclip.cli.training import stop_on_sigterm
+
+Model = Annotated[Positional[Path], arg(metavar="MODEL")]
+Count = Annotated[int, arg(metavar="INT")]
+
+NAMED = 10  # rows that are named in a message
+
+
+def review(
+    model: Model,
+    /,
+    *,
+    audit: Count = 0,
+    answers: File = None,
+    out: Annotated[File, arg(aliases=["-o"])] = None,
+    data: File = None,
+    port: Count = 0,
+    no_browser: Flag = False,
+    report: Flag = False,
+    json: Flag = False,
+) -> None:
+    """Review suspicious labels in the browser, and measure how many labels are wrong.
+
+    Example: logitclip review model --audit 100
+
+    The page is served on this machine only. Each answer is saved in the model folder before the next example is shown.
+    Stop the server with Ctrl-C; the same command continues.
+
+    Args:
+        model: The model folder.
+        audit: Rows to draw at random among the suspicious ones. Their answers say how many labels are wrong and how
+            good the model is, each with a 95 % interval.
+        answers: A file answers.csv from a review page to merge, instead of serving the page.
+        out: Write the page as one file, such as review.html, for somebody who has no Python, instead of serving it.
+        data: The data of the model, if it is no longer where the model was fitted.
+        port: The port of the server; by default 8765, or another if that is taken.
+        no_browser: Print the address and do not open a browser.
+        report: Print what the answers so far say, instead of serving the page.
+        json: Print what the answers say as one JSON object on stdout.
+    """
+    from logitclip.own_data import load
+    from logitclip.own_data.answers import ANSWERS, merge_answers, read_answers_csv
+    from logitclip.own_data.review import Review
+    from logitclip.own_data.rows import Rows
+
+    if audit < 0:
+        raise ValueError(f"--audit must not be negative, got {audit}.")
+    loaded = load(model)
+    if answers is not None:
+        new = read_answers_csv(answers)
+        tell(f"{merge_answers(loaded.folder / ANSWERS, new):,} of {len(new):,} answers are new.")
+    state = Review(loaded, Rows(loaded, data), audit)
+    _warn(state)
+    if out is not None:
+        count, left = state.write_page(out)
+        more = f"; {left:,} rows did not fit" if left else ""
+        tell(
+            f"{count:,} rows are in {out}{more}. Merge the answers with: logitclip review {model} --answers answers.csv"
+        )
+        return
+    if answers is None and not report and not json:
+        _serve(state, port, no_browser=no_browser)
+    found = state.report()
+    if json:
+        show_json(_as_json(state, found))
+    else:
+        _show_report(state, found)
+
+
+def apply(
+    model: Model, /, *, out: Annotated[Path, arg(aliases=["-o"], metavar="PATH")], data: File = None, json: Flag = False
+) -> None:
+    """Write your data with the labels that were corrected in a review.
+
+    Example: logitclip apply model -o corrected.csv
+
+    The column logitclip_review says what was changed. Rows in no class are left out. The data itself is not changed;
+    of a folder of images, a list of files and labels is written.
+
+    Args:
+        model: The model folder.
+        out: The file to write: csv, tsv or parquet.
+        data: The data of the model, if it is no longer where the model was fitted.
+        json: Print the counts as one JSON object on stdout.
+    """
+    from dataclasses import asdict
+
+    from logitclip.own_data import load
+    from logitclip.own_data.apply import apply_answers
+    from logitclip.own_data.review import Review
+    from logitclip.own_data.rows import Rows
+
+    loaded = load(model)
+    state = Review(loaded, Rows(loaded, data))
+    _warn(state)
+    if not state.settled:
+        raise ValueError(f"There are no answers in {model}: `logitclip review {model}` asks for them.")
+    done = apply_answers(state.rows, state.settled, out)
+    if json:
+        show_json(asdict(done))
+        return
+    tell(
+        f"{out}: {done.rows:,} rows, {done.corrected:,} labels corrected, {done.kept:,} confirmed, {done.unsure:,} "
+        f"unsure, {done.dropped:,} rows in no class left out."
+    )
+    if state.rows.source.path.is_file():
+        tell(f"Fit again: logitclip fit {out} --label {state.rows.source.knobs['label']}")
+
+
+def _warn(state: Any) -> None:
+    """Name the answers that are not used."""
+    if state.changed:
+        tell(f"The content of {_named(state.changed)} has changed since it was reviewed: those answers are not used.")
+    for row, answers in list(state.disagreements.items())[:NAMED]:
+        said = ", ".join(f"{answer.reviewer or 'somebody'} says {answer.text}" for answer in answers)
+        tell(f"The answers to row {row} disagree and are not used: {said}.")
+    if len(state.disagreements) > NAMED:
+        tell(f"{len(state.disagreements) - NAMED:,} more rows have answers that disagree.")
+
+
+def _named(rows: list[str]) -> str:
+    more = f" and {len(rows) - NAMED:,} more" if len(rows) > NAMED else ""
+    return f"row{'s' if len(rows) > 1 else ''} {', '.join(rows[:NAMED])}{more}"
+
+
+def _serve(state: Any, port: int, *, no_browser: bool) -> None:
+    import secrets
+    import webbrowser
+
+    from logitclip.own_data.server import HOST, make_app, open_socket, serve
+
+    make_app(state, "", 0)  # name missing packages before anything is printed
+    listener = open_socket(port)
+    secret = secrets.token_urlsafe(24)
+    number = listener.getsockname()[1]
+    address = f"http://{HOST}:{number}/?key={secret}"
+    tell(f"Review at {address}")
+    tell(f"From another machine: ssh -L {number}:{HOST}:{number} THIS_MACHINE. Stop with Ctrl-C: nothing is lost.")
+    if not no_browser:
+        webbrowser.open(address)
+    stop_on_sigterm()
+    with contextlib.suppress(KeyboardInterrupt):
+        serve(state, listener, secret)
+
+
+def _as_json(state: Any, found: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    progress = state.state()
+    shared = {name: progress[name] for name in ("answered", "left", "audit", "audit_left", "last", "last_wrong")}
+    shared |= {"disagreements": list(state.disagreements), "changed": state.changed, "audit_report": None}
+    if found is not None:
+        report = asdict(found)
+        report["classes"] = {state.class_names[k]: rate for k, rate in report["classes"].items()}
+        shared["audit_report"] = report | {"labels": asdict(found.labels)}
+    return shared
+
+
+def _show_report(state: Any, found: Any) -> None:
+    """Print the progress, and what an audit says beside the estimate of `fit`."""
+    from rich.markup import escape
+
+    from logitclip.own_data.audit import contradicts
+
+    progress = state.state()
+    show(f"{progress['answered']:,} rows are reviewed; {progress['left']:,} labels that are marked wrong are left.")
+    if progress["last"]:
+        show(f"Of the last {progress['last']} suspects, {progress['last_wrong']} were wrong.")
+    if found is None:
+        if len(state.asked):
+            show(f"None of the {len(state.asked):,} rows of the audit is answered yet.")
+        return
+    table = make_table(f"Audit: {found.noise.answers:,} answers", "on true labels", "estimate", "95 % interval")
+    shares = [("labels that are wrong", found.noise), ("accuracy of the labels", found.labels)]
+    shares += [("accuracy of the model, out of fold", found.model)] if found.model is not None else []
+    shares += [
+        (f"labels {escape(state.class_names[k])} that are wrong", rate)
+        for k, rate in found.classes.items()
+        if rate.answers
+    ]
+    for name, rate in shares:
+        table.add_row(name, f"{rate.value:.1%}", f"{rate.low:.1%} to {rate.high:.1%}")
+    show(table)
+    if found.undecided:
+        low, high = found.noise_bounds
+        show(
+            f"{found.undecided} answers are unsure or in no class. Whatever they are, {low:.1%} to {high:.1%} of the "
+            "labels are wrong."
+        )
+    if found.model is None:
+        show("Too few rows have out-of-fold predictions to measure the model: fit it with --find-issues.")
+    if found.noise.width:
+        wanted = len(state.asked) + found.halved_by
+        show(f"About {found.halved_by:,} more answers would halve the interval: --audit {wanted}.")
+    if state.model.learnt:
+        rate, (low, high) = state.model.noise["rate"], state.model.noise["rate_interval"]
+        verdict = "The audit contradicts it" if contradicts(found.noise, (low, high)) else "The audit agrees"
+        show(f"`fit` estimated {rate:.1%} ({low:.1%} to {high:.1%}) without any true label. {verdict}.")

@@ -1,0 +1,130 @@
+"""Put answers back into the data: a table with corrected labels, or a list of image files with them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from logitclip import files
+from logitclip.own_data.answers import NO_CLASS, UNSURE, Answer
+from logitclip.own_data.model import plain
+from logitclip.own_data.rows import Rows
+from logitclip.own_data.source import REVIEW_COLUMN
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What `apply_answers` did."""
+
+    rows: int  # written
+    corrected: int
+    kept: int  # labels that a reviewer confirmed
+    unsure: int
+    dropped: int  # rows in no class
+
+
+def apply_answers(rows: Rows, settled: dict[str, Answer], out: Path) -> Applied:
+    """Write the data with the answers in it, never over the data itself.
+
+    A table keeps its columns; its label column has the corrected labels, and a column says what was changed. Rows that
+    are in no class are left out. Of a folder of images nothing is moved: the result is a list of files and labels.
+
+    Args:
+        rows: The data.
+        settled: The answer to each row, from `settle`.
+        out: The file to write: csv, tsv or parquet.
+
+    Raises:
+        ValueError: If `out` is the data itself, or has another format.
+    """
+    source = rows.source
+    if out.exists() and source.path.exists() and os.path.samefile(out, source.path):
+        raise ValueError(f"{out} is the data itself: name another file with -o.")
+    kind = out.suffix.lower()
+    if kind not in (".csv", ".tsv", ".parquet"):
+        raise ValueError(f"{out} should end in .csv, .tsv or .parquet.")
+    labels = [source.class_names[k] for k in np.asarray(source.labels).tolist()]
+    notes, dropped = [""] * len(rows), np.zeros(len(rows), bool)
+    counts = dict.fromkeys(("corrected", "kept", "unsure"), 0)
+    for name, answer in settled.items():
+        i = rows.place(name)
+        if i is None:
+            continue
+        if answer.kind == NO_CLASS:
+            dropped[i] = True
+            continue
+        what = "unsure" if answer.kind == UNSURE else "kept" if answer.label == labels[i] else "corrected"
+        counts[what] += 1
+        notes[i] = f"corrected from {labels[i]}" if what == "corrected" else what
+        labels[i] = answer.label if what == "corrected" else labels[i]
+    kept = np.flatnonzero(~dropped)
+    changed = {i: labels[i] for i in kept.tolist() if notes[i].startswith("corrected from ")}
+    content = _table(rows, changed, notes, kept, kind) if source.path.is_file() else _listing(rows, labels, notes, kept)
+    files.write(out, content)
+    return Applied(len(kept), dropped=int(dropped.sum()), **counts)
+
+
+def _table(rows: Rows, changed: dict[int, str], notes: list[str], kept: np.ndarray, kind: str) -> bytes:
+    """Return the table with new labels; other values are as they were, and untouched lines of a csv file too."""
+    path, label = rows.source.path, rows.source.knobs["label"]
+    frame, separator = _frame(path), "\t" if kind == ".tsv" else ","
+    column = next(name for name in frame.columns if str(name).strip() == label)
+    values = frame[column].astype(object).tolist()
+    for i, name in changed.items():
+        values[i] = name
+    frame[column] = values if path.suffix != ".parquet" else _same_type(values, frame[column])
+    frame[REVIEW_COLUMN] = [plain(note) for note in notes]
+    frame = frame.iloc[kept]
+    if kind == ".parquet":
+        content = io.BytesIO()
+        frame.to_parquet(content, index=False)
+        return content.getvalue()
+    return frame.to_csv(index=False, sep=separator, lineterminator="\n").encode()
+
+
+def _frame(path: Path) -> Any:
+    """Read a table with every value as it is written; numbers in a csv file stay text."""
+    import pandas as pd
+
+    name = path.name.lower().removesuffix(".gz")
+    if name.endswith(".parquet"):
+        return pd.read_parquet(path)
+    if name.endswith((".csv", ".tsv")):
+        import gzip
+
+        content = gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
+        text = content.decode("utf-8-sig")
+        return pd.read_csv(io.StringIO(text), sep=_delimiter(text), dtype=str, keep_default_na=False, na_filter=False)
+    raise ValueError(f"The labels in {path} cannot be written back: save it as csv or parquet first.")
+
+
+def _delimiter(text: str) -> str:
+    header = (text.splitlines() or [""])[0]
+    return max(",;\t|", key=re.sub(r'"[^"]*"', "", header).count)
+
+
+def _same_type(values: list[Any], column: Any) -> Any:
+    """Return labels in the type of their column; as text if a class does not fit."""
+    import pandas as pd
+
+    try:
+        return pd.Series(values, index=column.index).astype(column.dtype)
+    except (TypeError, ValueError):
+        return pd.Series([str(value) for value in values], index=column.index)
+
+
+def _listing(rows: Rows, labels: list[str], notes: list[str], kept: np.ndarray) -> bytes:
+    """Return a list of image files with their labels; its paths are relative to the folder of the images."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["file", "label", REVIEW_COLUMN])
+    for i in kept.tolist():
+        table.writerow(map(plain, (rows.source.names[i], labels[i], notes[i])))
+    return text.getvalue().encode()

@@ -1,0 +1,344 @@
+"""A review: which rows a person is asked about, what the page shows of them, and what the answers say.
+
+`Review` is the state behind the page. It hands out rows, the suspicious ones in their order and those of an audit among
+them, and appends each answer to a file. `server` serves it, and `write_page` puts it into one file.
+"""
+
+from __future__ import annotations
+
+import base64
+import calendar
+import itertools
+import json
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from logitclip import files
+from logitclip.own_data import audit
+from logitclip.own_data.answers import (
+    ANSWERS,
+    CLASS,
+    NO_CLASS,
+    UNDO,
+    UNSURE,
+    Answer,
+    append_answers,
+    match_rows,
+    read_answers,
+    settle,
+)
+from logitclip.own_data.model import PREDICTIONS, Model, read_checked
+from logitclip.own_data.predictions import predictions_from_bytes
+from logitclip.own_data.rows import Rows
+
+AUDIT = "audit.json"  # in the model folder: the draw
+LAST = 20  # suspects whose share of wrong labels tells when to stop
+LEASE = 600.0  # seconds for which a row that a reviewer has on screen is not given to another
+TEMPLATES = Path(__file__).parent / "templates"
+MOST_ROWS, MOST_BYTES = 500, 20_000_000  # of the page in one file
+
+
+class Review:
+    """A review of a model's data.
+
+    Args:
+        model: The model.
+        rows: Its data.
+        audit_size: Rows to draw for an audit; 0 for none, or for the one that was begun.
+        seed: Seed of the draw.
+
+    Raises:
+        ValueError: If the audit is larger than the data, or nothing is known about the labels.
+    """
+
+    def __init__(self, model: Model, rows: Rows, audit_size: int = 0, seed: int = 0) -> None:
+        self.model, self.rows = model, rows
+        self.path = model.folder / ANSWERS
+        self.given = np.asarray(rows.source.labels)
+        self.class_names = model.class_names
+        self.positions = {name: k for k, name in enumerate(self.class_names)}
+        self._read_suspects()
+        self.answers, self.changed = match_rows(read_answers(self.path), rows.digest_of, rows.find)
+        self.settled, self.disagreements = settle(self.answers)
+        self.reviewed, self.asked = self._draw(audit_size, seed)
+        self.strata = audit.make_strata(self.scores, self.reviewed)
+        self.queue = mix(self.suspects, self.asked.tolist(), seed)
+        self.blind = set(self.asked.tolist())
+        self.leases: dict[int, tuple[str, float]] = {}
+        self.lock = threading.Lock()
+
+    def _read_suspects(self) -> None:
+        issues = self.model.issues
+        self.scores = np.full(len(self.rows), np.nan)
+        self.suggested = self.given.copy()
+        self.suspects: list[int] = []
+        self.marked = 0
+        for name, suggested, score, wrong in zip(
+            issues["row"], issues["suggested"], issues["score"], issues["wrong"], strict=True
+        ):
+            place = self.rows.place(name)
+            if place is not None:
+                self.scores[place] = score
+                self.suggested[place] = self.positions.get(suggested, self.given[place])
+                self.suspects.append(place)
+                self.marked += bool(wrong)
+        if not self.suspects:
+            raise ValueError(f"{self.model.folder} has no list of suspicious labels: fit the model again.")
+        if PREDICTIONS in self.model.facts.get("files", {}):
+            content = read_checked(self.model.folder, PREDICTIONS, self.model.facts)
+            self.classes, self.chances = predictions_from_bytes(content)
+        if PREDICTIONS not in self.model.facts.get("files", {}) or len(self.classes) != len(self.rows):
+            self.classes, self.chances = np.full((len(self.rows), 1), -1), np.zeros((len(self.rows), 1))
+
+    def _draw(self, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return which rows were reviewed before the audit, and its rows; a begun audit is continued or enlarged."""
+        path = self.model.folder / AUDIT
+        begun = files.read_json(path)
+        reviewed = np.zeros(len(self.rows), bool)
+        if isinstance(begun, dict) and begun.get("model") == self.model.facts.get("digest"):
+            size, seed, places = max(size, begun["size"]), begun["seed"], begun["reviewed"]
+        elif size:
+            places = [place for name in self.settled if (place := self.rows.place(name)) is not None]
+        else:
+            return reviewed, np.empty(0, int)
+        reviewed[places] = True
+        rest = int((~reviewed).sum())
+        if size > rest:
+            raise ValueError(f"An audit of {size} rows needs as many that are not reviewed; there are {rest}.")
+        digest = self.model.facts.get("digest")
+        files.write_json(path, {"model": digest, "size": size, "seed": seed, "reviewed": sorted(map(int, places))})
+        return reviewed, audit.draw(self.scores, audit.make_strata(self.scores, reviewed), size, seed)
+
+    # -- what the page shows -------------------------------------------------------------------------------------------
+
+    def item(self, i: int, *, neighbours: bool = True) -> dict[str, Any]:
+        """Return what the page shows of a row. In an audit, label, suggestions and neighbours are not in it."""
+        name = self.rows.source.names[i]
+        shown: dict[str, Any] = {
+            "id": i,
+            "row": name,
+            "digest": self.rows.digest(i),
+            "audit": i in self.blind,
+            "content": self.rows.content(i),
+            "given": None,
+            "suggestions": [],
+            "neighbours": [],
+        }
+        return shown if shown["audit"] else shown | self.revealed(i, neighbours=neighbours)
+
+    def revealed(self, i: int, *, neighbours: bool = True) -> dict[str, Any]:
+        """Return what an audit hides: the given label, the suggestions, the neighbours."""
+        chances = {int(k): float(p) for k, p in zip(self.classes[i], self.chances[i], strict=True) if k >= 0}
+        order = list(dict.fromkeys([int(self.suggested[i]), *chances]))
+        given = int(self.given[i])
+        near = self.rows.neighbours(i) if neighbours else []
+        return {
+            "given": self.class_names[given],
+            "given_probability": chances.get(given),
+            "suggestions": [[self.class_names[k], chances.get(k)] for k in order if k != given][:4],
+            "neighbours": [
+                {"id": j, "label": self.class_names[int(self.given[j])], "content": self.rows.content(j)[:3]}
+                for j in near
+            ],
+        }
+
+    def state(self, reviewer: str = "") -> dict[str, Any]:
+        """Return the progress: what is left, the reviewer's speed, and the last suspects."""
+        places = {self.rows.place(name): answer for name, answer in self.settled.items()}
+        names = [self.rows.place(row) for row in self.disagreements]
+        done = {*places, *names}
+        suspects = [a for a in self.answers if a.kind == CLASS and not a.audit][-LAST:]
+        wrong = sum(a.label != self._given_name(a.row) for a in suspects)
+        mine = [a.time for a in self.answers if a.reviewer == reviewer and a.kind != UNDO][-LAST:]
+        return {
+            "answered": len(done),
+            "left": sum(i not in done for i in self.suspects[: self.marked]),
+            "audit": len(self.blind),
+            "audit_left": sum(i not in done for i in self.asked.tolist()),
+            "last": len(suspects),
+            "last_wrong": wrong,
+            "per_minute": _per_minute(mine),
+            "disagreements": len(self.disagreements),
+            "can_undo": self._last_of(reviewer) is not None,
+        }
+
+    def _given_name(self, row: str) -> str:
+        place = self.rows.place(row)
+        return "" if place is None else self.class_names[int(self.given[place])]
+
+    def next_items(self, session: str, count: int = 1) -> list[dict[str, Any]]:
+        """Return the next rows for a browser: unanswered, and not on the screen of another."""
+        with self.lock:
+            now = time.monotonic()
+            done = {self.rows.place(name) for name in (*self.settled, *self.disagreements)}
+            self.leases = {i: (who, at) for i, (who, at) in self.leases.items() if now - at < LEASE and i not in done}
+            free = (i for i in self.queue if i not in done and self.leases.get(i, (session,))[0] == session)
+            chosen = [i for _, i in zip(range(count), free, strict=False)]
+            self.leases |= dict.fromkeys(chosen, (session, now))
+        return [self.item(i) for i in chosen]
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def answer(self, place: int, digest: str, kind: str, label: str, reviewer: str) -> dict[str, Any]:
+        """Append an answer, and return what an audit hid.
+
+        Raises:
+            ValueError: If the row, the class or the kind of answer is unknown, or the row has changed.
+        """
+        if not 0 <= place < len(self.rows):
+            raise ValueError(f"There is no row {place}.")
+        if kind == CLASS and label not in self.positions:
+            raise ValueError(f"There is no class {label!r}.")
+        if kind not in (CLASS, UNSURE, NO_CLASS):
+            raise ValueError(f"An answer is class, unsure or none, not {kind!r}.")
+        name = self.rows.source.names[place]
+        if self.rows.digest(place) != digest:
+            raise ValueError(f"Row {name} has changed since it was shown.")
+        self._append(Answer(name, digest, kind, label, reviewer, _now(), place in self.blind))
+        return self.revealed(place, neighbours=False)
+
+    def undo(self, reviewer: str) -> dict[str, Any] | None:
+        """Take back the last answer of a reviewer, and return its row; None if there is none."""
+        last = self._last_of(reviewer)
+        if last is None:
+            return None
+        self._append(Answer(last.row, last.digest, UNDO, "", reviewer, _now(), last.audit))
+        place = self.rows.place(last.row)
+        return None if place is None else self.item(place)
+
+    def _last_of(self, reviewer: str) -> Answer | None:
+        undone: set[str] = set()
+        for answer in reversed(self.answers):
+            if answer.reviewer != reviewer or answer.row in undone:
+                continue
+            if answer.kind != UNDO:
+                return answer
+            undone.add(answer.row)
+        return None
+
+    def _append(self, answer: Answer) -> None:
+        with self.lock:
+            append_answers(self.path, [answer])
+            self.answers.append(answer)
+            self.settled, self.disagreements = settle(self.answers)
+
+    def answers_array(self) -> np.ndarray:
+        """Return the true classes that were answered, int [N], with the words of `audit` for the other rows."""
+        found = np.full(len(self.rows), audit.UNANSWERED)
+        words = {UNSURE: audit.UNSURE, NO_CLASS: audit.NO_CLASS}
+        for name, answer in self.settled.items():
+            place = self.rows.place(name)
+            if place is not None:
+                found[place] = words.get(answer.kind, self.positions.get(answer.label, audit.NO_CLASS))
+        for name in self.disagreements:
+            place = self.rows.place(name)
+            if place is not None:
+                found[place] = audit.UNSURE
+        return found
+
+    def report(self) -> audit.Report | None:
+        """Return what the audit says; None if there is none, or nothing was answered."""
+        found = self.answers_array()
+        if not len(self.asked) or not (found[self.asked] >= 0).any():
+            return None
+        return audit.report(self.given, self.classes[:, 0], found, self.strata, self.asked)
+
+    # -- the page ------------------------------------------------------------------------------------------------------
+
+    def page(self, nonce: str, data: dict[str, Any] | None = None) -> str:
+        """Return the page; with `data`, the rows are in it and no server is needed."""
+        about = {
+            "kind": self.rows.source.kind,
+            "classes": self.class_names,
+            "title": self.model.folder.resolve().name,
+            "model": self.model.facts.get("digest", ""),
+            "data": data,
+        }
+        # A script element ends at the first </script>, whatever the JSON says.
+        embedded = json.dumps(about, ensure_ascii=True).replace("<", "\\u003c")
+        page = (TEMPLATES / "review.html").read_text("utf-8")
+        policy = (
+            ""
+            if data is None
+            else f'<meta http-equiv="Content-Security-Policy" content="{content_policy(nonce, served=False)}">'
+        )
+        for name, text in (
+            ("STYLE", (TEMPLATES / "review.css").read_text("utf-8")),
+            ("SCRIPT", (TEMPLATES / "review.js").read_text("utf-8")),
+            ("POLICY", policy),
+            ("NONCE", nonce),
+            ("DATA", embedded),
+        ):
+            page = page.replace(f"@@{name}@@", text, 1) if name != "NONCE" else page.replace("@@NONCE@@", text)
+        return page
+
+    def write_page(self, path: Path) -> tuple[int, int]:
+        """Write the review as one file that needs no server.
+
+        Returns:
+            How many rows are in it, and how many did not fit: it holds at most 500 rows and 20 MB.
+        """
+        done = {self.rows.place(name) for name in self.settled}
+        left = [i for i in self.queue if i not in done]
+        items, pictures, size = [], {}, 0
+        for i in left[:MOST_ROWS]:
+            item = self.item(i) | {"hidden": self.revealed(i) if i in self.blind else None}
+            shown = [i, *(near["id"] for near in item["neighbours"])] if self.rows.source.kind == "image" else []
+            new = {j: address for j in shown if j not in pictures and (address := self._picture_address(j))}
+            size += len(json.dumps(item)) + sum(map(len, new.values()))
+            if size > MOST_BYTES and items:
+                break
+            items.append(item)
+            pictures |= new
+        page = self.page(secrets.token_urlsafe(16), {"items": items, "pictures": pictures})
+        files.write(path, page.encode())
+        return len(items), len(left) - len(items)
+
+    def _picture_address(self, i: int) -> str | None:
+        content = self.rows.picture(i)
+        return None if content is None else "data:image/png;base64," + base64.b64encode(content).decode()
+
+
+def mix(suspects: Sequence[int], asked: Sequence[int], seed: int) -> list[int]:
+    """Return suspects in their order, and among them, at random places, as many rows of an audit.
+
+    >>> mix([5, 7, 9, 2], [1, 7], seed=0)
+    [5, 1, 7, 9, 2]
+    """
+    blind = set(asked)
+    rest = [i for i in suspects if i not in blind]
+    beside = min(len(asked), len(rest))
+    turns = np.random.default_rng(seed).permutation([True] * len(asked) + [False] * beside)
+    drawn, named = iter(asked), iter(rest)
+    return [next(drawn) if turn else next(named) for turn in turns] + list(named)
+
+
+def content_policy(nonce: str, *, served: bool) -> str:
+    """Return the content security policy of the page: nothing runs or loads but what is in it, or from its server."""
+    rules = [
+        "default-src 'none'",
+        f"script-src 'nonce-{nonce}'",
+        f"style-src 'nonce-{nonce}'",
+        "img-src 'self' data:" if served else "img-src data:",
+        "connect-src 'self'" if served else "connect-src 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    return "; ".join([*rules, "frame-ancestors 'none'"] if served else rules)
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _per_minute(times: Sequence[str]) -> float | None:
+    """Return the speed over the last answers, breaks of more than five minutes aside."""
+    seconds = [calendar.timegm(time.strptime(at, "%Y-%m-%dT%H:%M:%SZ")) for at in times if at.endswith("Z")]
+    gaps = [b - a for a, b in itertools.pairwise(seconds) if 0 <= b - a <= 300]
+    return round(60 * len(gaps) / max(sum(gaps), 1), 1) if gaps else None

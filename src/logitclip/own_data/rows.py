@@ -1,0 +1,194 @@
+"""The rows that a model was fitted on, for people to look at: content, digests, pictures, nearest neighbours."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from logitclip.data import DATASETS
+from logitclip.data.augment import transform
+from logitclip.data.columns import Text, Unusable, read_table
+from logitclip.data.images import ImageFiles
+from logitclip.own_data.model import Model
+from logitclip.own_data.source import REVIEW_COLUMN, Source, look
+
+DIGITS = 16  # of a digest
+PICTURE = 640  # pixels of the longer side of a picture
+COMPARED = 4_000  # rows that neighbours are chosen from; of more, a random part
+PICTURES_COMPARED = 1_000
+NEIGHBOURS = 5
+LONGEST = 20_000  # characters of a value
+
+
+class Rows:
+    """The rows of a model's data.
+
+    Args:
+        model: The model.
+        data: The data, if it is no longer where the model was fitted on it.
+
+    Raises:
+        ValueError: If the data is not there, or has other classes or fewer rows than the model knows.
+    """
+
+    def __init__(self, model: Model, data: str | Path | None = None) -> None:
+        _, knobs = DATASETS.parse(model.facts["config"]["data"])
+        path = Path(knobs["path"] if data is None else data)
+        if not path.exists():
+            raise ValueError(f"The data of the model, {path}, is not there: name it with --data.")
+        columns: dict[str, Any] = {"image": knobs.get("image")}
+        columns |= {name: _listed(knobs.get(name)) for name in ("text", "drop")}
+        self.model = model
+        self.source: Source = look(path, knobs.get("label"), **columns)
+        if list(self.source.class_names) != model.class_names:
+            raise ValueError(f"{path} has other classes than the model was fitted on: fit it again.")
+
+    def __len__(self) -> int:
+        return len(self.source.labels)
+
+    @cached_property
+    def columns(self) -> dict[str, Any]:
+        """The columns of a table, without its label; those with texts come first."""
+        label, text = self.source.knobs["label"], _listed(self.source.knobs.get("text"))
+        found = read_table(self.source.path, text=(label, *text))
+        names = [*text, *(name for name in found if name not in text)]
+        return {name: found[name] for name in names if name not in (label, REVIEW_COLUMN)}
+
+    @cached_property
+    def files(self) -> ImageFiles:
+        """The image files."""
+        path = self.source.path
+        return ImageFiles(path if path.is_dir() else path.parent, self.source.names, PICTURE)
+
+    @cached_property
+    def _places(self) -> dict[str, int] | None:
+        names = self.source.names
+        return {names[i]: i for i in reversed(range(len(self)))} if self.source.kind == "image" else None
+
+    def place(self, name: str) -> int | None:
+        """Return the position of a row by its name; None if there is none."""
+        if self._places is not None:
+            return self._places.get(name)
+        return int(name) - 1 if name.isdecimal() and 1 <= int(name) <= len(self) else None
+
+    def content(self, i: int) -> list[tuple[str, str]]:
+        """Return names and values of the columns of a row; of a picture, its file name."""
+        if self.source.kind == "image":
+            return [("file", self.source.names[i])]
+        return [(name, _value(column, i)[:LONGEST]) for name, column in self.columns.items()]
+
+    def digest(self, i: int) -> str:
+        """Return a digest of the content of a row, without its label."""
+        if self.source.kind == "image":
+            try:
+                content = Path(self.files.path(i)).read_bytes()
+            except OSError:
+                content = b""
+        else:
+            values = sorted((name, _value(column, i)) for name, column in self.columns.items())
+            content = json.dumps(values).encode()
+        return hashlib.sha256(content).hexdigest()[:DIGITS]
+
+    def digest_of(self, name: str) -> str | None:
+        """Return the digest of the row with a name; None if there is none."""
+        place = self.place(name)
+        return None if place is None else self.digest(place)
+
+    @cached_property
+    def _by_digest(self) -> dict[str, str | None]:
+        found: dict[str, str | None] = {}
+        for i in range(len(self)):
+            digest = self.digest(i)
+            found[digest] = None if digest in found else self.source.names[i]
+        return found
+
+    def find(self, digest: str) -> str | None:
+        """Return the name of the only row with a digest."""
+        return self._by_digest.get(digest)
+
+    def picture(self, i: int) -> bytes | None:
+        """Return a picture as PNG; None if the row has none, or if it cannot be read."""
+        from PIL import Image, ImageOps
+
+        if self.source.kind != "image":
+            return None
+        try:
+            with Image.open(self.files.path(i)) as image:
+                shown = ImageOps.exif_transpose(image).convert("RGB")
+        except Exception:  # decoders fail on damaged files in many ways
+            return None
+        shown.thumbnail((PICTURE, PICTURE))
+        content = io.BytesIO()
+        shown.save(content, "PNG")
+        return content.getvalue()
+
+    # -- neighbours ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _features(self) -> Any:
+        return self.model._inputs(self.source.path)[1]
+
+    @cached_property
+    def compared(self) -> tuple[np.ndarray, np.ndarray]:
+        """Positions of the rows that neighbours are chosen from, [n], and their features, [n, D]."""
+        most = COMPARED if isinstance(self._features, Tensor) else PICTURES_COMPARED
+        chosen = np.random.default_rng(0).permutation(len(self))[:most]
+        features = self._embed(chosen)
+        known = ~np.isnan(features).any(1)
+        return chosen[known], features[known]
+
+    def neighbours(self, i: int, count: int = NEIGHBOURS) -> list[int]:
+        """Return the nearest other rows: by the features of a table or text, or what the network makes of a picture."""
+        chosen, features = self.compared
+        distances = np.square(features - self._embed(np.array([i]))).sum(1)
+        order = np.argsort(distances, kind="stable")[: count + 1]
+        return [int(j) for j in chosen[order] if j != i][:count] if not np.isnan(distances).any() else []
+
+    def _embed(self, rows: np.ndarray) -> np.ndarray:
+        index = torch.as_tensor(rows)
+        if isinstance(self._features, Tensor):
+            features = self._features[index].double().numpy()
+            scale = np.linalg.norm(features, axis=1, keepdims=True) if self.source.kind == "text" else 1.0
+            return features / np.maximum(scale, 1e-12)
+        facts = self.model.facts
+        view = transform(facts["augment"], facts["mean"], facts["std"])
+        return last_hidden(self.model.network, self._features.select(index), view)
+
+
+def last_hidden(network: nn.Module, images: ImageFiles, view: Any) -> np.ndarray:
+    """Return the input of the last linear layer, [n, D]; NaN for images that cannot be read."""
+    last = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
+    seen: list[Tensor] = []
+    handle = last.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(1)))
+    rows: list[np.ndarray] = []
+    try:
+        with torch.no_grad():
+            for i in range(len(images)):
+                try:
+                    network(view(images.decode(i)[None], None))
+                except ValueError:  # a file that cannot be read
+                    rows.append(np.full((1, last.in_features), np.nan))
+                else:
+                    rows.append(seen.pop().double().numpy())
+    finally:
+        handle.remove()
+    return np.concatenate(rows)
+
+
+def _value(column: Any, i: int) -> str:
+    if isinstance(column, Text):
+        return "" if column.codes[i] < 0 else column.values[column.codes[i]]
+    return "" if isinstance(column, Unusable) or np.isnan(column[i]) else f"{column[i]:.15g}"
+
+
+def _listed(names: Any) -> Sequence[str]:
+    return names.split(",") if isinstance(names, str) and names else []

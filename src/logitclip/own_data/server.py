@@ -1,0 +1,203 @@
+"""Serve a review to browsers on this machine.
+
+The server listens on 127.0.0.1 only. The address has a secret, which becomes a cookie and leaves the address. Every
+request needs the cookie and a local Host; answers are accepted only as JSON by POST from the page itself. Pictures are
+requested by row number, never by path.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Any
+
+from logitclip.files import CannotWrite
+from logitclip.own_data.review import Review, content_policy
+
+HOST = "127.0.0.1"
+LOCAL = ("127.0.0.1", "localhost")
+PORT = 8765  # the first one to try
+LARGEST = 10_000  # bytes of a request
+MOST_ITEMS = 60
+
+
+def make_app(review: Review, secret: str, port: int) -> Any:
+    """Return the ASGI application.
+
+    Args:
+        review: The review.
+        secret: What the first address has to name.
+        port: The server's port; it is in the cookie's name, so that two servers do not share it.
+    """
+    try:
+        from starlette.applications import Starlette
+        from starlette.requests import Request
+        from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+        from starlette.routing import Route
+    except ImportError as error:
+        raise ImportError("The review page needs Starlette and uvicorn: pip install 'logitclip[review]'.") from error
+
+    cookie = f"logitclip_{port}"
+
+    def refused(sentence: str, status: int = 403) -> Response:
+        return JSONResponse({"error": sentence}, status)
+
+    def check(request: Request) -> Response | None:
+        host = request.headers.get("host", "")
+        if host.rpartition(":")[0] not in LOCAL:
+            return refused("This server answers to 127.0.0.1 and localhost only.")
+        if not hmac.compare_digest(request.cookies.get(cookie, "").encode(), secret.encode()):
+            return refused("Open the address that `logitclip review` printed: it has the secret that is needed.")
+        if request.method == "POST":
+            if request.headers.get("origin") != f"http://{host}":
+                return refused("Answers are accepted from the review page only.")
+            if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+                return refused("Answers must be JSON.", 415)
+        return None
+
+    def guarded(handle: Callable[[Request, dict[str, Any]], Response]) -> Callable[[Request], Any]:
+        async def endpoint(request: Request) -> Response:
+            from starlette.concurrency import run_in_threadpool
+
+            problem = check(request)
+            if problem is not None:
+                return problem
+            values: Any = dict(request.query_params)
+            if request.method == "POST":
+                content = b""
+                async for chunk in request.stream():
+                    content += chunk
+                    if len(content) > LARGEST:
+                        return refused(f"A request has at most {LARGEST:,} bytes.", 413)
+                try:
+                    values = json.loads(content)
+                except (ValueError, RecursionError):
+                    values = None
+                if not isinstance(values, dict):
+                    return refused("The request is not a JSON object.", 400)
+            try:
+                return await run_in_threadpool(handle, request, values)
+            except (ValueError, KeyError, TypeError) as error:
+                return refused(str(error) or "The request is not complete.", 400)
+            except CannotWrite as error:
+                return refused(f"The answer is not saved. {error}", 507)
+
+        return endpoint
+
+    async def enter(request: Request) -> Response:
+        if "key" not in request.query_params:
+            return await show(request)
+        if request.headers.get("host", "").rpartition(":")[0] not in LOCAL:
+            return refused("This server answers to 127.0.0.1 and localhost only.")
+        if not hmac.compare_digest(request.query_params["key"].encode(), secret.encode()):
+            return refused("The secret in this address is wrong: `logitclip review` printed the right one.")
+        found = RedirectResponse("/", 303)
+        found.set_cookie(cookie, secret, httponly=True, samesite="strict", path="/")
+        return found
+
+    def page(request: Request, values: dict[str, Any]) -> Response:
+        nonce = secrets.token_urlsafe(16)
+        shown = HTMLResponse(review.page(nonce))
+        shown.headers["content-security-policy"] = content_policy(nonce, served=True)
+        return shown
+
+    show = guarded(page)
+
+    def with_items(values: dict[str, Any], items: list[dict[str, Any]] | None = None, **more: Any) -> Response:
+        session, reviewer = _text(values, "session"), _text(values, "reviewer")
+        count = max(0, min(int(values.get("count", 1)), MOST_ITEMS))
+        found = review.next_items(session, count) if items is None else items
+        return JSONResponse({"items": found, "state": review.state(reviewer), **more})
+
+    def following(request: Request, values: dict[str, Any]) -> Response:
+        return with_items(values)
+
+    def answer(request: Request, values: dict[str, Any]) -> Response:
+        place = values["id"]
+        if type(place) is not int:
+            raise ValueError(f"The id of a row is a number, not {place!r}.")
+        texts = [_text(values, name) for name in ("digest", "kind", "label", "reviewer")]
+        hidden = review.answer(place, *texts)
+        return with_items(values, saved=True, hidden=hidden)
+
+    def undo(request: Request, values: dict[str, Any]) -> Response:
+        item = review.undo(_text(values, "reviewer"))
+        return with_items(values, items=[] if item is None else [item])
+
+    def picture(request: Request, values: dict[str, Any]) -> Response:
+        place = request.path_params["place"]
+        content = review.rows.picture(place) if place < len(review.rows) else None
+        if content is None:
+            return refused("This row has no picture that can be read.", 404)
+        return Response(content, media_type="image/png", headers={"cache-control": "private, max-age=3600"})
+
+    routes = [
+        Route("/", enter),
+        Route("/next", guarded(following)),
+        Route("/answer", guarded(answer), methods=["POST"]),
+        Route("/undo", guarded(undo), methods=["POST"]),
+        Route("/picture/{place:int}", guarded(picture)),
+    ]
+    return _with_headers(Starlette(routes=routes))
+
+
+def _text(values: dict[str, Any], name: str) -> str:
+    value = values.get(name, "")
+    if not isinstance(value, str) or len(value) > 1000:
+        raise ValueError(f"The value of {name!r} must be a short text.")
+    return value
+
+
+def _with_headers(app: Any) -> Any:
+    """Add the headers that every response has."""
+    always = [
+        (b"x-content-type-options", b"nosniff"),
+        (b"referrer-policy", b"no-referrer"),
+        (b"cross-origin-resource-policy", b"same-origin"),
+        (b"cross-origin-opener-policy", b"same-origin"),
+    ]
+
+    async def wrapped(scope: Any, receive: Any, send: Any) -> None:
+        async def send_more(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                given = {name.lower() for name, _ in message["headers"]}
+                extra = [*always, (b"cache-control", b"no-store")]
+                message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in given)]
+            await send(message)
+
+        await app(scope, receive, send_more)
+
+    return wrapped
+
+
+def open_socket(port: int = 0) -> socket.socket:
+    """Listen on 127.0.0.1: on the named port, or on 8765, or, if that is taken, on any.
+
+    Raises:
+        ValueError: If the named port is taken.
+    """
+    for wanted in (port,) if port else (PORT, 0):
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((HOST, wanted))
+        except OSError as error:
+            listener.close()
+            if wanted == port:
+                raise ValueError(f"The port {port} cannot be used: {error.strerror}. Name another.") from None
+            continue
+        listener.listen(128)
+        return listener
+    raise AssertionError("any port is free")
+
+
+def serve(review: Review, listener: socket.socket, secret: str) -> None:
+    """Serve a review until the process is interrupted."""
+    app = make_app(review, secret, listener.getsockname()[1])
+    import uvicorn
+
+    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
+    uvicorn.Server(config).run(sockets=[listener])
