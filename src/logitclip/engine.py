@@ -209,9 +209,11 @@ def fit(
             measured = _accuracy(worker, test, view, settings, fabric) if len(test) else _sum_of_weights(worker)
             row["test_accuracy"] = measured if len(test) else None
             if not all(map(math.isfinite, [row["loss"], measured, *(row["norm_quantiles"] or ())])):
+                decay = lr * settings.weight_decay >= 1  # a step then turns the weights around
+                remedy = f"weight_decay (it is {settings.weight_decay:g})" if decay else f"lr (it is {lr:g} there)"
                 raise Diverged(
                     f"Training diverged in epoch {epoch + 1}: the loss, the logits or their norms are not finite. "
-                    f"Lower lr (it is {lr:g} there), or limit the gradient with grad_clip."
+                    f"Lower {remedy}{'' if decay else ', or limit the gradient with grad_clip'}."
                 )
             row["val_accuracy"] = predicted = None
             if held_out is not None and len(held_out):

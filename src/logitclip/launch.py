@@ -7,9 +7,11 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,7 +95,12 @@ def launch(function: Callable[..., None], *args: Any, devices: int, **options: A
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     others = set(multiprocessing.active_children())
     try:
-        torch.multiprocessing.spawn(_in_process, (store.port, devices, options, function, args), devices)
+        with interrupts_blocked():  # or Ctrl-C would end a process that still imports torch with a traceback
+            started = torch.multiprocessing.spawn(
+                _in_process, (store.port, devices, options, function, args), devices, join=False
+            )
+        while not started.join():
+            pass
     finally:
         left = set(multiprocessing.active_children()) - others
         for process in left:
@@ -108,6 +115,8 @@ def launch(function: Callable[..., None], *args: Any, devices: int, **options: A
 def _in_process(
     rank: int, port: int, devices: int, options: dict[str, Any], function: Callable[..., None], args: tuple[Any, ...]
 ) -> None:
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         return  # it died before this process could ask for the signal
@@ -126,6 +135,20 @@ def _in_process(
         fabric.launch()
         function(fabric, *args)
         fabric.barrier()  # no rank exits while another still waits for its data
+
+
+@contextlib.contextmanager
+def interrupts_blocked() -> Iterator[None]:
+    """Start processes with Ctrl-C blocked: the terminal sends it to all processes, but the parent ends its own."""
+    resource_tracker.ensure_running()  # its start would unblock them
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

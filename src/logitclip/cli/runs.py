@@ -13,7 +13,7 @@ from logitclip.cli.terminal import result_table
 from logitclip.runs.claims import Claimed
 from logitclip.runs.config import plugins_ignored
 from logitclip.runs.results import OPTIONS, Failure, Result
-from logitclip.text import counted
+from logitclip.text import counted, printable
 
 Action = Literal["list", "show", "diff", "rm", "gc"]
 Ids = Annotated[Positional[tuple[str, ...]], arg(help_behavior_hint="")]
@@ -93,7 +93,7 @@ def runs(
     elif action == "diff":
         _diff(found[0], found[1], json)
     elif csv:
-        print(studies.as_csv(found), end="")
+        print(printable(studies.as_csv(found)), end="")
     elif json:
         show_json([run.record for run in found])
     else:

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from logitclip.studies.sweeping import Row
 
 
+Files = Annotated[UseAppendAction[tuple[Path, ...]], arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")]
+
+
 def sweep(
     recipe: Positional[str],
     /,
@@ -110,7 +113,7 @@ def report(
     recipe: Positional[str],
     /,
     *,
-    out: Annotated[UseAppendAction[tuple[Path, ...]], arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")] = (),
+    out: Files = (),
     scale: str = "full",
     strict: Flag = False,
     json: Flag = False,
@@ -157,26 +160,35 @@ def figures(
     recipe: Positional[str],
     /,
     *,
-    out: Annotated[Path, arg(aliases=["-o"])],
+    out: Files,
     scale: str = "full",
     runs: File = None,
     root: File = None,
 ) -> None:
     """Draw the figure of a recipe or, if it has none, accuracy and memorised share by epoch.
 
-    Example: logitclip figures quickstart -o curves.svg
+    Example: logitclip figures quickstart -o curves.svg -o curves.html
 
     Args:
         recipe: A recipe, see `logitclip list recipes`, or the path of a .toml file.
-        out: The file to write: .svg, .pdf, .png or .html (interactive).
+        out: The file to write: .svg, .pdf, .png or .html (interactive). Can be repeated.
         scale: The scale it was run at.
         runs: The folder with the runs; $LOGITCLIP_RUNS or ./runs if not given.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
     """
     from logitclip.studies import figures, sweeping
     from logitclip.studies.recipe import load_recipe
+    from logitclip.studies.tables import missing_runs
 
-    figures.check_suffix(out)
+    if not out:
+        raise ValueError("figures needs a file to write, as in -o curves.svg.")
+    for path in out:
+        figures.check_suffix(path)
     loaded = load_recipe(recipe, scale, runs=str(runs_folder(runs)), root=None if root is None else str(root))
-    figures.save(figures.draw(loaded, sweeping.collect(loaded)), out)
-    tell(f"wrote {out}")
+    rows = sweeping.collect(loaded)
+    chart = figures.draw(loaded, rows)
+    for path in out:
+        figures.save(chart, path)
+        tell(f"wrote {path}")
+    if missing := missing_runs(loaded, rows):
+        tell(missing)

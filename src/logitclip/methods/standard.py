@@ -124,10 +124,15 @@ class Standard:
         criterion = self.job.criterion
         loss: Any = criterion.criterion if isinstance(criterion, Linked | LogitClip) else criterion
         named = isinstance(loss, Loss) and loss.name in self.losses
-        if not named or loss.weight is not None or loss.reduction != "mean":
+        if named and loss.weight is not None:
+            raise ValueError(
+                f"{type(self).__name__} has its own objective, which has no class weights: leave out balance, or take "
+                "the method standard."
+            )
+        if not named or loss.reduction != "mean":
             raise ValueError(
                 f"{type(self).__name__} has its own objective and accepts only the loss {' or '.join(self.losses)}, "
-                f"clipped or not and without class weights; got {loss}."
+                f"clipped or not; got {loss}."
             )
 
 

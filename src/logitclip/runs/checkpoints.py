@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import logging
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,8 @@ def load_checkpoint(folder: Path, run: str) -> Checkpoint | None:
                 torch.load(io.BytesIO(state), weights_only=True, map_location="cpu"),  # no pickle is ever executed
                 [json.loads(row) for row in rows.splitlines()],
             )
+        except pickle.UnpicklingError:  # torch would advise to load it in a way that executes code
+            log.warning("Skipped the checkpoint %s: it holds objects other than tensors and numbers.", checkpoint)
         except Exception as error:  # whatever the damage, an older one may be intact
             log.warning("Skipped the checkpoint %s: it is damaged (%s).", checkpoint, first_line(error))
     return None

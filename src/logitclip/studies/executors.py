@@ -17,10 +17,9 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -30,6 +29,7 @@ import torch
 
 from logitclip import files
 from logitclip.engine import Diverged
+from logitclip.launch import interrupts_blocked
 from logitclip.registry import suggest
 from logitclip.runs import claims
 from logitclip.runs.config import RunConfig
@@ -298,24 +298,10 @@ def _started() -> _Worker:
     context = multiprocessing.get_context("spawn")
     pipe, its_end = context.Pipe()
     process = context.Process(target=_work, args=(its_end,))
-    with _interrupts_blocked():
+    with interrupts_blocked():
         process.start()
     its_end.close()
     return _Worker(process, pipe)
-
-
-@contextlib.contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Start processes with Ctrl-C blocked: the terminal sends it to all processes, but the parent ends its workers."""
-    resource_tracker.ensure_running()  # its start would unblock them
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _work(pipe: Connection) -> None:

@@ -62,6 +62,8 @@ def draw(recipe: Recipe, rows: Sequence[Row]) -> Any:
 
 def check_suffix(path: Path) -> None:
     """Refuse a file name that `save` has no format for, before anything is computed."""
+    if path.name.lower() in SUFFIXES:
+        raise ValueError(f"{str(path)!r} is only an ending: name the file, as in figure{path.name}.")
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"A figure is written as {', '.join(SUFFIXES)}, by the end of its name; got {str(path)!r}.")
 

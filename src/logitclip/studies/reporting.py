@@ -225,6 +225,8 @@ def as_json(table: Table) -> dict[str, Any]:
 
 def check_suffix(path: Path) -> None:
     """Refuse a file name that has no writer, before anything is computed."""
+    if path.name.lower() in WRITERS:
+        raise ValueError(f"{str(path)!r} is only an ending: name the file, as in report{path.name}.")
     if path.suffix.lower() not in WRITERS:
         raise ValueError(f"A report is written as {', '.join(WRITERS)}, by the end of its name; got {str(path)!r}.")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def sweep(
         listener: hears what happens to the runs, and which values are tuned and chosen.
     """
     listener = listener or Listener()
-    memory = _Memory()
+    memory = _Memory(listener.on_skipped)
     tuned, plain = _parts(recipe, memory, shard)
     waiting: dict[Path, set[RunConfig]] = defaultdict(set)  # run id -> the configs to tune that it is a trial of
     undecided = set(tuned)
@@ -105,7 +105,8 @@ def tune(config: RunConfig, search: tuning.Search | None = None, **where: Any) -
 class _Memory:
     """Caches ids, which take time to compute, and the outcomes of this sweep: earlier failures do not count."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_found: Callable[[RunConfig, Result | Failure], None] | None = None) -> None:
+        self.on_found = on_found  # called with each outcome of an earlier sweep that is used here
         self.seen: dict[Path, Result | Failure] = {}
         self.folders: dict[RunConfig, Path] = {}
 
@@ -126,6 +127,8 @@ class _Memory:
             if found is None or (isinstance(found, Failure) and not found.final):
                 return None  # the cause of an earlier failure may be gone: retry it
             self.seen[folder] = found
+            if self.on_found is not None:
+                self.on_found(config, found)
         return self.seen[folder]
 
 

@@ -338,10 +338,17 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
             f"In {inactive} of {len(clipped)} runs with the clip it was never active: no norm reached its threshold. A "
             "smaller threshold would act."
         )
-    missing = sum(row.outcome is None for row in rows)
-    if missing:
-        notes.append(f"{missing} of {len(rows)} runs have no result yet: {recipe.command()} makes them.")
+    if missing := missing_runs(recipe, rows):
+        notes.append(missing)
     return tuple(notes)
+
+
+def missing_runs(recipe: Recipe, rows: Sequence[Row]) -> str | None:
+    """Say how many runs have no result yet, and how to make them; None if there are none."""
+    missing = sum(row.outcome is None for row in rows)
+    if not missing:
+        return None
+    return f"{missing} of {len(rows)} runs have no result yet: {recipe.command()} makes them."
 
 
 def pairs_of(rows: Iterable[Row]) -> list[tuple[Result, Result]]:
