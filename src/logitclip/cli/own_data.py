@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 
 from logitclip.cli.options import Flag, Number, Text, Whole
 from logitclip.cli.output import Exit, fail, make_table, show, show_json, tell
+from logitclip.cli.terminal import seconds_left
 from logitclip.cli.training import stop_on_sigterm
 from logitclip.runs.results import Failed
 from logitclip.studies.listener import Listener
@@ -230,8 +231,8 @@ class Pace(Listener):
         done = self.done + self.part
         if done and now - self.told >= self.EVERY:
             self.told = now
-            left = (now - self.started) * (self.total - done) / done
-            tell(f"{done / self.total:.0%} done, about {duration(max(1.0, left))} left")
+            left = seconds_left(now - self.started, done, self.total)
+            tell(f"{done / self.total:.0%} done, about {duration(max(1.0, left or 0))} left")
 
 
 def _report(model: Any) -> None:

@@ -25,6 +25,15 @@ def announce(what: str, runs: str | Path) -> None:
     tell(f"{what}; kept in {runs}/. Ctrl-C saves and stops; repeat the command to resume.")
 
 
+def seconds_left(seconds: float, done: float, total: float) -> float | None:
+    """Estimate the time left if `done` of `total`, in any unit, took `seconds`; None if nothing is done.
+
+    >>> seconds_left(30, 1, 3)
+    60.0
+    """
+    return seconds * max(0.0, total - done) / done if done > 0 else None
+
+
 class SweepBoard(Listener):
     """The state of a sweep, on stderr: a live table on a terminal, lines in a pipe or a log file.
 
@@ -57,11 +66,10 @@ class SweepBoard(Listener):
         self.before = 0  # results of earlier sweeps
         self.errors: dict[str, list[tuple[str, str]]] = {}  # a sentence -> the runs it is about, and where to read more
         self.undecided: dict[RunConfig, int] = {}  # a config to tune -> the runs that wait for it
-        self.running: dict[RunConfig, tuple[float, dict[str, Any] | None]] = {}  # run -> its start and last row
+        self.running: dict[RunConfig, tuple[float, dict[str, Any] | None]] = {}  # run -> epochs at its start, last row
         self.epochs: dict[RunConfig, int | None] = {}
-        self.durations: list[float] = []
-        self.workers = 1
-        self.started = monotonic()
+        self.ended = 0  # runs that were made here
+        self.started, self.first = monotonic(), math.inf  # when this began, and its first run
         self.printed = -math.inf
         self.console = Console(stderr=True, highlight=False)
         self.live = Live(get_renderable=self.table, console=self.console, refresh_per_second=2, transient=True)
@@ -93,15 +101,14 @@ class SweepBoard(Listener):
 
     def on_start(self, config: RunConfig, row: dict[str, Any] | None) -> None:
         now = monotonic()
+        self.first = min(self.first, now)
         self.epochs[config] = config.resolved().epochs
-        self.running[config] = now, row
-        self.workers = max(self.workers, len(self.running))
+        self.running[config] = _epochs_in(row), row
         self._line(now, f"started {self.label(config)}", self.PAUSE)
 
     def on_epoch(self, config: RunConfig, row: dict[str, Any]) -> None:
-        now = monotonic()
-        self.running[config] = (self.running[config][0] if config in self.running else now), row
-        self._line(now, f"{self.label(config)}: {epoch_text(row, self.epochs[config], config.data)}", self.LONG)
+        self.running[config] = (self.running[config][0] if config in self.running else 0), row
+        self._line(monotonic(), f"{self.label(config)}: {epoch_text(row, self.epochs[config], config.data)}", self.LONG)
 
     def on_done(self, config: RunConfig, result: Result) -> None:
         self.done += 1
@@ -112,11 +119,9 @@ class SweepBoard(Listener):
         self._end(config, failure)
 
     def _end(self, config: RunConfig, outcome: Result | Failure) -> None:
-        now = monotonic()
-        if config in self.running:  # or another process has made it
-            self.durations.append(now - self.running.pop(config)[0])
+        self.ended += self.running.pop(config, None) is not None  # or another process has made it
         self._note(config, outcome)
-        self._line(now, f"{self.label(config)}: {_outcome(config, outcome)}", self.PAUSE)
+        self._line(monotonic(), f"{self.label(config)}: {describe_outcome(config, outcome)}", self.PAUSE)
 
     def _line(self, now: float, event: str, pause: float) -> None:
         """Print the state and an event, unless there is a live table or the last line is younger than `pause`."""
@@ -146,11 +151,9 @@ class SweepBoard(Listener):
         done, running = self.done + self.before, len(self.running)
         left = total - done - running - self.failed
         text = f"{self.name}: of {total} runs {done} done, {running} running, {self.failed} failed, {left} left"
-        if self.durations and left + running:
-            mean = sum(self.durations) / len(self.durations)
-            spent = sum(min(mean, monotonic() - start) for start, _ in list(self.running.values()))
-            text += f", about {duration(((left + running) * mean - spent) / self.workers)}"
-        return text
+        parts = [(_epochs_in(row) - first) / (self.epochs[c] or 1) for c, (first, row) in list(self.running.items())]
+        seconds = seconds_left(monotonic() - self.first, self.ended + sum(parts), self.ended + running + left)
+        return text if seconds is None or not left + running else f"{text}, about {duration(seconds)}"
 
     def table(self) -> Any:
         """The state, and the runs at work."""
@@ -161,10 +164,9 @@ class SweepBoard(Listener):
 
         table = make_table("", "run", "epoch", "test accuracy")
         for config, (_, row) in list(self.running.items())[: max(1, self.console.height - 6)]:
-            epoch = 0 if row is None else row["epoch"] + 1
             noisy = "" if trusted_test(config.data) else " (noisy labels)"
             accuracy = "" if row is None else f"{row['test_accuracy']:.1f} %{noisy}"
-            table.add_row(escape(self.label(config)), f"{epoch}/{self.epochs[config]}", accuracy)
+            table.add_row(escape(self.label(config)), f"{_epochs_in(row)}/{self.epochs[config]}", accuracy)
         return Printable(Group(escape(self.state()), table) if self.running else escape(self.state()))
 
     @property
@@ -187,8 +189,13 @@ class SweepBoard(Listener):
             tell("interrupted. Repeat the command to resume.")
 
 
-def _outcome(config: RunConfig, detail: Any) -> str:
-    """The result of a run in a few words: what a trial is judged by, or else the test accuracy; or why it failed."""
+def _epochs_in(row: dict[str, Any] | None) -> int:
+    """Return how many epochs have ended, by the last row of a run."""
+    return 0 if row is None else row["epoch"] + 1
+
+
+def describe_outcome(config: RunConfig, detail: Any) -> str:
+    """One-line outcome: validation or test accuracy, or the error."""
     if hasattr(detail, "error"):
         return detail.error
     if config.val:
@@ -219,7 +226,7 @@ class TrainingBar:
         """Show the row of an epoch; the first call, with the last row of a resumed run or None, starts the bar."""
         if self.quiet:
             return
-        done: int = 0 if row is None else row["epoch"] + 1
+        done = _epochs_in(row)
         if self.started == -math.inf:
             self._start(config, done)
             return
@@ -230,8 +237,8 @@ class TrainingBar:
             self.progress.update(self.task, completed=done, numbers=text.partition(": ")[2])
         elif self.verbose or done in (self.first + 1, config.epochs) or monotonic() - self.printed >= self.PAUSE:
             self.printed = monotonic()
-            left = (self.printed - self.started) / (done - self.first) * (total - done)
-            put(f"{text}, {duration(left)} left", sys.stderr)
+            left = seconds_left(self.printed - self.started, done - self.first, total - self.first)
+            put(f"{text}, {duration(left or 0)} left", sys.stderr)
         if done == config.epochs:
             self.stop()
 
