@@ -221,7 +221,7 @@ def test_what_a_kill_inside_a_write_leaves_is_tidied(tmp_path):
     assert len(list((tmp_path / "checkpoints" / left_over).iterdir())) == 2
     assert load_epoch(tmp_path) == 1
     (tmp_path / f"{files.SCRATCH}0-result.json").write_text("{")
-    checkpoints.tidy(tmp_path)
+    checkpoints.remove_temporary_files(tmp_path)
     assert names(tmp_path) == ["000001"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints"]
 

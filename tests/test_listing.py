@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import shutil
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disk import everything_in
 
 from logitclip import files
+from logitclip.cli import main
 from logitclip.engine import Diverged
 from logitclip.runs import checkpoints, claims, results
 from logitclip.runs import listing as studies
@@ -160,6 +163,7 @@ def test_gc_removes_only_what_nobody_needs(folder):
     shutil.copytree(stopped / "checkpoints", done / "checkpoints")  # as a kill right after the result leaves it
     (stopped / f"{files.SCRATCH}1-x").write_bytes(bytes(1000))
     (folder / ("0" * 16)).mkdir()
+    (folder / ("0" * 16) / claims.CLAIM_LOCK).touch()  # it never started
     before = {run.id: run.outcome for run in studies.read_runs(folder)}
     expected = {f"{done.name}/checkpoints", f"{stopped.name}/{files.SCRATCH}1-x", "0" * 16}
     planned = studies.collect_garbage(folder, dry=True)
@@ -177,6 +181,7 @@ def test_gc_leaves_alone_what_is_claimed_after_it_looked(folder, monkeypatch):
     stopped, empty = folder_of(folder, seed=2), folder / ("0" * 16)
     (stopped / f"{files.SCRATCH}1-x").touch()
     empty.mkdir()
+    (empty / claims.CLAIM_LOCK).touch()
     read, held = studies.read_runs, contextlib.ExitStack()
 
     def read_then_claimed(folder: Path) -> list[studies.Run]:
@@ -202,7 +207,7 @@ def test_no_claim_is_made_while_gc_removes(folder, monkeypatch):
             pass
         removed.append(path)
 
-    monkeypatch.setattr(studies.shutil, "rmtree", rmtree)
+    monkeypatch.setattr(files.shutil, "rmtree", rmtree)
     studies.collect_garbage(folder)
     assert removed == [done / "checkpoints"]
 
@@ -210,6 +215,7 @@ def test_no_claim_is_made_while_gc_removes(folder, monkeypatch):
 def test_a_claim_that_waits_while_gc_removes_its_folder_makes_it_again(tmp_path, monkeypatch):
     folder, remove = tmp_path / ("0" * 16), studies._remove_unstarted
     folder.mkdir()
+    (folder / claims.CLAIM_LOCK).touch()
     owners: list[str | None] = []
 
     def claim() -> None:
@@ -316,3 +322,131 @@ def test_train_records_why_it_diverged(tmp_path, command):
     (run,) = studies.read_runs(tmp_path)
     assert isinstance(run.outcome, results.Failure)
     assert run.outcome.final
+
+
+# -- what is not ours is neither removed nor written to ----------------------------------------------------------------
+
+
+@pytest.fixture
+def photos(tmp_path) -> Path:
+    """Somebody's folder, which must never change."""
+    (tmp_path / "photos" / "summer").mkdir(parents=True)
+    for name in ("a.jpg", f"{files.SCRATCH}1-b.jpg", "summer/c.jpg"):
+        (tmp_path / "photos" / name).write_text(name)
+    return tmp_path / "photos"
+
+
+def test_nothing_behind_a_link_is_removed(folder, photos, monkeypatch):
+    theirs, before = folder / ("a" * 16), everything_in(photos)
+    theirs.symlink_to(photos)
+    done, stopped = folder_of(folder), folder_of(folder, seed=2)
+    (done / "checkpoints").symlink_to(photos)
+    shutil.rmtree(stopped / "checkpoints")
+    (stopped / "checkpoints").symlink_to(photos)
+    (stopped / f"{files.SCRATCH}1-x").symlink_to(photos)
+    assert {run.id for run in studies.read_runs(folder)} >= {theirs.name}
+    for dry in (True, False):
+        with pytest.raises(studies.NotARun, match="aaaa is a link"):
+            studies.remove(studies.read_run(theirs), dry=dry)
+        expected = {f"{done.name}/checkpoints", f"{stopped.name}/{files.SCRATCH}1-x"}
+        assert studies.collect_garbage(folder, dry=dry).keys() == expected
+        assert everything_in(photos) == before
+    result = train(replace(SMALL, seed=2, runs=str(folder)))  # it has lost its checkpoints
+    assert everything_in(photos) == before
+    for run in studies.read_runs(folder):
+        if run.folder != theirs:
+            studies.remove(run)
+    assert not result.folder.exists()
+    assert everything_in(photos) == before
+
+
+def test_a_folder_that_is_not_a_run_is_not_removed(folder):
+    theirs = folder / ("b" * 16)
+    theirs.mkdir()
+    for content in (None, "{}", "[]", '{"data": "mine"}', "not JSON"):
+        if content is not None:
+            (theirs / "config.json").write_text(content)
+        with pytest.raises(studies.NotARun, match="bbbb is not the folder of a run: it has no config"):
+            studies.remove(studies.read_run(theirs))
+        assert studies.collect_garbage(folder) == {}
+        assert theirs.is_dir()
+
+
+def test_rm_removes_the_others_and_names_what_it_leaves(folder, photos, capsys, monkeypatch):
+    (folder / ("a" * 16)).symlink_to(photos)
+    monkeypatch.setattr(sys, "argv", ["logitclip", "runs", "rm", "--where", "status=stopped", "--runs", str(folder)])
+    with pytest.raises(SystemExit) as exit:
+        main()
+    err = capsys.readouterr().err
+    assert exit.value.code == 2
+    assert "removed 1 item" in err
+    assert f"{folder / ('a' * 16)} is a link" in err.replace("\n", " ")
+    assert not folder_of(folder, seed=2).exists()
+    assert (photos / "a.jpg").exists()
+
+
+def test_no_run_is_trained_behind_a_link(folder, photos):
+    config, before = replace(SMALL, seed=7, runs=str(folder)), everything_in(photos)
+    (folder / config.id).symlink_to(photos)
+    with pytest.raises(ValueError, match="is a link, and a run is trained in a folder of its own: remove the link"):
+        train(config)
+    results.record_failure(folder / config.id, "it failed")
+    assert everything_in(photos) == before
+
+
+def test_links_inside_a_run_folder_are_replaced(folder, photos):
+    config, before = replace(SMALL, seed=8, runs=str(folder), per_example=True, val=0.2), everything_in(photos)
+    run = folder / config.id
+    run.mkdir()
+    names = ["config.json", "noise.json", "metrics.jsonl", "weights.safetensors", "result.json", "validation.npz"]
+    names += ["examples.npz", "claim", ".claim.lock"]
+    for name in names:
+        (run / name).symlink_to(photos / "a.jpg")
+    (folder / "index.csv").unlink()
+    (folder / "index.csv").symlink_to(photos / "a.jpg")
+    train(config)
+    assert everything_in(photos) == before
+    assert not [name for name in names if (run / name).is_symlink()]
+    (line,) = csv.DictReader((folder / "index.csv").open())
+    assert line["id"] == config.id
+
+
+# -- what a kill leaves ------------------------------------------------------------------------------------------------
+
+
+def test_the_next_reader_mends_what_a_kill_after_the_result_left(folder):
+    done, stopped = folder_of(folder), folder_of(folder, seed=2)
+    expected = everything_in(done)
+    shutil.copytree(stopped / "checkpoints", done / "checkpoints")
+    (done / f"{files.SCRATCH}1-x").touch()
+    dead = {"machine": claims._machine(), "pid": 2**22 + 1, "started": "1"}
+    (done / "claim").write_text(json.dumps(dead))
+    index = (folder / "index.csv").read_bytes()
+    lines = index.splitlines(keepends=True)
+    own = next(line for line in lines if line.startswith(done.name.encode()))
+    (folder / "index.csv").write_bytes(b"".join(line for line in lines if line != own) + own[:30])  # a line cut short
+    before = results.read_result(folder_of(folder, seed=1))  # another run: nothing is mended there
+    assert (done / "claim").exists()
+    assert before is not None
+    assert results.read_result(done) is not None
+    assert {name: content for name, content in everything_in(done).items() if name != ".claim.lock"} == {
+        name: content for name, content in expected.items() if name != ".claim.lock"
+    }
+    assert sorted((folder / "index.csv").read_bytes().splitlines()) == sorted(index.splitlines())
+
+
+def test_nothing_is_mended_while_the_process_lives(folder):
+    done = folder_of(folder)
+    (done / "checkpoints").mkdir()
+    with claims.claim(done):
+        assert results.read_result(done) is not None
+        assert (done / "checkpoints").exists()
+        assert claims.claimed_by(done) is not None
+
+
+def test_the_config_of_a_finished_run_is_that_of_its_result(folder):
+    done = folder_of(folder)
+    content = json.loads((done / "config.json").read_text())
+    (done / "config.json").write_text(json.dumps({**content, "lr": 777.0}))
+    assert studies.select(studies.read_runs(folder), ["lr=777"]) == []
+    assert studies.read_run(done).config.lr == 0.05

@@ -167,13 +167,13 @@ def _diff(one: Any, other: Any, json: bool) -> None:
 
 def _remove(found: list[Any], dry: bool) -> None:
     """Remove the runs that can be removed, then name the others."""
-    from logitclip.runs.listing import remove
+    from logitclip.runs.listing import NotARun, remove
 
     freed, kept = dict[str, int](), list[str]()
     for run in found:
         try:
             freed[run.id] = remove(run, dry=dry)
-        except (Claimed, OSError) as error:
+        except (Claimed, NotARun, OSError) as error:
             kept.append(str(error))
     _freed(freed, dry)
     if kept:

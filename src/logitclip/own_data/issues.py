@@ -17,7 +17,6 @@ from logitclip.data.augment import transform
 from logitclip.noise.estimate import NoiseEstimate, estimate_noise
 from logitclip.own_data.calibration import calibrated, find_temperature, given_the_label
 from logitclip.own_data.model import logits_of, plain
-from logitclip.runs import results
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Failed, Result, outcome
 from logitclip.runs.train import build_model
@@ -132,8 +131,7 @@ def one_run(result: Result, config: RunConfig, labels: np.ndarray, log_prior: np
         The issues, and the logits of the held-out rows as [N, K] with NaN elsewhere.
     """
     dataset = data.load(config.data, config.root)
-    with np.load(result.folder / results.EXAMPLES) as file:
-        trained = {name: file[name] for name in ("row", "mean_margin", "other", "prediction")}
+    trained = result.examples
     rows, logits = held_out_logits(result, config, dataset)
     given = labels[rows]
     probabilities, noise, learnt = _explained(logits, given, log_prior)

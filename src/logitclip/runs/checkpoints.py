@@ -132,7 +132,7 @@ def load_checkpoint(folder: Path, run: str) -> Checkpoint | None:
     return None
 
 
-def tidy(folder: Path) -> None:
+def remove_temporary_files(folder: Path) -> None:
     """Remove temporary files of killed processes."""
     for left_over in temporary_files(folder):
         with contextlib.suppress(OSError):

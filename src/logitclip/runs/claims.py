@@ -17,6 +17,7 @@ from logitclip import files
 
 HEARTBEAT = 5.0  # seconds between two heartbeats of a claim
 SILENCE = 60.0  # seconds without a heartbeat after which a claim from another machine is void
+CLAIM = "claim"  # the file
 CLAIM_LOCK = ".claim.lock"  # held while a claim is made, and while unneeded files are removed
 LOCK_TIMEOUT = 10.0  # seconds to wait for the lock; after that, rely on exclusive creation of the claim
 PROC = Path("/proc")  # Linux only
@@ -37,7 +38,7 @@ def claim(folder: Path) -> Iterator[str]:
         Claimed: another process holds the folder.
         logitclip.files.CannotWrite: the folder cannot be made or written to.
     """
-    file, key = folder / "claim", uuid.uuid4().hex
+    file, key = folder / CLAIM, uuid.uuid4().hex
     over = threading.Event()
 
     def beat() -> None:
@@ -72,7 +73,7 @@ def _release(file: Path, key: str) -> None:
 
 def claimed_by(folder: Path) -> str | None:
     """Describe the process that trains the run in `folder` now; None if there is none."""
-    file = folder / "claim"
+    file = folder / CLAIM
     if not file.exists():
         return None
     owner = _owner(file)
@@ -81,7 +82,7 @@ def claimed_by(folder: Path) -> str | None:
 
 def check_claim(folder: Path, key: str) -> None:
     """Raise `Claimed` unless the claim with this key still stands: another machine may have taken it over."""
-    owner = _owner(folder / "claim")
+    owner = _owner(folder / CLAIM)
     if owner.get("key") != key:
         raise Claimed(f"{folder} is no longer claimed by this process but by {_who(owner)}; this one stops.")
 

@@ -6,7 +6,7 @@ import contextlib
 import fnmatch
 import operator
 import re
-import shutil
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -15,10 +15,12 @@ from typing import Any
 from logitclip import files
 from logitclip.registry import suggest
 from logitclip.runs import claims, results
+from logitclip.runs.checkpoints import CHECKPOINTS, temporary_files
 from logitclip.runs.config import UNCOUNTED, RunConfig
 from logitclip.runs.results import Failure, Result
 
 STATUSES = ("done", "failed", "running", "stopped")  # stopped: it can be resumed
+UNFINISHED = 3600.0  # seconds after which a temporary file of the index is of a killed process
 _COMPARE = {
     "=": operator.eq,
     "!=": operator.ne,
@@ -29,12 +31,16 @@ _COMPARE = {
 }
 
 
+class NotARun(ValueError):
+    """A folder that is not removed, because it is a link or not the folder of a run."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One folder of a run."""
 
     folder: Path
-    config: RunConfig | None  # resolved; None if config.json is missing or damaged
+    config: RunConfig | None  # resolved, that of the result if there is one; None if it is missing or damaged
     outcome: Result | Failure | None
     owner: str | None  # the process that trains it now
 
@@ -54,7 +60,7 @@ class Run:
     @property
     def bytes(self) -> int:
         """Disk use of its files."""
-        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+        return _size(self.folder)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -79,12 +85,13 @@ def read_runs(folder: Path) -> list[Run]:
 
 def read_run(folder: Path) -> Run:
     """The run in one folder."""
-    options = files.read_json(folder / "config.json")
+    outcome = results.read_outcome(folder)
+    options = outcome.config if isinstance(outcome, Result) else files.read_json(folder / "config.json")
     try:
         config = RunConfig(**options) if isinstance(options, dict) else None
     except (TypeError, ValueError):  # of another version
         config = None
-    return Run(folder, config, results.read_outcome(folder), claims.claimed_by(folder))
+    return Run(folder, config, outcome, claims.claimed_by(folder))
 
 
 def find(runs: Sequence[Run], start: str) -> Run:
@@ -151,8 +158,13 @@ def remove(run: Run, *, dry: bool = False) -> int:
     """Remove the folder of a run and return the bytes that were freed; if `dry`, remove nothing.
 
     Raises:
+        NotARun: The folder is a link, or has no config.json of ours.
         logitclip.runs.claims.Claimed: The run is being trained.
     """
+    if run.folder.is_symlink():
+        raise NotARun(f"{run.folder} is a link, and only folders of runs are removed. Remove the link yourself.")
+    if not _is_ours(run.folder) and not _is_unstarted(run.folder):
+        raise NotARun(f"{run.folder} is not the folder of a run: it has no config.json of ours. It is left as it is.")
     size = run.bytes
     if dry and run.owner is not None:
         raise claims.Claimed(f"{run.folder} is being trained by {run.owner}.")
@@ -160,8 +172,8 @@ def remove(run: Run, *, dry: bool = False) -> int:
         return size
     with claims.claim(run.folder):
         for file in run.folder.iterdir():
-            if file.name != "claim":
-                shutil.rmtree(file) if file.is_dir() and not file.is_symlink() else file.unlink()
+            if file.name != claims.CLAIM:
+                files.remove(file)
     (run.folder / claims.CLAIM_LOCK).unlink(missing_ok=True)
     run.folder.rmdir()
     return size
@@ -170,7 +182,7 @@ def remove(run: Run, *, dry: bool = False) -> int:
 def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
     """Remove checkpoints of finished runs, temporary files of killed processes and folders of runs that never started.
 
-    The index is rebuilt.
+    The index is rebuilt. Links are not followed.
 
     Args:
         folder: a folder of runs.
@@ -187,10 +199,14 @@ def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
         lock = files.lock(run.folder / claims.CLAIM_LOCK, claims.LOCK_TIMEOUT, late=late)
         with contextlib.nullcontext() if dry else lock:
             for path in _needless(read_run(run.folder)):  # again, as it may have been claimed since
-                sizes = [file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file()]
-                freed[str(path.relative_to(folder))] = sum(sizes)
+                freed[str(path.relative_to(folder))] = _size(path)
                 if not dry:
-                    _remove_unstarted(path) if path == run.folder else _remove(path)
+                    _remove_unstarted(path) if path == run.folder else files.remove(path)
+    for path in folder.glob(f"{files.SCRATCH}*"):  # of the index
+        if path.lstat().st_mtime < time.time() - UNFINISHED:
+            freed[path.name] = _size(path)
+            if not dry:
+                files.remove(path)
     if not dry:
         files.replace(folder / results.INDEX, as_csv(read_runs(folder)).encode())
     return freed
@@ -198,23 +214,38 @@ def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
 
 def _needless(run: Run) -> list[Path]:
     """The files and folders of a run that nobody needs; the whole folder if the run never started."""
-    if run.owner is not None:
+    if run.owner is not None or run.folder.is_symlink():
         return []
-    if {path.name for path in run.folder.iterdir()} <= {claims.CLAIM_LOCK, "claim"}:
+    if _is_unstarted(run.folder):
         return [run.folder]
-    needless = [*run.folder.glob(f"{files.SCRATCH}*"), *run.folder.glob(f"checkpoints/{files.SCRATCH}*")]
+    needless = temporary_files(run.folder)
     if run.status == "done":
-        needless += [path for path in (run.folder / "checkpoints", run.folder / "failure.json") if path.exists()]
+        left = (run.folder / CHECKPOINTS, run.folder / "failure.json")
+        needless += [path for path in left if path.exists() or path.is_symlink()]
     return needless
 
 
-def _remove(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
+def _is_ours(folder: Path) -> bool:
+    """Return whether a folder has the config.json of a run, of this version or another."""
+    options = files.read_json(folder / "config.json")
+    return isinstance(options, dict) and {"data", "loss", "model", "seed"} <= options.keys()
+
+
+def _is_unstarted(folder: Path) -> bool:
+    """Return whether a folder has nothing but a claim: the process ended before the run began."""
+    names = {path.name for path in folder.iterdir()}
+    return bool(names) and names <= {claims.CLAIM_LOCK, claims.CLAIM}
+
+
+def _size(path: Path) -> int:
+    """The bytes of a file, or of all files in a folder; those of links are the links' own."""
+    found = [path, *path.rglob("*")] if path.is_dir() and not path.is_symlink() else [path]
+    return sum(file.lstat().st_size for file in found if file.is_symlink() or file.is_file())
 
 
 def _remove_unstarted(folder: Path) -> None:
     """Remove the folder of a run that never started. The lock goes last: without it, a new claim may be made."""
-    for name in ("claim", claims.CLAIM_LOCK):
+    for name in (claims.CLAIM, claims.CLAIM_LOCK):
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # not empty: it has just been claimed
         folder.rmdir()

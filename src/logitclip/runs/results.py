@@ -2,23 +2,23 @@
 
 A run in progress has `config.json`, `noise.json` (the noise record), `metrics.jsonl` and `checkpoints/`. A finished run
 has `weights.safetensors` and `result.json` in place of the checkpoints, `validation.npz` if examples were held out, and
-`examples.npz` if asked for. `result.json` names its run and has the digest of every other file, so a result that is
-incomplete or of another run is never used.
+`examples.npz` if asked for. `result.json` names its run and has the digest of every other file, and one of itself, so a
+result that is incomplete, changed or of another run is never used.
 """
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import hashlib
 import io
 import json
 import logging
 import math
 import os
-import shutil
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,24 @@ from typing import Any
 import numpy as np
 
 from logitclip import files
-from logitclip.runs.checkpoints import as_safetensors, read_rows
+from logitclip.registry import first_line
+from logitclip.runs import claims
+from logitclip.runs.checkpoints import CHECKPOINTS, as_safetensors, remove_temporary_files
 from logitclip.runs.config import UNCOUNTED, RunConfig, checked
 
 log = logging.getLogger(__name__)
 
 LAST = 10  # epochs over which the reported accuracy is averaged
-METRICS, NOISE, WEIGHTS = "metrics.jsonl", "noise.json", "weights.safetensors"
+RESULT, METRICS, NOISE, WEIGHTS = "result.json", "metrics.jsonl", "noise.json", "weights.safetensors"
 VALIDATION, EXAMPLES = "validation.npz", "examples.npz"
+ROW: dict[str, Any] = {  # a row of `metrics.jsonl`
+    "epoch": int,
+    "lr": float,
+    "loss": float,
+    **dict.fromkeys(("train_accuracy", "test_accuracy", "val_accuracy"), float | None),
+    **dict.fromkeys(("memorised", "recovered", "clipped"), float | None),
+    "norm_quantiles": tuple[float, ...] | None,
+}
 
 
 @dataclass(frozen=True)
@@ -88,33 +98,63 @@ class Result:
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The rows of `metrics.jsonl`, one for each epoch."""
-        rows = read_rows(self.folder / METRICS)
-        if len(rows) != self.epochs:
-            raise Damaged(_damage(self.folder, f"{METRICS} has {len(rows)} rows, not {self.epochs}"))
-        return rows
+        with self._reading(METRICS):
+            rows = [_as_fields(ROW, json.loads(line)) for line in self._read(METRICS).splitlines()]
+            if len(rows) != self.epochs:
+                raise ValueError(f"it has {len(rows)} rows, not {self.epochs}")
+            return rows
 
     @property
     def noise(self) -> dict[str, Any]:
         """The noise record: rule, seed, realised rate, transition matrix, and the classes by name and size."""
-        return json.loads(self._read(NOISE))
+        with self._reading(NOISE):
+            return _as_noise_record(json.loads(self._read(NOISE)))
 
     @property
     def validation(self) -> dict[str, np.ndarray]:
         """The `index`, `label` and `prediction` (after the last epoch) of each held-out example of a run with `val`."""
-        with np.load(io.BytesIO(self._read(VALIDATION))) as file:
-            return {name: file[name] for name in ("index", "label", "prediction")}
+        return self._arrays(VALIDATION, "index", "label", "prediction")
+
+    @property
+    def examples(self) -> dict[str, np.ndarray]:
+        """What a run with `per_example` knows of each training example, among it `mean_margin` and `prediction`."""
+        return self._arrays(EXAMPLES, "loss", "margin", "mean_margin", "prediction", "other", "first_learnt", "label")
 
     def weights(self) -> dict[str, Any]:
         """The trained weights, as tensors by name."""
         from safetensors.torch import load
 
-        return load(self._read(WEIGHTS))
+        with self._reading(WEIGHTS):
+            return load(self._read(WEIGHTS))
+
+    def _arrays(self, file: str, *names: str) -> dict[str, np.ndarray]:
+        """The arrays of an .npz file, among them those with these names, all of one length."""
+        with self._reading(file), np.load(io.BytesIO(self._read(file)), allow_pickle=False) as content:
+            arrays = {name: content[name] for name in content.files}
+            missing = [name for name in names if name not in arrays]
+            if missing:
+                raise ValueError(f"it has no {missing[0]}")
+            if any(array.dtype.kind not in "iuf" for array in arrays.values()):
+                raise ValueError("its arrays must hold numbers")
+            if len({len(array) for array in arrays.values()}) > 1:
+                raise ValueError("its arrays differ in length")
+            return arrays
+
+    @contextlib.contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """Raise whatever a damaged or crafted file makes its reader raise as `Damaged`."""
+        try:
+            yield
+        except Damaged:
+            raise
+        except Exception as error:
+            raise Damaged(_damage(self.folder, f"{name} cannot be read ({first_line(error)})")) from error
 
     def _read(self, name: str) -> bytes:
         """The content of a file that belongs to the result, if it is unchanged."""
-        digests = (files.read_json(self.folder / "result.json") or {}).get("sha256", {})
+        digests = (files.read_json(self.folder / RESULT) or {}).get("sha256", {})
         try:
-            content = (self.folder / name).read_bytes()
+            content = files.read_bytes(self.folder / name)
         except OSError as error:
             raise Damaged(_damage(self.folder, f"{name} is missing")) from error
         if hashlib.sha256(content).hexdigest() != digests.get(name):
@@ -146,9 +186,30 @@ def finish(folder: Path, result: Result, weights: dict[str, Any]) -> None:
     files.replace(folder / WEIGHTS, as_safetensors(weights))
     names = (METRICS, NOISE, WEIGHTS, VALIDATION, EXAMPLES)
     digests = {name: files.sha256(folder / name) for name in names if (folder / name).exists()}
-    files.write_json(folder / "result.json", {**asdict(result), "sha256": digests})
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    content = {**asdict(result), "sha256": digests}
+    files.write_json(folder / RESULT, {**content, "digest": files.object_digest(content)})
+    _tidy_finished(folder, result)
+
+
+def _tidy_finished(folder: Path, result: Result) -> None:
+    """Remove what a finished run does not need, and add the run to the index unless it is there."""
+    try:
+        files.remove(folder / CHECKPOINTS)
+    except OSError as error:
+        log.warning("Cannot remove %s: %s", folder / CHECKPOINTS, error)
+    remove_temporary_files(folder)
     _add_to_index(result, folder)
+
+
+def _mend(folder: Path, result: Result) -> None:
+    """Do what a process that was killed after it had written the result left undone.
+
+    It left its claim, which goes last; without a claim there is nothing to mend.
+    """
+    if not (folder / claims.CLAIM).exists() or folder.is_symlink() or claims.claimed_by(folder):
+        return
+    with contextlib.suppress(OSError, claims.Claimed), claims.claim(folder):
+        _tidy_finished(folder, result)
 
 
 INDEX = "index.csv"  # of a folder of runs: a line for each finished run
@@ -165,7 +226,15 @@ def _add_to_index(result: Result, folder: Path) -> None:
     index = folder.parent / INDEX
     values = {"id": result.id, "status": "done", **result.config, **vars(result)}
     try:
-        if not index.exists():
+        files.clear_place(index)
+        if index.exists():
+            before = files.read_bytes(index)
+            whole = before[: before.rfind(b"\n") + 1]
+            if whole != before:  # a kill has cut the last line
+                files.replace(index, whole)
+            if any(line.startswith(f"{result.id},".encode()) for line in whole.splitlines()):
+                return
+        else:
             draft = files.scratch_name(index)
             draft.write_text(csv_line(COLUMNS))
             try:
@@ -202,7 +271,10 @@ def read_outcome(folder: Path) -> Result | Failure | None:
     except Damaged as error:
         log.warning("%s", error)
         return Failure(id=folder.name, error=str(error), traceback="", attempts=0, final=False)
-    return result or _failure(folder)
+    if result is None:
+        return _failure(folder)
+    _mend(folder, result)
+    return result
 
 
 def read_result(folder: Path) -> Result | None:
@@ -212,19 +284,26 @@ def read_result(folder: Path) -> Result | None:
 
 
 def _checked_result(folder: Path) -> Result | None:
-    if not (folder / "result.json").exists():
+    if not (folder / RESULT).exists():
         return None
-    content = files.read_json(folder / "result.json")
-    digests = content.pop("sha256", None) if isinstance(content, dict) else None
+    content = files.read_json(folder / RESULT)
     try:
-        result = _of_type(Result, content)
+        if not isinstance(content, dict):
+            raise TypeError(f"it must be a JSON object, got {type(content).__name__}")
+        signed, right = content.pop("digest", None), files.object_digest(content)
+        digests = content.pop("sha256", None)
+        result = Result(**_as_fields(typing.get_type_hints(Result), content))
         RunConfig(**result.config)
         if not isinstance(digests, dict) or not {METRICS, NOISE, WEIGHTS} <= digests.keys():
             raise ValueError("it has no digests")
     except (TypeError, ValueError) as error:
-        raise Damaged(_damage(folder, f"result.json cannot be read ({error})")) from error
+        raise Damaged(_damage(folder, f"{RESULT} cannot be read ({error})")) from error
     if result.id != folder.name:
-        raise Damaged(_damage(folder, f"result.json belongs to the run {result.id}"))
+        raise Damaged(_damage(folder, f"{RESULT} belongs to the run {result.id}"))
+    if signed is None:
+        _warn_of_older_results(folder.parent)
+    elif signed != right:
+        raise Damaged(_damage(folder, f"{RESULT} has been changed"))
     for name, digest in digests.items():
         file = folder / Path(name).name
         if not file.is_file():
@@ -235,20 +314,27 @@ def _checked_result(folder: Path) -> Result | None:
     return result
 
 
+@functools.cache
+def _warn_of_older_results(folder: Path) -> None:
+    log.warning("Results in %s are of an older version, without a digest: changed numbers are not noticed.", folder)
+
+
 def _failure(folder: Path) -> Failure | None:
     content = files.read_json(folder / "failure.json")
     try:
-        return None if content is None else _of_type(Failure, content)
+        return None if content is None else Failure(**_as_fields(typing.get_type_hints(Failure), content))
     except (TypeError, ValueError) as error:
         log.warning("%s is ignored: %s", folder / "failure.json", error)
         return None
 
 
 def record_failure(folder: Path, error: str, trace: str = "", *, attempts: int = 1, final: bool = False) -> Failure:
-    """Write `failure.json`, counting earlier attempts, and return the failure."""
+    """Write `failure.json`, counting earlier attempts, and return the failure. Nothing is written through a link."""
     before = read_outcome(folder)
     earlier = before.attempts if isinstance(before, Failure) else 0
     failure = Failure(folder.name, error, trace, earlier + attempts, final)
+    if folder.is_symlink():
+        return failure
     try:
         files.write_json(folder / "failure.json", asdict(failure))
     except files.CannotWrite as problem:  # only the caller is told
@@ -256,19 +342,30 @@ def record_failure(folder: Path, error: str, trace: str = "", *, attempts: int =
     return failure
 
 
-T = typing.TypeVar("T", Result, Failure)
-
-
-def _of_type(kind: type[T], content: Any) -> T:
-    """`content`, as read from JSON, as a dataclass whose fields have the types they are annotated with."""
+def _as_fields(hints: dict[str, Any], content: Any) -> dict[str, Any]:
+    """Return a JSON object if its fields in `hints` are there and have these types; numbers must be finite."""
     if not isinstance(content, dict):
         raise TypeError(f"it must be a JSON object, got {type(content).__name__}")
-    values = kind(**content)
-    for name, hint in typing.get_type_hints(kind).items():
-        value = checked(name, hint, getattr(values, name))
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{name} must be finite, got {value}.")
-    return values
+    for name, hint in hints.items():
+        if name not in content:
+            raise ValueError(f"it has no {name}")
+        value = checked(name, hint, content[name])
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                raise ValueError(f"{name} must be finite, got {number}.")
+    return content
+
+
+def _as_noise_record(content: Any) -> dict[str, Any]:
+    """Return the content of `noise.json` if what readers need is there: the classes and their transition matrix."""
+    names, matrix = content["class_names"], content["transition"]
+    checked("class_names", tuple[str, ...], names)
+    checked("num_classes", int, content["num_classes"])
+    if len(names) != content["num_classes"]:
+        raise ValueError("it does not name every class")
+    if matrix is not None and np.array(matrix, dtype=float).shape != (len(names), len(names)):
+        raise ValueError("its transition matrix is not one number for each pair of classes")
+    return content
 
 
 def _damage(folder: Path, reason: str) -> str:

@@ -92,6 +92,8 @@ def train(
     finished = read_result(folder)
     if finished is not None:
         return finished
+    if folder.is_symlink():
+        raise ValueError(f"{folder} is a link, and a run is trained in a folder of its own: remove the link.")
     criterion, how = clipped(config.loss, config.clip), settings(config)  # report mistakes before anything is written
     options = {"accelerator": config.accelerator, "devices": config.devices, "precision": config.precision}
     fabric = make_fabric(**options, nodes=config.nodes)
@@ -297,8 +299,8 @@ class _Record:
         self.started = self.saved - seconds
         if not self.writes:
             return
-        checkpoints.tidy(self.folder)
-        (self.folder / "result.json").unlink(missing_ok=True)  # a damaged one: `train` returns an intact one earlier
+        checkpoints.remove_temporary_files(self.folder)
+        files.remove(self.folder / results.RESULT)  # a damaged one: `train` returns an intact one earlier
         files.write_json(self.folder / "config.json", asdict(config))
         files.replace(self.folder / results.NOISE, files.line_per_key(noise))
         checkpoints.write_rows(self.folder / results.METRICS, self.rows)
@@ -469,6 +471,7 @@ def _tensorboard(folder: Path, epoch: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ImportError("--tensorboard needs TensorBoard: pip install 'logitclip[tensorboard]'.") from error
+    files.clear_place(folder / "tensorboard")
     return SummaryWriter(str(folder / "tensorboard"), purge_step=epoch)  # drop steps after the checkpoint
 
 
