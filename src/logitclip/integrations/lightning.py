@@ -77,7 +77,7 @@ class ClipMonitor(Callback):
         dim = 1 if logits.ndim > 1 else 0
         p, tau = (criterion.p, criterion.tau) if isinstance(criterion, LogitClip) else (2.0, torch.inf)
         z = full_precision(logits)
-        norms = vector_norm(z.masked_fill(z.isneginf(), 0.0), p, dim)
+        norms = vector_norm(z.masked_fill(z.isneginf(), 0.0), p, dim).squeeze(dim)
         counts = torch.ones_like(norms, dtype=torch.bool)
         ignored = _ignore_index(criterion)
         if ignored is not None and not target.is_floating_point():
