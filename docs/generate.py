@@ -67,6 +67,7 @@ KINDS = {
     "penalties": "penalty",
     "noises": "noise",
     "datasets": "data",
+    "encoders": "encoder",
     "augmentations": "augment",
     "networks": "model",
     "methods": "method",

@@ -63,6 +63,14 @@ def _processes_have_a_time_limit(pytestconfig):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _features_have_their_own_cache():
+    """Keep the tests out of the user's cache of features, which `runs gc` empties."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOGITCLIP_FEATURES", folder)
+        yield
+
+
 def _devices():
     import torch
 

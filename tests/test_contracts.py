@@ -21,6 +21,7 @@ from logitclip import losses
 from logitclip.cli.reference import knob_helps
 from logitclip.clip import CLIPS, PENALTIES
 from logitclip.data import AUGMENTS, DATASETS
+from logitclip.encoders import ENCODERS
 from logitclip.losses import LOSSES
 from logitclip.methods import METHODS
 from logitclip.models import MODELS
@@ -28,7 +29,7 @@ from logitclip.noise import NOISES
 from logitclip.registry import Knob, Registry
 
 SOURCE = Path(logitclip.__file__).parent
-REGISTRIES = (LOSSES, CLIPS, PENALTIES, NOISES, DATASETS, AUGMENTS, MODELS, METHODS)
+REGISTRIES = (LOSSES, CLIPS, PENALTIES, NOISES, DATASETS, ENCODERS, AUGMENTS, MODELS, METHODS)
 ENTRIES = [pytest.param(registry, name, id=f"{registry.kind}-{name}") for registry in REGISTRIES for name in registry]
 
 

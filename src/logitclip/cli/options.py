@@ -40,7 +40,7 @@ Executor = Annotated[  # the names are checked later: their module imports torch
 ]
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "data": ("data", "root", "limit", "test_limit", "val", "val_rule", "augment"),
+    "data": ("data", "encoder", "root", "limit", "test_limit", "val", "val_rule", "augment"),
     "noise": ("noise", "noise_seed"),
     "clip and loss": ("loss", "clip", "penalty", "balance"),
     "network": ("model",),

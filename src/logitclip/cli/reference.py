@@ -22,13 +22,14 @@ from logitclip.registry import Registry, show_value
 from logitclip.runs.config import RunConfig, load_plugins, registries
 
 Name = Annotated[Positional[str], arg(help_behavior_hint="")]  # may be left out
-Kind = Literal["losses", "clips", "penalties", "noises", "data", "augments", "models", "methods", "recipes"]
+Kind = Literal["losses", "clips", "penalties", "noises", "data", "encoders", "augments", "models", "methods", "recipes"]
 _FIELDS = {  # kind -> the option that such a name is given by
     "losses": "loss",
     "clips": "clip",
     "penalties": "penalty",
     "noises": "noise",
     "data": "data",
+    "encoders": "encoder",
     "augments": "augment",
     "models": "model",
     "methods": "method",
@@ -41,7 +42,7 @@ def list_names(kind: Positional[Kind], name: Name = "", /, *, plugin: Plugins = 
     Example: logitclip list losses, or logitclip list data table
 
     Args:
-        kind: What to list: losses, clips, penalties, noises, data, augments, models, methods or recipes.
+        kind: What to list: losses, clips, penalties, noises, data, encoders, augments, models, methods or recipes.
         name: One of them, to show its knobs: what may be written after the colon of a spec.
         plugin: Python files with your own losses, models or datasets.
         json: Print a JSON object instead of a table.

@@ -48,7 +48,7 @@ def runs(
 
     `show` prints the options of a run that differ from the defaults, its result, and why it failed. `diff` compares two
     runs. `rm` removes runs, by id or --where. `gc` removes what no run needs any more: checkpoints of finished runs,
-    half-written files and empty folders.
+    half-written files, empty folders, and features of encoders that no run names.
 
     Args:
         action: What to do.

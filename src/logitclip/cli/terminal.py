@@ -10,6 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from logitclip.cli.encoding import EncodingBar
 from logitclip.cli.output import Printable, make_table, put, tell
 from logitclip.runs.config import RunConfig, resolved_id, word_to_tune
 from logitclip.studies.listener import Listener
@@ -70,6 +71,7 @@ class SweepBoard(Listener):
         self.epochs: dict[RunConfig, int | None] = {}
         self.ended = 0  # runs that were made here
         self.started, self.first = monotonic(), math.inf  # when this began, and its first run
+        self.encoding, self.rows = "", EncodingBar()
         self.printed = -math.inf
         self.console = Console(stderr=True, highlight=False)
         self.live = Live(get_renderable=self.table, console=self.console, refresh_per_second=2, transient=True)
@@ -88,6 +90,10 @@ class SweepBoard(Listener):
 
     def on_queued(self, config: RunConfig) -> None:
         self.queued += 1
+
+    def on_encoding(self, config: RunConfig, done: int, rows: int) -> None:
+        self.encoding = self.rows.text(done, rows) if done < rows else ""
+        self._line(monotonic(), self.encoding or "features are ready", self.LONG)
 
     def on_skipped(self, config: RunConfig, outcome: Result | Failure) -> None:
         failed = hasattr(outcome, "error")
@@ -153,6 +159,7 @@ class SweepBoard(Listener):
         text = f"{self.name}: of {total} runs {done} done, {running} running, {self.failed} failed, {left} left"
         parts = [(_epochs_in(row) - first) / (self.epochs[c] or 1) for c, (first, row) in list(self.running.items())]
         seconds = seconds_left(monotonic() - self.first, self.ended + sum(parts), self.ended + running + left)
+        text = f"{text}. {self.encoding}" if self.encoding else text
         return text if seconds is None or not left + running else f"{text}, about {duration(seconds)}"
 
     def table(self) -> Any:

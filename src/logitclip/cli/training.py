@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from logitclip.cli.encoding import EncodingBar
 from logitclip.cli.options import Executor, Flag, Quiet, RunOptions, Text, Verbose, Whole
 from logitclip.cli.output import Exit, fail, make_table, show, show_json, tell
 from logitclip.cli.terminal import SweepBoard, TrainingBar, announce, result_table
@@ -46,11 +47,12 @@ def train(
     from logitclip.runs.train import train
 
     stop_on_sigterm()
-    bar = TrainingBar(quiet=quiet, verbose=verbose)
+    bar, encoding = TrainingBar(quiet=quiet, verbose=verbose), EncodingBar(quiet=quiet or not first)
     try:
         with without_destructors():  # under torchrun it has joined a process group
-            result = train(config, on_epoch=bar, download=download, mirror=mirror)
+            result = train(config, on_epoch=bar, on_rows=encoding, download=download, mirror=mirror)
     except (KeyboardInterrupt, SystemExit):
+        encoding.stop()
         bar.stop()
         tell("interrupted. Repeat the command to resume from the last whole epoch.")
         raise

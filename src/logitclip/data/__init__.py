@@ -45,7 +45,12 @@ __all__ = [
 
 
 def load(
-    spec: str, root: str | Path | None = None, *, download: bool = False, mirror: str | Path | None = None
+    spec: str,
+    root: str | Path | None = None,
+    *,
+    download: bool = False,
+    mirror: str | Path | None = None,
+    raw: bool = False,
 ) -> Dataset:
     """Load a dataset by name.
 
@@ -54,6 +59,7 @@ def load(
         root: Folder of the data; by default $LOGITCLIP_DATA, or ``data``.
         download: Download missing files from their official address.
         mirror: A folder or an address prefix to download from instead.
+        raw: Leave images and texts as they are, for an encoder: image files not decoded, texts not counted.
 
     Returns:
         The dataset, with its training and test split.
@@ -66,5 +72,5 @@ def load(
     """
     function = DATASETS.build(spec)
     wanted = inspect.signature(function).parameters
-    given = {"download": download, "mirror": mirror}
+    given = {"download": download, "mirror": mirror, "raw": raw}
     return function(data_folder(root), **{name: value for name, value in given.items() if name in wanted})

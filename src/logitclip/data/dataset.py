@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -15,7 +15,7 @@ from torch import Tensor
 from logitclip.registry import Registry
 
 F = TypeVar("F", bound=Callable[..., Any])
-DATASETS = Registry("dataset", injected=("root", "download", "mirror"), package="logitclip.data")
+DATASETS = Registry("dataset", injected=("root", "download", "mirror", "raw"), package="logitclip.data")
 
 
 def with_protocol(
@@ -106,6 +106,35 @@ def trusted_test(spec: str) -> bool:
     return name not in ("table", "folder") or "clean_label" in DATASETS.split(spec)[1]
 
 
+def reads(find: Callable[..., Iterable[bytes]]) -> Callable[[F], F]:
+    """Name the files that a dataset reads beside those that its spec names.
+
+    Args:
+        find: A function from `root` and knobs to a line for each file, with its name, size and time of change.
+
+    Returns:
+        A decorator.
+    """
+
+    def decorate(function: F) -> F:
+        function.reads = find  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def files_of(spec: str, root: str | Path | None = None) -> Iterable[bytes]:
+    """Return a line for each file that a dataset reads, see `reads`; nothing for a dataset that does not say."""
+    if not DATASETS.knows(spec):  # of a plugin that is not imported
+        return ()
+    name, given = DATASETS.parse(spec)
+    find = getattr(DATASETS[name], "reads", None)
+    if find is None:
+        return ()
+    knobs = {knob.name: given.get(knob.name, knob.default) for knob in DATASETS.knobs(name).values()}
+    return find(data_folder(root), **{knob: knobs[knob] for knob in list(inspect.signature(find).parameters)[1:]})
+
+
 class Examples(Protocol):
     """Protocol of inputs that a tensor of positions can index: a tensor in memory, or files decoded on demand.
 
@@ -132,6 +161,7 @@ class Split:
         labels: the given labels, which may be noisy: int64 [N], or float32 [N, K] if they are soft.
         clean_labels: the true labels, int64 [N], if known.
         rows: the row of the file or listing that each example comes from, int64 [N].
+        beside: features that an encoder leaves as they are, float32 [N, D].
 
     Raises:
         ValueError: if the inputs and labels differ in number.
@@ -146,6 +176,7 @@ class Split:
     labels: Tensor
     clean_labels: Tensor | None = None
     rows: Tensor | None = None
+    beside: Tensor | None = None
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.labels):
@@ -167,7 +198,7 @@ class Split:
     def select(self, index: Tensor) -> Split:
         """Return the examples at `index`. Inputs that are not a tensor need a `select` method."""
         x = self.x[index] if isinstance(self.x, Tensor) else self.x.select(index)  # type: ignore[attr-defined]
-        optional = {name: getattr(self, name) for name in ("clean_labels", "rows")}
+        optional = {name: getattr(self, name) for name in ("clean_labels", "rows", "beside")}
         return Split(x, self.labels[index], **{k: None if v is None else v[index] for k, v in optional.items()})
 
     def relabel(self, labels: Tensor) -> Split:
@@ -190,6 +221,7 @@ class Dataset:
         mean: mean of each channel of inputs scaled to [0, 1]; empty: inputs are not shifted.
         std: standard deviation of each channel; empty: inputs are not rescaled.
         label_sets: human labels [N] of the training split, by name.
+        features: keys of the cached features that the inputs are, if an encoder computed them.
 
     Raises:
         ValueError: if there are not K class names, or if a label is outside 0..K-1.
@@ -208,6 +240,7 @@ class Dataset:
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     label_sets: Mapping[str, Tensor] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.class_names) != self.num_classes:

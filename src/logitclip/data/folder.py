@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from logitclip.data.dataset import DATASETS, Dataset, locate, with_protocol
-from logitclip.data.images import own_image_protocol
+from logitclip.data.dataset import DATASETS, Dataset, locate, reads, with_protocol
+from logitclip.data.images import ImageFiles, find_images, own_image_protocol
 from logitclip.data.listings import (
     Listing,
     class_folders,
@@ -18,7 +18,13 @@ from logitclip.data.listings import (
 )
 
 
+def _files(root: Path, path: str) -> Iterator[bytes]:
+    place = locate(path, root)
+    return ImageFiles(place, sorted(find_images(place))).describe()
+
+
 @DATASETS.register
+@reads(_files)
 @with_protocol(own_image_protocol)
 def folder(
     root: str | Path = ".",
@@ -32,6 +38,7 @@ def folder(
     fold: int = 0,
     split_seed: int = 0,
     memory: bool = False,
+    raw: bool = False,
 ) -> Dataset:
     """Your own images: one folder per class, or a list of files.
 
@@ -58,7 +65,7 @@ def folder(
     else:
         train, held_out, names = _from_folders(place)
     share = {"share": test, "fold": fold, "split_seed": split_seed}
-    return image_dataset("folder", train, held_out, names, size, **share, memory=memory)
+    return image_dataset("folder", train, held_out, names, size, **share, memory=memory and not raw)
 
 
 def _from_folders(folder: Path) -> tuple[Listing, Listing | None, Sequence[str]]:

@@ -58,15 +58,28 @@ class ImageFiles:
         chosen.names = self.names[index.numpy()]
         return chosen
 
+    def join(self, others: ImageFiles) -> ImageFiles:
+        """Return these files and then others of the same folder."""
+        both = copy.copy(self)
+        both.names = np.concatenate([self.names, others.names])
+        return both
+
     def path(self, i: int) -> str:
         """Return the path of image `i`."""
         return os.path.join(self.folder, os.fsdecode(self.names[i]))
 
     def decode(self, i: int) -> Tensor:
         """Return image `i`, uint8 [3, S, S]."""
+        from PIL import Image, ImageOps
+
+        square = ImageOps.fit(self.open(i, self.size), (self.size, self.size), Image.Resampling.BILINEAR)
+        return torch.from_numpy(np.array(square)).permute(2, 0, 1)
+
+    def open(self, i: int, size: int = 0) -> Any:
+        """Return image `i` as a PIL image in RGB; with `size`, a large JPEG may be reduced to twice that."""
         path = self.path(i)
         try:
-            return _decode(path, self.size)
+            return _open(path, size)
         except FileNotFoundError:
             raise ValueError(f"There is no image {path}; restore it or remove it from the data.") from None
         except Exception as error:  # decoders fail on damaged files in many ways
@@ -78,6 +91,15 @@ class ImageFiles:
         for image, i in zip(images, positions, strict=True):
             image.copy_(self.decode(i))
         return images
+
+    def describe(self) -> Iterator[bytes]:
+        """Yield name, size and time of change of each file: what its content is known by."""
+        for i, name in enumerate(self.names):
+            try:
+                stat = os.stat(self.path(i))
+            except OSError:
+                stat = None  # an image that cannot be read has no features
+            yield b"%s\0%d\0%d\n" % (name, stat.st_size if stat else -1, stat.st_mtime_ns if stat else -1)
 
     def sizes(self, index: Tensor) -> Tensor:
         """Return width and height of the files at `index`, [n, 2]; (0, 0) for a file that cannot be opened."""
@@ -143,14 +165,14 @@ def _pillow() -> Any:
     return Image
 
 
-def _decode(path: str, size: int) -> Tensor:
+def _open(path: str, size: int) -> Any:
     Image = _pillow()
     from PIL import ImageOps
 
     # Photos from the web often have broken EXIF blocks: warnings about them help nobody.
     with warnings.catch_warnings(action="ignore"), Image.open(path) as image:
-        # Decode large JPEGs at 1/2, 1/4 or 1/8 scale, but never below twice the size we need.
-        image.draft("RGB", (2 * size, 2 * size))
+        if size:  # decode large JPEGs at 1/2, 1/4 or 1/8 scale, but never below twice the size we need
+            image.draft("RGB", (2 * size, 2 * size))
         image.load()
         with contextlib.suppress(Exception):  # a broken EXIF block: keep the image as it is stored
             image = ImageOps.exif_transpose(image)
@@ -158,5 +180,4 @@ def _decode(path: str, size: int) -> Tensor:
             image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
         elif image.mode in ("P", "PA"):
             image = image.convert("RGBA")
-        square = ImageOps.fit(image.convert("RGB"), (size, size), Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.array(square)).permute(2, 0, 1)
+        return image.convert("RGB")

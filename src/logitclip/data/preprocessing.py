@@ -171,6 +171,11 @@ def _check_vectorizer(vectorizer: Any) -> None:
             raise ValueError(f"its TfidfVectorizer has {name}={value!r}, which `fit` never sets")
 
 
+def is_usable(column: Column) -> bool:
+    """Return whether a column can be a number or a category among the features."""
+    return _unusable(column, free_text=False) is None
+
+
 def _unusable(column: Column, free_text: bool) -> str | None:
     """Return why a column cannot be a feature, or None."""
     if isinstance(column, Unusable):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from logitclip.data.columns import Column, Columns, Text, Unusable, as_text, is_number, read_table, take
-from logitclip.data.dataset import DATASETS, Dataset, Split, locate, with_protocol
-from logitclip.data.images import own_image_protocol
+from logitclip.data.dataset import DATASETS, Dataset, Split, locate, reads, with_protocol
+from logitclip.data.images import ImageFiles, own_image_protocol
 from logitclip.data.listings import Listing, image_dataset
 from logitclip.data.loading import stratified_split
-from logitclip.data.preprocessing import Preprocessor
+from logitclip.data.preprocessing import Preprocessor, is_usable
+from logitclip.data.texts import Texts
 from logitclip.registry import suggest
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,17 @@ def _protocol(image: str | None, size: int) -> dict[str, Any]:
     }
 
 
+def _files(root: Path, path: str, image: str | None) -> Iterator[bytes]:
+    where = locate(path, root)
+    if image is None or not where.is_file():
+        return iter(())
+    columns = read_table(where, text=(image,))
+    names = column_text(columns, image, where)
+    return ImageFiles(where.parent, sorted(names.values)).describe()
+
+
 @DATASETS.register
+@reads(_files)
 @with_protocol(_protocol)
 def table(
     root: str | Path = ".",
@@ -58,6 +69,7 @@ def table(
     fold: int = 0,
     test_path: str | None = None,
     split_seed: int = 0,
+    raw: bool = False,
 ) -> Dataset:
     """Your own csv, tsv, parquet or npz file: one row per example, one column with the label.
 
@@ -81,7 +93,7 @@ def table(
         for knob, value in {"drop": drop, "text": text, "test_path": test_path}.items():
             if value is not None:
                 raise ValueError(f"{knob} is not for a table of images: leave it out.")
-        return _image_table(where, label, clean_label, image, share=test, size=size, memory=memory, **split)
+        return _image_table(where, label, clean_label, image, share=test, size=size, memory=memory and not raw, **split)
     return load_table(
         where,
         label,
@@ -89,6 +101,7 @@ def table(
         drop=_names(drop),
         text=_names(text),
         test=test if test_path is None else locate(test_path, root),
+        raw=raw,
         **split,
     )[0]
 
@@ -103,14 +116,16 @@ def load_table(
     test: float | str | Path = 0.2,
     fold: int = 0,
     split_seed: int = 0,
-) -> tuple[Dataset, Preprocessor]:
+    raw: bool = False,
+) -> tuple[Dataset, Preprocessor | None]:
     """Load a table as `table` does.
 
     Args:
         test: A share, or a file with the test rows.
+        raw: Keep the texts as they are, joined row by row; the other columns become features beside them.
 
     Returns:
-        The dataset and the preprocessor that made its features.
+        The dataset and the preprocessor that made its features; None if there are only texts.
     """
     special = [label] if clean_label is None else [label, clean_label]
     columns = read_table(path, text=(*special, *text))
@@ -124,8 +139,9 @@ def load_table(
 
     if isinstance(test, (str, Path)):
         kept, train_columns = rows, features
-        preprocessor = Preprocessor.fit(features, text)
-        test_columns = read_table(test, text={*special, *preprocessor.text_columns})
+        preprocessor = _fit(features, text, raw=raw)
+        as_before = () if preprocessor is None else preprocessor.text_columns
+        test_columns = read_table(test, text={*special, *text, *as_before})
         judge = clean_label if clean_label in test_columns else label
         require(test_columns, judge, test)
         test_truth = class_positions(test_columns[judge], judge, classes, test)
@@ -134,16 +150,38 @@ def load_table(
         kept, held_out = stratified_split(labels, test, split_seed, fold=fold)
         train_columns, test_columns = take(features, kept), take(features, held_out)
         test_truth = truth[held_out]
-        preprocessor = Preprocessor.fit(train_columns, text)
+        preprocessor = _fit(train_columns, text, raw=raw)
+
+    def split(columns: Columns, *labels: Any) -> Split:
+        features = None if preprocessor is None else preprocessor.transform(columns)
+        if raw and text:
+            return Split(join_texts(columns, text), *labels, beside=features)
+        assert features is not None
+        return Split(features, *labels)
 
     dataset = Dataset(
         name="table",
-        train=Split(preprocessor.transform(train_columns), labels[kept], truth[kept] if clean else None, kept),
-        test=Split(preprocessor.transform(test_columns), test_truth, rows=held_out),
+        train=split(train_columns, labels[kept], truth[kept] if clean else None, kept),
+        test=split(test_columns, test_truth, None, held_out),
         num_classes=len(classes),
         class_names=tuple(classes),
     )
     return dataset, preprocessor
+
+
+def _fit(columns: Columns, text: Sequence[str], *, raw: bool) -> Preprocessor | None:
+    """Fit the preprocessor; with raw texts, to the other columns, if one of them is usable."""
+    if not (raw and text):
+        return Preprocessor.fit(columns, text)
+    others = {name: column for name, column in columns.items() if name not in text}
+    return Preprocessor.fit(others) if any(is_usable(column) for column in others.values()) else None
+
+
+def join_texts(columns: Columns, names: Sequence[str]) -> Texts:
+    """Join the text columns row by row, a line each; a missing text is left out."""
+    found = [as_text(columns[name]) for name in names]  # type: ignore[arg-type]  # `require` has checked them
+    lines = [np.array([*text.values, ""], dtype=object)[text.codes] for text in found]
+    return Texts(["\n".join(line for line in row if line) for row in zip(*lines, strict=True)])
 
 
 def image_listing(

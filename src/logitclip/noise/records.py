@@ -292,6 +292,16 @@ def reads_examples(spec: str) -> bool:
     return NOISES.split(spec)[0] in ("file", "votes")
 
 
+def reads_inputs(spec: str) -> bool:
+    """Return whether a noise depends on the inputs or replaces some of them.
+
+    >>> reads_inputs("instance:rate=0.2"), reads_inputs("symmetric:rate=0.5")
+    (True, False)
+    """
+    name = NOISES.split(spec)[0]
+    return name != "none" and not {"images", "source"}.isdisjoint(inspect.signature(NOISES[name]).parameters)
+
+
 def _generator(seed: int) -> torch.Generator:
     """A generator for noise only: a loader that shuffles with the bare seed would see all flipped labels first."""
     if not is_integer(seed):

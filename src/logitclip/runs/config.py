@@ -7,6 +7,7 @@ import functools
 import hashlib
 import json
 import os
+import time
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
@@ -59,6 +60,8 @@ class RunConfig:
 
     data: str = "digits"
     """The dataset, as in cifar10 or table:path=my.csv,label=kind."""
+    encoder: str = "none"
+    """A pretrained encoder of images or texts, as in hf:FOLDER; the network then trains on its features."""
     root: str | None = None
     """The folder with the data; $LOGITCLIP_DATA or ./data if not given."""
     noise: str = "none"
@@ -163,6 +166,7 @@ class RunConfig:
                 trained, or a dataset that has no default for an option that was not given.
         """
         from logitclip.data import protocol_of
+        from logitclip.encoders import AUTO, HEAD
         from logitclip.methods import METHODS
 
         load_plugins(self.plugin)
@@ -175,6 +179,8 @@ class RunConfig:
                 f"or use `logitclip tune` or a sweep."
             )
         filled = dict(vars(self))
+        if self.encoder == "auto":
+            filled["encoder"] = AUTO["texts" if registries()["data"].split(self.data)[1].get("text") else "images"]
         for name, registry in registries().items():
             if filled[name] is not None and (ours or registry.knows(filled[name])):
                 filled[name] = registry.canonical(filled[name])
@@ -193,7 +199,8 @@ class RunConfig:
         missing = [name for name, value in filled.items() if value is None and name != "root"]
         if missing:
             known = ours or registries()["data"].knows(filled["data"])
-            defaults = {**_GENERAL, **(protocol_of(filled["data"]) if known else {})}
+            own = HEAD if self.encoder != "none" else protocol_of(filled["data"]) if known else {}
+            defaults = {**_GENERAL, **own}
             for name in missing:
                 if name not in defaults:
                     raise ValueError(
@@ -201,6 +208,10 @@ class RunConfig:
                     )
                 value = defaults[name]
                 filled[name] = registries()[name].canonical(value) if name in registries() else value
+        if self.encoder != "none" and filled["augment"] != "none":
+            raise ValueError(
+                f"An encoder computes the features once, without augmentation: leave out {self.augment!r}."
+            )
         shares = sorted(filled["milestones"]) if filled["schedule"] == "multistep" else ()
         filled["milestones"] = tuple(float(f"{share:g}") for share in shares)
         return replace(self, **filled)
@@ -220,6 +231,8 @@ def resolved_id(config: RunConfig) -> str:
         counted.pop("val_rule", None)  # nothing is held out
     counted["milestones"] = ",".join(f"{share:g}" for share in config.milestones or ())
     counted["plugin"] = [_digest(Path(path)) for path in config.plugin]
+    if config.encoder != "none":
+        counted["encoder"] = identity_of_encoder(config)
     counted["files"] = {
         file: digest
         for field in ("data", "noise")
@@ -232,8 +245,23 @@ def resolved_id(config: RunConfig) -> str:
     }
     if revisions:  # only then, so that the ids of all other runs stay
         counted["revisions"] = revisions
+    if images := _images_digest(config):
+        counted["images"] = images
     text = json.dumps({"protocol": PROTOCOL, **counted}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def identity_of_encoder(config: RunConfig) -> Any:
+    """Return what the id of a run holds of its encoder: its spec without its place, and the digests of its files.
+
+    An encoder of a plugin counts by its spec and by the files that the spec names: the plugin itself is in the id, and
+    commands that only read do not import it.
+    """
+    from logitclip.encoders import identify, is_ours
+
+    if is_ours(config.encoder):
+        return identify(config.encoder)
+    return {"spec": config.encoder, "files": _digests(registries()["encoder"], config.encoder, config.root)}
 
 
 @functools.cache
@@ -242,6 +270,7 @@ def registries() -> dict[str, Registry]:
     from logitclip.clip import CLIPS, PENALTIES
     from logitclip.data import DATASETS
     from logitclip.data.augment import AUGMENTS
+    from logitclip.encoders import ENCODERS
     from logitclip.losses import LOSSES
     from logitclip.methods import METHODS
     from logitclip.models import MODELS
@@ -249,6 +278,7 @@ def registries() -> dict[str, Registry]:
 
     return {
         "data": DATASETS,
+        "encoder": ENCODERS,
         "noise": NOISES,
         "loss": LOSSES,
         "clip": CLIPS,
@@ -409,6 +439,31 @@ def _digests(registry: Registry, spec: str, root: str | None) -> dict[str, str]:
             if file is not None:
                 found[value] = _digest(file)
     return found
+
+
+LISTED = 10.0  # a listing of files is used again for so many times the seconds that it took
+_listings: dict[tuple[str, str], tuple[float, str]] = {}
+
+
+def _images_digest(config: RunConfig) -> str:
+    """Return the digest of names, sizes and times of your own image files; empty for other data.
+
+    A million files take seconds to list, and an id is asked for often: a listing is used again for a while.
+    """
+    from logitclip.data.dataset import data_folder, files_of
+
+    place = config.data, str(data_folder(config.root).resolve())
+    until, digest = _listings.get(place, (0.0, ""))
+    if time.monotonic() >= until:
+        started = time.monotonic()
+        found, count = hashlib.sha256(), 0
+        for line in files_of(config.data, config.root):
+            found.update(line)
+            count += 1
+        digest = found.hexdigest() if count else ""
+        ended = time.monotonic()
+        _listings[place] = ended + LISTED * (ended - started), digest
+    return digest
 
 
 def _digest(path: Path) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from logitclip import files
+from logitclip.encoders.features import remove_unused
 from logitclip.registry import suggest
 from logitclip.runs import claims, results
 from logitclip.runs.checkpoints import CHECKPOINTS, temporary_files
@@ -182,7 +183,8 @@ def remove(run: Run, *, dry: bool = False) -> int:
 def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
     """Remove checkpoints of finished runs, temporary files of killed processes and folders of runs that never started.
 
-    The index is rebuilt. Links are not followed.
+    Features that no run names any more go too, whatever folder their runs were in. The index is rebuilt. Links are not
+    followed.
 
     Args:
         folder: a folder of runs.
@@ -207,6 +209,7 @@ def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
             freed[path.name] = _size(path)
             if not dry:
                 files.remove(path)
+    freed |= remove_unused(dry=dry)
     if not dry:
         files.replace(folder / results.INDEX, as_csv(read_runs(folder)).encode())
     return freed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import multiprocessing
@@ -29,11 +30,13 @@ from logitclip.clip import PENALTIES
 from logitclip.criterion import Loss, clipped
 from logitclip.data.augment import transform
 from logitclip.data.loading import hold_out
+from logitclip.encoders import downloads_allowed
+from logitclip.encoders.features import OnRows
 from logitclip.launch import launch, make_fabric, using_threads
 from logitclip.methods import METHODS
-from logitclip.noise.records import reads_examples
+from logitclip.noise.records import reads_examples, reads_inputs
 from logitclip.rng import stream
-from logitclip.runs import checkpoints, claims, results
+from logitclip.runs import checkpoints, claims, encoding, results
 from logitclip.runs.config import RunConfig, load_plugins, resolved_id
 from logitclip.runs.results import LAST, Result, read_result
 
@@ -54,6 +57,7 @@ def train(
     *,
     on_epoch: OnEpoch | None = None,
     on_batch: OnBatch | None = None,
+    on_rows: OnRows | None = None,
     download: bool = False,
     mirror: str | None = None,
 ) -> Result:
@@ -68,7 +72,8 @@ def train(
         on_epoch: called with the resolved config and the row of each epoch, and once before the first epoch with the
             last row of a resumed run or None. With several devices it is called in rank 0, so it must be picklable.
         on_batch: called after each batch with the number of examples trained on in the epoch; not with several devices.
-        download: get missing data from its official address.
+        on_rows: called with the rows that the encoder has done and all rows, while features are computed.
+        download: get missing data from its official address, and a missing encoder from the hub.
         mirror: a folder or address to download from instead.
 
     Returns:
@@ -86,8 +91,9 @@ def train(
     >>> result.noise_rate
     50.0
     """
-    config = _as_launched(config).resolved()
-    id = resolved_id(config)
+    with downloads_allowed(download):
+        config = _as_launched(config).resolved()
+        id = resolved_id(config)
     folder = Path(config.runs) / id
     finished = read_result(folder)
     if finished is not None:
@@ -97,6 +103,9 @@ def train(
     criterion, how = clipped(config.loss, config.clip), settings(config)  # report mistakes before anything is written
     options = {"accelerator": config.accelerator, "devices": config.devices, "precision": config.precision}
     fabric = make_fabric(**options, nodes=config.nodes)
+    if config.encoder != "none":  # before any other process starts
+        load = partial(data.load, root=config.root, download=download or mirror is not None, mirror=mirror)
+        encoding.compute_features(config, load(config.data, raw=True), on_rows=on_rows)
     if fabric.world_size > 1 and not torch.distributed.is_torchelastic_launched():
         if download or mirror is not None:  # once, before the processes start
             data.load(config.data, config.root, download=True, mirror=mirror)
@@ -222,6 +231,8 @@ def _work(
         )
         view = transform(str(config.augment), dataset.mean, dataset.std)
         record = _Record(fabric, config, id, key, on_epoch, noise_record(dataset, noisy))
+        if record.writes:
+            encoding.keep_features(dataset, record.folder)
         try:
             worker = engine.fit(
                 dataset,
@@ -364,8 +375,37 @@ def _copied(tensors: Any) -> Any:
 
 
 def prepare(config: RunConfig, load: Load | None = None) -> tuple[data.Dataset, noise.NoisyLabels]:
-    """The dataset of a resolved config with the noise applied, and the record of the noise."""
+    """The dataset of a resolved config with the noise applied, and the record of the noise.
+
+    Noise is drawn on the original inputs. Then the features of the encoder replace them, if there is one.
+    """
     load = load or partial(data.load, root=config.root)
+    if config.encoder == "none":
+        return _with_noise(config, load)
+    raw = functools.cache(partial(load, raw=True))
+    dataset, record = _with_noise(config, load if reads_inputs(config.noise) else raw)
+    features = encoding.encode_dataset(config, raw(config.data))
+    limited = _limited(features, config.limit, config.test_limit)
+    splits = {
+        name: _with_features(getattr(dataset, name), getattr(features, name), getattr(limited, name).x)
+        for name in ("train", "test")
+    }
+    if record.images is not None:  # some of them are of another dataset
+        splits["train"] = dataclasses.replace(splits["train"], x=encoding.encode_inputs(config, record.images))
+    dataset = dataclasses.replace(features, **splits, label_sets={})
+    return encoding.without_unreadable(dataset, record)
+
+
+def _with_features(split: data.Split, features: data.Split, limited: data.Examples) -> data.Split:
+    """Replace the inputs of a split by the features of its rows; without rows, by the same choice of them."""
+    x: Any = limited
+    if features.rows is not None and split.rows is not None:  # images that cannot be read may have been left out
+        order = features.rows.argsort()
+        x = features.x[order[torch.searchsorted(features.rows[order], split.rows)]]
+    return dataclasses.replace(split, x=x, beside=None)
+
+
+def _with_noise(config: RunConfig, load: Load) -> tuple[data.Dataset, noise.NoisyLabels]:
     whole = load(config.data)
     dataset = _limited(whole, config.limit, config.test_limit)
     if not len(dataset.test):

@@ -27,12 +27,14 @@ from typing import Any
 
 import torch
 
-from logitclip import files
+from logitclip import data, files
+from logitclip.encoders import blocks
 from logitclip.engine import Diverged
 from logitclip.launch import interrupts_blocked
 from logitclip.registry import suggest
 from logitclip.runs import claims
 from logitclip.runs.config import RunConfig
+from logitclip.runs.encoding import compute_features
 from logitclip.runs.results import Failure, Result, read_outcome, record_failure
 from logitclip.runs.train import OnBatch, OnEpoch, train
 from logitclip.studies.listener import Listener
@@ -84,7 +86,24 @@ def execute(
     for folder in {job.folder.parent for job in queue.todo}:
         _check_writable(folder)  # check here, else every run would fail with the same error
     if queue.left:
+        _encode_first(queue, executor, jobs)
         EXECUTORS[executor](queue, jobs, address)
+
+
+def _encode_first(queue: _Queue, executor: str, jobs: int | None) -> None:
+    """Compute the features of all runs before any of them starts: in this process, or in as many as there are jobs."""
+    seen = set()
+    for config in [job.config.resolved() for job in queue.todo if job.config.encoder != "none"]:
+        source = config.data, config.root, config.encoder, config.accelerator
+        if source in seen:
+            continue
+        seen.add(source)
+        count = jobs or _room([config])
+        pool = blocks.in_this_process
+        if executor != "inline" and count > 1 and not torch.accelerator.is_available():
+            pool = partial(blocks.in_processes, jobs=count)
+        dataset = data.load(config.data, config.root, raw=True)
+        compute_features(config, dataset, pool=pool, on_rows=partial(queue.listener.on_encoding, config))
 
 
 def _check_writable(folder: Path) -> None:

@@ -24,6 +24,9 @@ class Listener:
     def on_skipped(self, config: RunConfig, outcome: Result | Failure) -> None:
         """The run already has an outcome."""
 
+    def on_encoding(self, config: RunConfig, done: int, rows: int) -> None:
+        """So many of the rows have features; called after each block, before any run starts."""
+
     def on_start(self, config: RunConfig, row: dict[str, Any] | None) -> None:
         """The run starts; `row` is the last row of a run that is resumed."""
 

@@ -1,0 +1,33 @@
+"""Texts as inputs, for an encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+
+class Texts:
+    """A text for each example; `texts[index]` with a tensor of positions is a list of strings.
+
+    >>> import torch
+    >>> Texts(["one", "two", "three"])[torch.tensor([2, 0])]
+    ['three', 'one']
+    """
+
+    def __init__(self, values: Sequence[str]) -> None:
+        self.values = list(values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: Tensor) -> list[str]:
+        return [self.values[i] for i in index.tolist()]
+
+    def join(self, others: Texts) -> Texts:
+        """Return these texts and then the others."""
+        return Texts(self.values + others.values)
+
+    def select(self, index: Tensor) -> Texts:
+        """Return the texts at `index`."""
+        return Texts(self[index])

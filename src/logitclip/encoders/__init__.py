@@ -1,0 +1,166 @@
+"""Pretrained encoders by name, from images or texts to features; `features.py` keeps what they compute.
+
+An encoder is a function `fn(*, knobs, takes, device) -> Encoder`; `reads` names the files that its numbers depend on.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from logitclip.encoders._weights import downloads_allowed
+from logitclip.files import sha256
+from logitclip.registry import Registry
+
+__all__ = ["AUTO", "ENCODERS", "HEAD", "Encoder", "Kind", "build", "downloads_allowed", "identify", "is_ours", "reads"]
+
+ENCODERS = Registry("encoder", injected=("takes", "device"), package=__name__)
+
+Kind = Literal["images", "texts"]
+F = TypeVar("F", bound=Callable[..., Any])
+
+# What `auto` stands for; docs/photos_and_texts.md says why.
+AUTO: Mapping[Kind, str] = {
+    "images": "hf:name=facebook/dinov2-small",
+    "texts": "hf:name=intfloat/multilingual-e5-small,prompt=query:",
+}
+
+# Defaults of a run on features, decided on noisy validation labels; docs/photos_and_texts.md has the numbers.
+HEAD: Mapping[str, Any] = {
+    "model": "mlp:width=256,depth=0",
+    "epochs": 30,
+    "batch_size": 128,
+    "lr": 0.05,
+    "momentum": 0.9,
+    "nesterov": True,
+    "weight_decay": 1e-4,
+    "schedule": "cosine",
+    "milestones": (),
+    "augment": "none",
+    "drop_last": False,
+}
+
+
+class Encoder(Protocol):
+    """Protocol of a loaded encoder: it prepares one example at a time, and encodes batches of them.
+
+    `prepare` is called in background threads with a PIL image in RGB or with a text.
+
+    >>> class Lengths:
+    ...     width, size = 1, 0
+    ...     def prepare(self, example):
+    ...         return len(example)
+    ...     def __call__(self, batch):
+    ...         return torch.tensor(batch, dtype=torch.float32)[:, None]
+    >>> encode: Encoder = Lengths()
+    >>> encode([encode.prepare(text) for text in ("a", "bcd")])
+    tensor([[1.],
+            [3.]])
+    """
+
+    width: int  # D
+    size: int  # shorter side in pixels below which images need not be decoded; 0: at their full size
+
+    def prepare(self, example: Any, /) -> Any: ...
+    def __call__(self, batch: list[Any], /) -> Tensor: ...  # [N, D]
+
+
+def reads(find: Callable[..., Iterable[Path]]) -> Callable[[F], F]:
+    """Name the files that the features of an encoder depend on: weights, and files of the tokenizer or processor.
+
+    Args:
+        find: From the knobs of the encoder to the files.
+
+    Returns:
+        A decorator.
+    """
+
+    def decorate(function: F) -> F:
+        function.reads = find  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+@ENCODERS.register
+def none(*, takes: Kind, device: torch.device) -> Encoder:
+    """No encoder: the network gets the inputs themselves."""
+    raise ValueError("The encoder none has no features.")
+
+
+def build(spec: str, takes: Kind, *, accelerator: str = "auto") -> Encoder:
+    """Load an encoder.
+
+    Args:
+        spec: Name and knobs: ``"hf:FOLDER"``.
+        takes: What it gets: images or texts.
+        accelerator: auto, cpu, cuda or mps. On a GPU the encoder computes in half precision.
+
+    Returns:
+        The encoder, in evaluation mode.
+
+    Raises:
+        ValueError: If the weights are missing or unsafe, or the encoder does not take such inputs.
+        ImportError: If its package is not installed.
+    """
+    on_cpu = accelerator == "cpu" or not torch.accelerator.is_available()
+    device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
+    return ENCODERS.build(spec)(takes=takes, device=device)
+
+
+def identify(spec: str) -> dict[str, Any]:
+    """Return what the features of an encoder depend on: its spec without its place, and the digests of its files.
+
+    Args:
+        spec: Name and knobs.
+
+    Returns:
+        `spec` and `files`, for JSON. A folder and a name on the hub with the same files have the same identity.
+
+    Raises:
+        ValueError: If its files are missing.
+    """
+    name, knobs = ENCODERS.parse(spec)
+    function = ENCODERS[name]
+    found = list(function.reads(**knobs)) if hasattr(function, "reads") else []  # type: ignore[attr-defined]
+    folder = Path(os.path.commonpath([path.parent for path in found])) if found else Path()
+    files = {path.relative_to(folder).as_posix(): _digest(path) for path in found}
+    if not _is_ours(function):  # a plugin may change
+        files["plugin"] = _digest(Path(str(inspect.getsourcefile(function))))
+    counted = {knob: value for knob, value in knobs.items() if knob != "name"}
+    default = {knob.name: knob.default for knob in ENCODERS.knobs(name).values()}
+    shown = {knob: counted[knob] for knob in default if knob in counted and counted[knob] != default[knob]}
+    return {"spec": ENCODERS.format(name, shown), "files": files}
+
+
+def is_ours(spec: str) -> bool:
+    """Return whether an encoder is one of this package, not of a plugin."""
+    return ENCODERS.knows(spec) and _is_ours(ENCODERS[spec.partition(":")[0].strip()])
+
+
+def _is_ours(function: Callable[..., Any]) -> bool:
+    return function.__module__.startswith(f"{__name__}.")
+
+
+def digest(spec: str) -> str:
+    """Return one digest of the identity of an encoder."""
+    return hashlib.sha256(json.dumps(identify(spec), sort_keys=True).encode()).hexdigest()
+
+
+def _digest(path: Path) -> str:
+    stat = path.stat()
+    return _digest_of(str(path.resolve()), stat.st_mtime_ns, stat.st_size)
+
+
+@functools.cache
+def _digest_of(path: str, changed: int, size: int) -> str:
+    return sha256(Path(path))

@@ -1,0 +1,133 @@
+"""Encode blocks of inputs, in this process or in several. A block has the same features wherever it is computed."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import multiprocessing
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+import torch
+
+from logitclip.data.texts import Texts
+from logitclip.encoders import Encoder
+from logitclip.encoders.features import Block, Inputs, read_examples
+
+log = logging.getLogger(__name__)
+
+BATCH = 32  # examples; on a GPU four times as many
+READERS = 4  # threads that read and prepare examples
+AHEAD = 3  # batches that are prepared in advance
+
+Load = Callable[[], Encoder]  # a function that another process can call
+
+
+def encode_block(encode: Encoder, inputs: Inputs) -> np.ndarray:
+    """Return the features of a block, float32 [N, D]; NaN for an image that cannot be read.
+
+    Texts are batched by length. One thread computes, so that the last bits do not depend on the number of cores.
+
+    Args:
+        encode: The encoder.
+        inputs: The inputs of the block.
+    """
+    order = range(len(inputs))
+    if isinstance(inputs, Texts):
+        order = sorted(order, key=lambda i: len(inputs.values[i]))
+    size = BATCH if not torch.accelerator.is_available() else 4 * BATCH
+    batches = [list(order[start : start + size]) for start in range(0, len(inputs), size)]
+    found = np.full((len(inputs), encode.width), np.nan, dtype=np.float32)
+    read = read_examples(inputs, encode.size)
+    with _one_thread(), ThreadPoolExecutor(READERS) as readers:
+        waiting: deque[tuple[list[int], list[Future[Any]]]] = deque()
+        for batch in [*batches, *[None] * AHEAD]:
+            if batch is not None:
+                waiting.append((batch, [readers.submit(_prepare, encode, read[i]) for i in batch]))
+            if waiting and (batch is None or len(waiting) > AHEAD):
+                positions, futures = waiting.popleft()
+                prepared = [future.result() for future in futures]
+                known = [i for i, example in zip(positions, prepared, strict=True) if example is not None]
+                if known:
+                    found[known] = encode([example for example in prepared if example is not None]).numpy()
+    return found
+
+
+def _prepare(encode: Encoder, read: Callable[[], Any]) -> Any:
+    try:
+        example = read()
+    except ValueError as error:  # an image file that cannot be read
+        log.warning("skipped: %s", error)
+        return None
+    return encode.prepare(example)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def in_this_process(load: Load, blocks: Iterator[Block]) -> Iterator[tuple[int, np.ndarray]]:
+    """Encode blocks one after the other."""
+    encode = load()
+    for number, inputs in blocks:
+        yield number, encode_block(encode, inputs)
+
+
+def in_processes(load: Load, blocks: Iterator[Block], *, jobs: int) -> Iterator[tuple[int, np.ndarray]]:
+    """Encode blocks in `jobs` processes, which end with this one."""
+    first = list(itertools.islice(blocks, 2))
+    if len(first) < 2:  # not worth a process
+        yield from in_this_process(load, iter(first))
+        return
+    blocks = itertools.chain(first, blocks)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=_start, initargs=(load,)) as pool:
+        running: dict[Future[np.ndarray], int] = {}
+        try:
+            for number, inputs in blocks:
+                running[pool.submit(_encode, inputs)] = number
+                if len(running) > jobs:  # one waits, so that no process does
+                    yield from _ended(running)
+            while running:
+                yield from _ended(running)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _ended(running: dict[Future[np.ndarray], int]) -> Iterator[tuple[int, np.ndarray]]:
+    for future in wait(running, return_when=FIRST_COMPLETED).done:
+        yield running.pop(future), future.result()
+
+
+_encoder: Encoder
+
+
+def _start(load: Load) -> None:
+    """Load the encoder once in each process."""
+    global _encoder
+
+    def follow() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    torch.set_num_threads(1)
+    _encoder = load()
+
+
+def _encode(inputs: Inputs) -> np.ndarray:
+    return encode_block(_encoder, inputs)

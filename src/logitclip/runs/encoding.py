@@ -1,0 +1,145 @@
+"""Features in place of the inputs of a run: which inputs share a cache, and where blocks are computed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from logitclip import data, encoders
+from logitclip.data.images import ImageFiles
+from logitclip.data.texts import Texts
+from logitclip.encoders import blocks
+from logitclip.encoders.features import Block, Features, Inputs, OnRows, cache_folder, kind_of, select
+from logitclip.runs.config import RunConfig, load_plugins
+
+log = logging.getLogger(__name__)
+
+# Where blocks are computed: (a function that loads the encoder, the blocks) -> their features, in any order.
+Pool = Callable[[blocks.Load, Iterator[Block]], Iterable[tuple[int, np.ndarray]]]
+
+
+def compute_features(
+    config: RunConfig, dataset: data.Dataset, *, pool: Pool = blocks.in_this_process, on_rows: OnRows | None = None
+) -> None:
+    """Compute the features of a dataset that the cache does not have yet.
+
+    Args:
+        config: The run, for its encoder.
+        dataset: Images or texts, as `data.load(..., raw=True)` returns them.
+        pool: Where blocks are computed.
+        on_rows: Called with the rows done and all rows, after each block and once before the first.
+    """
+    sources = [inputs for inputs, _ in _sources(dataset)]
+    before, rows = 0, sum(map(len, sources))
+    for inputs in sources:
+        on_part = None if on_rows is None else partial(_count, on_rows, before, rows)
+        load = partial(load_encoder, config.plugin, config.encoder, kind_of(inputs), config.accelerator)
+        Features.of(inputs, config.encoder).complete(inputs, partial(pool, load), on_part)
+        before += len(inputs)
+
+
+def _count(on_rows: OnRows, before: int, rows: int, done: int, _: int) -> None:
+    on_rows(before + done, rows)
+
+
+def encode_dataset(config: RunConfig, dataset: data.Dataset) -> data.Dataset:
+    """Replace the images or texts of a dataset by features, float32 [N, D]. What is missing in the cache is computed.
+
+    The features of the training rows give the mean and deviation that features are standardised with. Numbers and
+    categories beside texts follow the features. An image that cannot be read has a row of NaN.
+
+    Args:
+        config: The run, for its encoder.
+        dataset: Images or texts, as `data.load(..., raw=True)` returns them.
+    """
+    compute_features(config, dataset)
+    keys, parts = [], dict[str, Tensor]()
+    for inputs, positions in _sources(dataset):
+        features = Features.of(inputs, config.encoder)
+        keys.append(features.key)
+        x = torch.from_numpy(features.read().astype(np.float32))
+        parts |= {split: x[index] for split, index in positions.items()}
+    mean, std = (statistic(parts["train"].numpy(), axis=0) for statistic in (np.nanmean, np.nanstd))
+    std = np.where(std > 1e-6, std, 1.0)
+    splits = {"train": dataset.train, "test": dataset.test}
+    beside = dataset.train.beside
+    if beside is not None:  # they have been standardised
+        mean, std = np.append(mean, np.zeros(beside.shape[1])), np.append(std, np.ones(beside.shape[1]))
+        parts = {name: torch.cat([x, _beside(splits[name])], 1) for name, x in parts.items()}
+    splits = {name: replace(split, x=parts[name], beside=None) for name, split in splits.items()}
+    scale = {"mean": tuple(mean.tolist()), "std": tuple(std.tolist())}
+    return replace(dataset, **splits, **scale, features=tuple(keys))
+
+
+def encode_inputs(config: RunConfig, inputs: Inputs) -> Tensor:
+    """Return the features of inputs, float32 [N, D]; what is missing in the cache is computed."""
+    features = Features.of(inputs, config.encoder)
+    load = partial(load_encoder, config.plugin, config.encoder, kind_of(inputs), config.accelerator)
+    features.complete(inputs, partial(blocks.in_this_process, load))
+    return torch.from_numpy(features.read().astype(np.float32))
+
+
+def load_encoder(plugins: tuple[str, ...], spec: str, takes: encoders.Kind, accelerator: str) -> encoders.Encoder:
+    """Load an encoder, in any process."""
+    load_plugins(plugins)
+    return encoders.build(spec, takes, accelerator=accelerator)
+
+
+def keep_features(dataset: data.Dataset, run: Path) -> None:
+    """Record in the cache that a run uses the features of a dataset; `runs gc` removes those that no run names."""
+    for key in dataset.features:
+        Features(cache_folder() / key, rows=0).add_user(run)
+
+
+def _sources(dataset: data.Dataset) -> list[tuple[Inputs, dict[str, Tensor]]]:
+    """Return the inputs to encode, and the positions of the splits in them.
+
+    Splits of one table or folder are put together in the order of its rows, so that all folds share their features.
+    """
+    splits: dict[str, Any] = {"train": dataset.train, "test": dataset.test}
+    for split in splits.values():
+        kind_of(split.x)
+    both = [split.x for split in splits.values()]
+    rows = [split.rows for split in splits.values()]
+    if any(part is None for part in rows) or not _of_one_listing(both):
+        return [(split.x, {name: torch.arange(len(split))}) for name, split in splits.items()]
+    joined = torch.cat(rows)
+    order = joined.argsort()
+    if len(joined.unique()) < len(joined):  # the test rows are those of another file
+        return [(split.x, {name: torch.arange(len(split))}) for name, split in splits.items()]
+    place = order.argsort().split([len(part) for part in rows])
+    whole = both[0].join(both[1])
+    return [(select(whole, order), dict(zip(splits, place, strict=True)))]
+
+
+def _of_one_listing(both: list[Any]) -> bool:
+    if all(isinstance(x, ImageFiles) for x in both):
+        return both[0].folder == both[1].folder
+    return all(isinstance(x, Texts) for x in both)
+
+
+def _beside(split: data.Split) -> Tensor:
+    assert split.beside is not None, "both splits come from one table"
+    return split.beside
+
+
+def without_unreadable(dataset: data.Dataset, noisy: Any) -> tuple[data.Dataset, Any]:
+    """Leave out the rows without features: images that cannot be read."""
+    splits = {}
+    for name in ("train", "test"):
+        split: data.Split = getattr(dataset, name)
+        assert isinstance(split.x, Tensor)
+        known = split.x.isfinite().all(1).nonzero().flatten()
+        if len(known) < len(split):
+            log.warning("%d of %d %s rows cannot be read and are left out", len(split) - len(known), len(split), name)
+            splits[name] = split.select(known)
+            noisy = noisy.select(known) if name == "train" else noisy
+    return replace(dataset, **splits), noisy
