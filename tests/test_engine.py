@@ -367,6 +367,35 @@ def test_the_same_twice_and_the_global_generator_is_left_alone():
     assert other != runs[0][0]
 
 
+def random_draws(**change: Any) -> dict[str, list[list[float]]]:
+    """The random numbers that the views and the network drew, by epoch and batch, over three epochs."""
+    draws: dict[str, list[list[float]]] = {"views": [], "dropout": []}
+
+    class Network(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                draws["dropout"].append(nn.functional.dropout(torch.ones(40)).tolist())
+            return super().forward(x)
+
+    def view(x: Tensor, generator: torch.Generator | None) -> Tensor:
+        if generator is not None:
+            draws["views"].append(torch.rand(3, generator=generator).tolist())
+        return x
+
+    fit(make_data(), Network(6, CLASSES), Loss("ce"), settings=replace(SETTINGS, **change), view=view)
+    return draws
+
+
+@pytest.mark.parametrize("what", ["views", "dropout"])
+def test_augmentation_and_dropout_are_new_in_every_epoch_and_repeatable(what):
+    draws = random_draws()[what]
+    assert len(draws) == 3 * 5  # epochs and batches
+    assert len({tuple(draw) for draw in draws}) == len(draws)
+    assert random_draws()[what] == draws
+    assert random_draws(epochs=2)[what] == draws[:10]
+    assert not {tuple(draw) for draw in random_draws(seed=2)[what]} & {tuple(draw) for draw in draws}
+
+
 def test_threads_are_set_and_put_back():
     during = []
     before = torch.get_num_threads()
@@ -440,6 +469,32 @@ def test_a_criterion_with_a_memory_is_resumed():
     saved: list[Any] = []
     whole = train()
     assert train(saved[0]) == whole[1:]
+
+
+def test_a_network_with_masked_classes_is_not_diverged():
+    class Masked(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([super().forward(x), torch.full((len(x), 1), -torch.inf)], 1)
+
+    dataset = replace(make_data(), num_classes=CLASSES + 1, class_names=tuple("abcde"))
+    torch.manual_seed(0)
+    with_mask, _ = rows_of(dataset, Masked(6, CLASSES), LogitClip("ce", tau=1.0), settings=SETTINGS)
+    torch.manual_seed(0)
+    without, _ = rows_of(make_data(), nn.Linear(6, CLASSES), LogitClip("ce", tau=1.0), settings=SETTINGS)
+    assert len(with_mask) == 3
+    for row, other in zip(with_mask, without, strict=True):
+        assert row["norm_quantiles"] == pytest.approx(other["norm_quantiles"], abs=1e-4)
+        assert (row["test_accuracy"], row["clipped"]) == (other["test_accuracy"], other["clipped"])
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_logits_that_are_not_finite_at_the_end_are_noticed(broken):
+    class Breaking(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) if self.training else super().forward(x) + broken
+
+    with pytest.raises(Diverged):
+        fit(make_data(), Breaking(6, CLASSES), Loss("ce"), settings=SETTINGS)
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------

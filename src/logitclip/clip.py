@@ -235,6 +235,16 @@ def vector_norm(z: Tensor, p: float, dim: int) -> Tensor:
     return largest * torch.linalg.vector_norm(z / largest, p, dim=dim, keepdim=True)
 
 
+def logit_norms(logits: Tensor, p: float = 2.0, dim: int = -1) -> Tensor:
+    """The norms of logits along `dim`, as a clip compares them with tau: masked classes (at -inf) do not count.
+
+    >>> logit_norms(torch.tensor([[3.0, 4.0, -torch.inf], [0.0, 0.0, 0.0]]))
+    tensor([5., 0.])
+    """
+    z = full_precision(logits)
+    return torch.linalg.vector_norm(z.masked_fill(z.isneginf(), 0.0), p, dim=dim)
+
+
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 

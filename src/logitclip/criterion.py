@@ -24,9 +24,9 @@ from logitclip.clip import (
     apply_clip,
     check_logits,
     full_precision,
+    logit_norms,
     make_clip,
     norm_quantiles,
-    vector_norm,
 )
 from logitclip.losses import LOSSES, TrainingState, check_classes, check_target, evaluate
 from logitclip.registry import suggest
@@ -411,7 +411,7 @@ class LogitClip(_Wrapper):
         dim = 1 if logits.ndim > 1 else 0
         z = full_precision(logits)
         masked = z.isneginf()
-        norms = vector_norm(z.masked_fill(masked, 0.0), self.p, dim).flatten()
+        norms = logit_norms(z, self.p, dim).flatten()
         if target is not None and isinstance(self.criterion, Loss):
             _, kept = check_target(logits, target, self.criterion.ignore_index, dim)
             norms = norms if kept is None else norms[kept.flatten()]

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from logitclip.clip import norm_quantiles
+from logitclip.clip import logit_norms, norm_quantiles
 from logitclip.criterion import LogitClip
 from logitclip.data import Dataset, Split
 from logitclip.data.augment import transform
 from logitclip.data.loading import batches
 from logitclip.launch import make_fabric, using_threads
-from logitclip.methods.base import Augment, Batch, Job, Method, Settings, View
+from logitclip.methods.base import Job, Method, Settings, View
 from logitclip.methods.standard import Standard
 from logitclip.rng import derived_seed, stream
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-__all__ = ["Diverged", "Progress", "Settings", "fit", "learning_rate", "make_fabric"]
+__all__ = ["Diverged", "Evaluator", "Progress", "Settings", "fit", "learning_rate", "make_fabric"]
 
 Row = dict[str, Any]  # the numbers of an epoch, as in `metrics.jsonl`: float, int, list of float, or None
 Resume = tuple[dict[str, Tensor], dict[str, Any], int]  # weights, state, and the number of epochs done
@@ -173,117 +173,203 @@ def fit(
     view = transform("none", dataset.mean, dataset.std) if view is None else view
     index = torch.arange(len(dataset.train)) if index is None else index
     make_model = (lambda _: model) if isinstance(model, nn.Module) else model
-    labels, wrong = _hard(dataset.train.labels), _wrong_labels(dataset.train, index)
-    train, test = dataset.train.to(fabric.device), dataset.test.to(fabric.device)
-    rank, world = fabric.global_rank, fabric.world_size
-    measure_every = settings.measure_every or (1 if len(train) <= 20_000 else 10)
+    train = dataset.train.to(fabric.device)
+    job = Job(train, dataset.num_classes, index, view, make_model, criterion, settings, fabric)
     with using_threads(settings.threads):
-        worker = method(Job(train, dataset.num_classes, index, view, make_model, criterion, settings, fabric))
-        first_learnt = torch.full((len(train),), -1)
-        examples: dict[str, Tensor] = {}
+        worker = method(job)
+        evaluator = Evaluator(job, dataset.test.to(fabric.device), held_out, augmented=augment_held_out)
         start = 0
         if resume is not None:
             weights, state, start = resume
             worker.load(weights, state["method"])
             fabric.strategy.precision.load_state_dict(state["precision"])
-            examples = state["examples"]
-            first_learnt = examples.get("first_learnt", first_learnt)
+            evaluator.examples = state["examples"]
         for epoch in range(start, settings.epochs):
-            lr = learning_rate(settings, epoch)
-            worker.start_epoch(epoch, lr)
-            order = batches(
-                train,
-                settings.batch_size,
-                index=index,
-                generator=stream("cpu", settings.seed, "order", epoch, rank),
-                drop_last=settings.drop_last,
-                rank=rank,
-                world=world,
-                workers=settings.workers,
-                device=fabric.device,
-            )
-            views = stream(fabric.device, settings.seed, "views", epoch, rank)
-            with _model_randomness(fabric.device, derived_seed(settings.seed, "model", epoch, rank)):
-                trained = _train(worker, epoch, order, lambda x, g=views: view(x, g), fabric, after_batch)
-            row: Row = {"epoch": epoch, "lr": lr, **trained}
-            measured = _accuracy(worker, test, view, settings, fabric) if len(test) else _sum_of_weights(worker)
-            row["test_accuracy"] = measured if len(test) else None
-            if not all(map(math.isfinite, [row["loss"], measured, *(row["norm_quantiles"] or ())])):
-                decay = lr * settings.weight_decay >= 1  # a step then turns the weights around
-                remedy = f"weight_decay (it is {settings.weight_decay:g})" if decay else f"lr (it is {lr:g} there)"
-                raise Diverged(
-                    f"Training diverged in epoch {epoch + 1}: the loss, the logits or their norms are not finite. "
-                    f"Lower {remedy}{'' if decay else ', or limit the gradient with grad_clip'}."
-                )
-            row["val_accuracy"] = predicted = None
-            if held_out is not None and len(held_out):
-                seen = (lambda x, _, g=views: view(x, g)) if augment_held_out else view
-                predicted = _predicted(worker, train, seen, settings, fabric, held_out)
-                row["val_accuracy"] = 100 * int((predicted == labels[held_out]).sum()) / len(held_out)
-            measure = (epoch + 1) % measure_every == 0 or epoch == settings.epochs - 1
-            row |= _memorisation(worker, train, view, settings, fabric, wrong) if measure else _UNMEASURED
-            if settings.per_example:
-                mean_margin = examples.get("mean_margin", torch.zeros(()))
-                examples = _per_example(worker, train, view, settings, fabric)
-                examples["mean_margin"] = mean_margin + (examples["margin"] - mean_margin) / (epoch + 1)
-                learnt = (examples["prediction"] == labels) & (first_learnt < 0)
-                first_learnt[learnt] = epoch
-                examples["first_learnt"] = first_learnt
-            if predicted is not None:
-                examples["val_prediction"] = predicted
+            views = stream(fabric.device, settings.seed, "views", epoch, fabric.global_rank)
+            row = _train_epoch(worker, job, epoch, views, after_batch)
+            evaluator.measure(worker, row, views)
             if after_epoch is not None:
-                after_epoch(Progress(row, worker, fabric, examples))
+                after_epoch(Progress(row, worker, fabric, evaluator.examples))
     return worker
 
 
-# -- one epoch ---------------------------------------------------------------------------------------------------------
-
-
-def _train(
-    worker: Method,
-    epoch: int,
-    order: Iterable[Batch],
-    augment: Augment,
-    fabric: Fabric,
-    after_batch: Callable[[int], None] | None = None,
+def _train_epoch(
+    worker: Method, job: Job, epoch: int, views: torch.Generator, after_batch: Callable[[int], None] | None
 ) -> Row:
     """Train one epoch; return the mean loss, the accuracy on the given labels, and statistics of the clip."""
-    losses, sizes, hits, norms, seen = [], [], [], [], 0
-    tau = worker.criterion.tau if isinstance(worker.criterion, LogitClip) else None
-    p = worker.criterion.p if isinstance(worker.criterion, LogitClip) else 2.0
-    for _, y, step in worker.train_epoch(epoch, order, augment):
-        losses.append(step.loss * len(y))
-        sizes.append(len(y))
-        if step.logits is not None:
-            hits.append((step.logits.argmax(1) == _hard(y)).sum())
-            norms.append(torch.linalg.vector_norm(step.logits.float(), p, dim=1))
-        seen += len(y)
-        if after_batch is not None:
-            after_batch(seen)
-    if not sizes:
-        raise ValueError("There is not one full batch to train on: lower batch_size, or set drop_last to False.")
-    loss, n, hit = _summed(
-        fabric, torch.stack(losses).cpu().double().sum(), sum(sizes), torch.stack(hits).sum() if hits else 0
+    settings, fabric = job.settings, job.fabric
+    lr, rank = learning_rate(settings, epoch), fabric.global_rank
+    worker.start_epoch(epoch, lr)
+    order = batches(
+        job.train,
+        settings.batch_size,
+        index=job.index,
+        generator=stream("cpu", settings.seed, "order", epoch, rank),
+        drop_last=settings.drop_last,
+        rank=rank,
+        world=fabric.world_size,
+        workers=settings.workers,
+        device=fabric.device,
     )
-    row = {"loss": loss / n, "train_accuracy": 100 * hit / n if hits else None, "clipped": None, "norm_quantiles": None}
+    clip = worker.criterion.clip if isinstance(worker.criterion, LogitClip) else None
+    losses, hits, norms, seen = [], [], [], 0
+    with _model_randomness(fabric.device, derived_seed(settings.seed, "model", epoch, rank)):
+        for _, y, step in worker.train_epoch(epoch, order, lambda x: job.view(x, views)):
+            losses.append(step.loss * len(y))
+            seen += len(y)
+            if step.logits is not None:
+                hits.append((step.logits.argmax(1) == hard_labels(y)).sum())
+                norms.append(logit_norms(step.logits.float(), 2.0 if clip is None else clip.p, dim=1))
+            if after_batch is not None:
+                after_batch(seen)
+    if not losses:
+        raise ValueError("There is not one full batch to train on: lower batch_size, or set drop_last to False.")
+    loss, n, hit = _sum_each(
+        fabric, torch.stack(losses).cpu().double().sum(), seen, torch.stack(hits).sum() if hits else 0
+    )
+    row = {"epoch": epoch, "lr": lr, "loss": loss / n, "train_accuracy": 100 * hit / n if hits else None}
+    row |= {"clipped": None, "norm_quantiles": None}
     if norms:
-        norm = _gathered(fabric, torch.cat(norms)).cpu()
+        norm = _gather(fabric, torch.cat(norms)).cpu()
         row["norm_quantiles"] = [round(value, 6) for value in norm_quantiles(norm)]
-        if tau is not None:
-            row["clipped"] = 100 * int((norm >= tau).sum()) / len(norm)
+        if clip is not None:
+            row["clipped"] = 100 * int((norm >= clip.tau).sum()) / len(norm)
     return row
 
 
-def _accuracy(worker: Method, split: Split, view: View, settings: Settings, fabric: Fabric) -> float:
-    """Return the accuracy on `split` in percent, or NaN if a logit is not finite."""
-    hits = bad = torch.zeros((), dtype=torch.int64, device=fabric.device)
-    n = 0
-    for _, y, logits in _evaluate(worker, split, view, settings, fabric, None):
-        hits = hits + (logits.argmax(1) == _hard(y)).sum()
-        bad = bad + (~logits.isfinite()).sum()
-        n += len(y)
-    hit, bad, n = _summed(fabric, hits, bad, n)
-    return math.nan if bad else 100 * hit / n
+# -- after each epoch --------------------------------------------------------------------------------------------------
+
+
+class Evaluator:
+    """Measures a method after each epoch: accuracies, memorised labels, and records of the training examples.
+
+    Args:
+        job: The job of the method.
+        test: The test split, on the device of the job; it may be empty.
+        held_out: [V] int64, the training examples to validate on; None: none.
+        augmented: Validate on augmented inputs.
+    """
+
+    def __init__(self, job: Job, test: Split, held_out: Tensor | None = None, *, augmented: bool = False) -> None:
+        self.job, self.test, self.augmented = job, test, augmented
+        self.held_out = torch.arange(0) if held_out is None else held_out
+        self.labels = hard_labels(job.train.labels).cpu()
+        clean = job.train.clean_labels
+        self.wrong = job.index[:0] if clean is None else job.index[(self.labels != clean.cpu())[job.index]]
+        self.every = job.settings.measure_every or (1 if len(job.train) <= 20_000 else 10)
+        self.examples: dict[str, Tensor] = {}  # of the last epoch, see `Progress`
+
+    def measure(self, worker: Method, row: Row, views: torch.Generator) -> None:
+        """Add the accuracies and the shares of memorised labels to the row of an epoch, and update `examples`.
+
+        Args:
+            worker: The method.
+            row: The numbers of the training epoch.
+            views: The generator of the epoch's random views.
+
+        Raises:
+            Diverged: If the loss, the logits or their norms are not finite.
+        """
+        settings, epoch = self.job.settings, row["epoch"]
+        measured = self._accuracy(worker) if len(self.test) else _sum_of_weights(worker)
+        row["test_accuracy"] = measured if len(self.test) else None
+        _check_finite(row, measured, settings)
+        row["val_accuracy"] = predicted = None
+        if len(self.held_out):
+            predicted = self._predict_held_out(worker, views)
+            row["val_accuracy"] = 100 * int((predicted == self.labels[self.held_out]).sum()) / len(self.held_out)
+        row |= {"memorised": None, "recovered": None}
+        if (epoch + 1) % self.every == 0 or epoch == settings.epochs - 1:
+            row |= self._memorisation(worker)
+        if settings.per_example:
+            self.examples = self._record(worker, epoch)
+        if predicted is not None:
+            self.examples["val_prediction"] = predicted
+
+    def _accuracy(self, worker: Method) -> float:
+        """Return the test accuracy in percent, or NaN if the logits of an example are not finite.
+
+        Masked classes, at -inf, are fine as long as one class is not masked.
+        """
+        hits = bad = torch.zeros((), dtype=torch.int64, device=self.job.fabric.device)
+        n = 0
+        for _, y, logits in self._evaluate(worker, self.test, self.job.view):
+            hits = hits + (logits.argmax(1) == hard_labels(y)).sum()
+            bad = bad + (~logits.amax(1).isfinite()).sum()
+            n += len(y)
+        hit, bad, n = _sum_each(self.job.fabric, hits, bad, n)
+        return math.nan if bad else 100 * hit / n
+
+    def _predict_held_out(self, worker: Method, views: torch.Generator) -> Tensor:
+        """Predict the class of each held-out example."""
+        train, fabric, view = self.job.train, self.job.fabric, self.job.view
+        seen: View = (lambda x, _: view(x, views)) if self.augmented else view
+        every = torch.zeros(len(train), dtype=torch.int64, device=fabric.device)
+        for at, _, logits in self._evaluate(worker, train, seen, self.held_out):
+            every[at] = logits.argmax(1)
+        return _sum_over_ranks(fabric, every).cpu()[self.held_out]
+
+    def _memorisation(self, worker: Method) -> Row:
+        """Of the wrong labels, measure the share predicted as given and the share predicted as true, in percent."""
+        train, fabric = self.job.train, self.job.fabric
+        if train.clean_labels is None or not len(self.wrong):
+            return {}
+        given = true = torch.zeros((), dtype=torch.int64, device=fabric.device)
+        for at, y, logits in self._evaluate(worker, train, self.job.view, self.wrong):
+            prediction = logits.argmax(1)
+            given = given + (prediction == hard_labels(y)).sum()
+            true = true + (prediction == train.clean_labels[at]).sum()
+        given, true = _sum_each(fabric, given, true)
+        return {"memorised": 100 * given / len(self.wrong), "recovered": 100 * true / len(self.wrong)}
+
+    def _record(self, worker: Method, epoch: int) -> dict[str, Tensor]:
+        """Record every training example, in dataset order.
+
+        The records are cross entropy, margin (also its mean over the epochs), prediction, best other class, and the
+        first epoch in which the label was predicted (-1: never).
+        """
+        train, fabric = self.job.train, self.job.fabric
+        record = torch.zeros(4, len(train), device=fabric.device)
+        for at, y, logits in self._evaluate(worker, train, self.job.view):
+            log_probs, label = logits.float().log_softmax(1), hard_labels(y)[:, None]
+            own = log_probs.gather(1, label)[:, 0]
+            best, other = log_probs.scatter(1, label, -torch.inf).max(1)
+            record[:, at] = torch.stack([-own, own - best, logits.argmax(1).float(), other.float()])
+        loss, margin, prediction, other = _sum_over_ranks(fabric, record).cpu()
+        mean_margin = self.examples.get("mean_margin", torch.zeros(()))
+        first_learnt = self.examples.get("first_learnt", torch.full((len(train),), -1))
+        first_learnt[(prediction == self.labels) & (first_learnt < 0)] = epoch
+        return {
+            "loss": loss,
+            "margin": margin,
+            "prediction": prediction.long(),
+            "other": other.long(),
+            "mean_margin": mean_margin + (margin - mean_margin) / (epoch + 1),
+            "first_learnt": first_learnt,
+        }
+
+    @torch.no_grad()
+    def _evaluate(
+        self, worker: Method, split: Split, view: View, index: Tensor | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield (index, labels, logits) for this rank's part of a split, in order."""
+        fabric, settings = self.job.fabric, self.job.settings
+        part = (torch.arange(len(split)) if index is None else index)[fabric.global_rank :: fabric.world_size]
+        size = max(settings.batch_size, 256)
+        for at, x, y in batches(split, size, index=part, device=fabric.device, workers=settings.workers):
+            yield at, y, worker.predict(view(x, None))
+
+
+def _check_finite(row: Row, measured: float, settings: Settings) -> None:
+    """Raise `Diverged` unless the loss, the norms of the logits and what was measured are finite."""
+    if all(map(math.isfinite, [row["loss"], measured, *(row["norm_quantiles"] or ())])):
+        return
+    decay = row["lr"] * settings.weight_decay >= 1  # a step then turns the weights around
+    remedy = f"weight_decay (it is {settings.weight_decay:g})" if decay else f"lr (it is {row['lr']:g} there)"
+    raise Diverged(
+        f"Training diverged in epoch {row['epoch'] + 1}: the loss, the logits or their norms are not finite. "
+        f"Lower {remedy}{'' if decay else ', or limit the gradient with grad_clip'}."
+    )
 
 
 def _sum_of_weights(worker: Method) -> float:
@@ -291,88 +377,35 @@ def _sum_of_weights(worker: Method) -> float:
     return sum(float(weight.double().sum()) for weight in worker.weights().values())
 
 
-def _predicted(worker: Method, split: Split, view: View, settings: Settings, fabric: Fabric, index: Tensor) -> Tensor:
-    """Predict the class of each example at `index`."""
-    every = torch.zeros(len(split), dtype=torch.int64, device=fabric.device)
-    for at, _, logits in _evaluate(worker, split, view, settings, fabric, index):
-        every[at] = logits.argmax(1)
-    return _over_ranks(fabric, every).cpu()[index]
-
-
-_UNMEASURED = {"memorised": None, "recovered": None}
-
-
-def _memorisation(worker: Method, train: Split, view: View, settings: Settings, fabric: Fabric, wrong: Tensor) -> Row:
-    """Of the wrong labels, measure the share predicted as given and the share predicted as true, in percent."""
-    if train.clean_labels is None or not len(wrong):
-        return _UNMEASURED
-    given = true = torch.zeros((), dtype=torch.int64, device=fabric.device)
-    for at, y, logits in _evaluate(worker, train, view, settings, fabric, wrong):
-        prediction = logits.argmax(1)
-        given = given + (prediction == _hard(y)).sum()
-        true = true + (prediction == train.clean_labels[at]).sum()
-    given, true = _summed(fabric, given, true)
-    return {"memorised": 100 * given / len(wrong), "recovered": 100 * true / len(wrong)}
-
-
-def _per_example(worker: Method, train: Split, view: View, settings: Settings, fabric: Fabric) -> dict[str, Tensor]:
-    """Compute cross entropy, margin, prediction and best other class of every training example, in dataset order."""
-    record = torch.zeros(4, len(train), device=fabric.device)
-    for at, y, logits in _evaluate(worker, train, view, settings, fabric, None):
-        log_probs, label = logits.float().log_softmax(1), _hard(y)[:, None]
-        own = log_probs.gather(1, label)[:, 0]
-        best, other = log_probs.scatter(1, label, -torch.inf).max(1)
-        record[:, at] = torch.stack([-own, own - best, logits.argmax(1).float(), other.float()])
-    loss, margin, prediction, other = _over_ranks(fabric, record).cpu()
-    return {"loss": loss, "margin": margin, "prediction": prediction.long(), "other": other.long()}
-
-
-@torch.no_grad()
-def _evaluate(
-    worker: Method, split: Split, view: View, settings: Settings, fabric: Fabric, index: Tensor | None
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield (index, labels, logits) for this rank's part of a split, in order and without augmentation."""
-    part = (torch.arange(len(split)) if index is None else index)[fabric.global_rank :: fabric.world_size]
-    size = max(settings.batch_size, 256)
-    for at, x, y in batches(split, size, index=part, device=fabric.device, workers=settings.workers):
-        yield at, y, worker.predict(view(x, None))
-
-
-def _summed(fabric: Fabric, *values: Tensor | float) -> list[float]:
+def _sum_each(fabric: Fabric, *values: Tensor | float) -> list[float]:
     """Sum each value over the ranks."""
     row = torch.tensor([float(value) for value in values], dtype=torch.float64)
-    return _over_ranks(fabric, row).tolist()
+    return _sum_over_ranks(fabric, row).tolist()
 
 
-def _over_ranks(fabric: Fabric, tensor: Tensor) -> Tensor:
+def _sum_over_ranks(fabric: Fabric, tensor: Tensor) -> Tensor:
     """Sum a tensor over the ranks."""
     if fabric.world_size == 1:
         return tensor
     return fabric.all_reduce(tensor.to(fabric.device), reduce_op="sum")  # type: ignore[return-value]
 
 
-def _gathered(fabric: Fabric, values: Tensor) -> Tensor:
+def _gather(fabric: Fabric, values: Tensor) -> Tensor:
     """Concatenate the values of all ranks; each rank may hold a different number."""
     if fabric.world_size == 1:
         return values
     counts = torch.zeros(fabric.world_size, dtype=torch.int64, device=values.device)
     counts[fabric.global_rank] = len(values)
-    ends = _over_ranks(fabric, counts).cumsum(0).tolist()
+    ends = _sum_over_ranks(fabric, counts).cumsum(0).tolist()
     end = ends[fabric.global_rank]
     every = values.new_zeros(ends[-1])
     every[end - len(values) : end] = values
-    return _over_ranks(fabric, every)
+    return _sum_over_ranks(fabric, every)
 
 
-def _hard(labels: Tensor) -> Tensor:
+def hard_labels(labels: Tensor) -> Tensor:
+    """Return the labels [N], or the likeliest class of soft labels [N, K]."""
     return labels.argmax(1) if labels.is_floating_point() else labels
-
-
-def _wrong_labels(train: Split, index: Tensor) -> Tensor:
-    """Return the examples of `index` whose label is known to be wrong."""
-    if train.clean_labels is None:
-        return index[:0]
-    return index[_hard(train.labels)[index] != train.clean_labels[index]]
 
 
 @contextlib.contextmanager

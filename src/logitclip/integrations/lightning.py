@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from logitclip.clip import QUANTILES, full_precision, vector_norm
+from logitclip.clip import QUANTILES, logit_norms
 from logitclip.criterion import Linked, LogitClip, Loss
 from logitclip.registry import suggest
 
@@ -76,8 +76,7 @@ class ClipMonitor(Callback):
         logits, target = (*args, *(kwargs[name] for name in ("logits", "target") if name in kwargs))[:2]
         dim = 1 if logits.ndim > 1 else 0
         p, tau = (criterion.p, criterion.tau) if isinstance(criterion, LogitClip) else (2.0, torch.inf)
-        z = full_precision(logits)
-        norms = vector_norm(z.masked_fill(z.isneginf(), 0.0), p, dim).squeeze(dim)
+        norms = logit_norms(logits, p, dim)
         counts = torch.ones_like(norms, dtype=torch.bool)
         ignored = _ignore_index(criterion)
         if ignored is not None and not target.is_floating_point():
