@@ -99,6 +99,8 @@ USUAL = {  # options that a command needs, or that make it quick; those drawn la
     "figures": ["--scale", "smoke", "--out", "x.svg"],
     "fit": ["--label", "y", "--clip", "none", *NETWORK],
     "issues": ["--label", "y", "--clip", "none", *NETWORK],
+    "review": ["--report"],
+    "apply": ["--out", "corrected.csv"],
     "bound": ["--tau", "1", "--classes", "10"],
 }
 OWN = """

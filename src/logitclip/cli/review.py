@@ -139,11 +139,10 @@ def _serve(state: Any, port: int, *, no_browser: bool) -> None:
     import secrets
     import webbrowser
 
-    from logitclip.own_data.server import HOST, make_app, open_socket, serve
+    from logitclip.own_data.server import HOST, make_server, open_socket
 
-    make_app(state, "", 0)  # name missing packages before anything is printed
-    listener = open_socket(port)
-    secret = secrets.token_urlsafe(24)
+    listener, secret = open_socket(port), secrets.token_urlsafe(24)
+    server = make_server(state, listener, secret)
     number = listener.getsockname()[1]
     address = f"http://{HOST}:{number}/?key={secret}"
     tell(f"Review at {address}")
@@ -152,7 +151,7 @@ def _serve(state: Any, port: int, *, no_browser: bool) -> None:
         webbrowser.open(address)
     stop_on_sigterm()
     with contextlib.suppress(KeyboardInterrupt):
-        serve(state, listener, secret)
+        server.run(sockets=[listener])
 
 
 def _as_json(state: Any, found: Any) -> dict[str, Any]:

@@ -194,10 +194,11 @@ def open_socket(port: int = 0) -> socket.socket:
     raise AssertionError("any port is free")
 
 
-def serve(review: Review, listener: socket.socket, secret: str) -> None:
-    """Serve a review until the process is interrupted."""
+def make_server(review: Review, listener: socket.socket, secret: str) -> Any:
+    """Return a uvicorn server; `run(sockets=[listener])` serves until the process is interrupted."""
     app = make_app(review, secret, listener.getsockname()[1])
     import uvicorn
 
-    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
-    uvicorn.Server(config).run(sockets=[listener])
+    return uvicorn.Server(
+        uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
+    )
