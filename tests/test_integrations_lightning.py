@@ -64,7 +64,7 @@ def test_what_is_logged_is_what_the_criterion_saw(data):
     assert logged["clipped"] == pytest.approx((norms >= 3).float().mean().item())
     assert 0 < logged["clipped"] < 1
     for q in (0.05, 0.5, 0.95):
-        assert logged[f"norm_{q}"] == pytest.approx(norms.quantile(q).item(), rel=0.04)  # few norms: between two
+        assert logged[f"norm_{q}"] == pytest.approx(norms.quantile(q).item(), rel=0.003)
     assert logged["memorised"] == pytest.approx((predicted == noisy)[wrong].float().mean().item())
     assert logged["recovered"] == pytest.approx((predicted == truth)[wrong].float().mean().item())
     assert not model.criterion._forward_pre_hooks
@@ -81,7 +81,7 @@ def test_masked_classes_do_not_count_in_the_norm(data):
     monitor, module = ClipMonitor(), nn.ModuleList([lc.LogitClip("ce", tau=3.0)])
     row = watch(monitor, module, data, lambda: module[0](logits, noisy.clamp(max=1)))
     assert row["logitclip/clipped"] == pytest.approx((x.norm(dim=1) >= 3).float().mean().item())
-    assert row["logitclip/norm_0.5"] == pytest.approx(x.norm(dim=1).quantile(0.5).item(), rel=0.04)
+    assert row["logitclip/norm_0.5"] == pytest.approx(x.norm(dim=1).quantile(0.5).item(), rel=0.003)
     assert not module[0]._forward_pre_hooks
 
 
@@ -107,7 +107,7 @@ def test_quantiles_of_many_norms_in_little_memory():
     row = watch(monitor, module, None, lambda: [module[0](logits, target) for _ in range(3)])
     norms = logits.norm(dim=1).flatten()
     for q in (0.05, 0.25, 0.5, 0.75, 0.95):
-        assert row[f"logitclip/norm_{q}"] == pytest.approx(norms.quantile(q).item(), rel=0.006)
+        assert row[f"logitclip/norm_{q}"] == pytest.approx(norms.quantile(q).item(), rel=0.003)
     assert row["logitclip/clipped"] == pytest.approx((norms >= 50).float().mean().item())
     kept = [value for value in vars(monitor).values() if isinstance(value, torch.Tensor)]
     assert sum(value.numel() * value.element_size() for value in kept) < 100_000
