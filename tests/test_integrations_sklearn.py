@@ -16,6 +16,7 @@ from sklearn.preprocessing import MinMaxScaler, StandardScaler
 from sklearn.utils import Bunch
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from logitclip import LogitClip
 from logitclip.integrations.sklearn import LogitClipClassifier
 
 # Both are also expected failures of scikit-learn's own SGDClassifier.
@@ -26,7 +27,11 @@ EXPECTED_FAILURES = dict.fromkeys(
 
 
 @parametrize_with_checks(
-    [LogitClipClassifier(width=32, depth=1, epochs=20)], expected_failed_checks=lambda _: EXPECTED_FAILURES
+    [
+        LogitClipClassifier(width=32, depth=1, epochs=20),
+        LogitClipClassifier(width=32, epochs=20, class_weight="balanced"),
+    ],
+    expected_failed_checks=lambda _: EXPECTED_FAILURES,
 )
 def test_scikit_learn_contract(estimator, check):
     check(estimator)
@@ -141,6 +146,72 @@ def test_weights_count_across_batches(iris):
     weights = np.repeat([1.0, 0.01], len(y))
     classifier = small(batch_size=16, temp=None).fit(np.vstack([X, X]), wrong, sample_weight=weights)
     assert classifier.score(X, y) > 0.9
+
+
+def test_weights_count_in_batches_of_one_example(iris):
+    """Each example once right and, a millionth as heavy, once wrong: only its weight can tell."""
+    X, y = iris[0].to_numpy(), iris[1].to_numpy()
+    both, weights = np.concatenate([y, (y + 1) % 3]), np.repeat([1.0, 1e-6], len(y))
+    options = {"batch_size": 1, "temp": None, "epochs": 3, "depth": 0, "lr": 0.02, "momentum": 0.0}
+    weighted = small(**options).fit(np.vstack([X, X]), both, sample_weight=weights)
+    alone = small(**options).fit(X, y)
+    assert weighted.score(X, y) > 0.8
+    assert abs(weighted.score(X, y) - alone.score(X, y)) < 0.1
+
+
+def test_tau_is_the_clip_of_eq_3(iris, monkeypatch):
+    X, y = iris
+    seen = []
+    monkeypatch.setattr(
+        "logitclip.integrations.sklearn.LogitClip", lambda loss, **k: seen.append(k) or LogitClip(loss, **k)
+    )
+    by_tau = small(tau=0.8).fit(X, y)
+    assert seen == [{"tau": 0.8}]
+    assert by_tau.temp_ is None
+    by_temp = small(temp=0.8).fit(X, y)  # scale 1.25
+    assert not np.array_equal(by_tau.predict_proba(X), by_temp.predict_proba(X))
+    with pytest.raises(ValueError, match="tau must be positive"):
+        small(tau=-1.0).fit(X, y)
+
+
+def test_decision_function_is_the_logits(iris):
+    X, y = iris
+    classifier = small().fit(X, y)
+    logits = classifier.decision_function(X)
+    assert logits.shape == (150, 3)
+    e = np.exp(logits - logits.max(1, keepdims=True))
+    np.testing.assert_allclose(classifier.predict_proba(X), e / e.sum(1, keepdims=True), rtol=1e-9)
+    two = small().fit(X, y > 0)
+    margin = two.decision_function(X)
+    assert margin.shape == (150,)
+    np.testing.assert_allclose(two.predict_proba(X)[:, 1], 1 / (1 + np.exp(-margin)), rtol=1e-9)
+    assert np.array_equal(two.predict(X), margin > 0)
+
+
+def test_class_weights_are_sample_weights(iris):
+    X, y = iris[0].to_numpy(), iris[1].to_numpy()
+    X, y = X[:120], y[:120]  # 50, 50, 20
+    by_hand = np.where(y == 2, 5.0, np.where(y == 0, 0.5, 1.0))
+    given = small(class_weight={0: 0.5, 2: 5.0}).fit(X, y).predict_proba(X)
+    np.testing.assert_allclose(given, small().fit(X, y, sample_weight=by_hand).predict_proba(X), atol=1e-5)
+    balanced = small(class_weight="balanced").fit(X, y).predict_proba(X)
+    shares = (120 / (3 * np.bincount(y)))[y]
+    np.testing.assert_allclose(balanced, small().fit(X, y, sample_weight=shares).predict_proba(X), atol=1e-5)
+    weights = np.linspace(0.5, 2, 120)
+    both = small(class_weight={2: 5.0}).fit(X, y, sample_weight=weights).predict_proba(X)
+    product = weights * np.where(y == 2, 5.0, 1.0)
+    np.testing.assert_allclose(both, small().fit(X, y, sample_weight=product).predict_proba(X), atol=1e-5)
+    names = np.array(["a", "b", "c"])[y]
+    assert np.array_equal(small(class_weight={"a": 0.5, "c": 5.0}).fit(X, names).predict_proba(X), given)
+
+
+def test_the_device_can_be_chosen(iris):
+    assert np.array_equal(
+        small(device="cpu").fit(*iris).predict_proba(iris[0]), small().fit(*iris).predict_proba(iris[0])
+    )
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="Cannot use 1 devices of the accelerator cuda"):
+            small(device="cuda").fit(*iris)
 
 
 def test_pipeline_grid_search_and_cross_val_predict(iris):

@@ -14,12 +14,14 @@ from logitclip import engine, models, search
 from logitclip.criterion import LogitClip, Loss
 from logitclip.data import Dataset, Split
 from logitclip.data.loading import hold_out
+from logitclip.launch import make_fabric
 from logitclip.methods.base import Job, Settings, Step
 from logitclip.methods.standard import Standard
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.utils import check_array, check_consistent_length, check_random_state
+    from sklearn.utils.class_weight import compute_sample_weight
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as error:
@@ -39,6 +41,7 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
         loss: a loss and its knobs, as in ``"gce:q=0.7"``.
         temp: the clip: threshold temp, scale 1/temp. None trains without a clip; "auto" finds a value with
             `logitclip.tune`, which takes five trainings on half of the examples before the one on all of them.
+        tau: the clip of Eq. 3, threshold and scale tau. If it is given, it is used instead of temp.
         width: units of a hidden layer.
         depth: number of hidden layers; 0 is multinomial logistic regression.
         epochs: passes over the training data.
@@ -46,12 +49,14 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
         lr: learning rate, divided by 10 after 40 % and again after 70 % of the epochs.
         momentum: of SGD.
         weight_decay: of SGD.
+        class_weight: a weight by class label, or "balanced": the inverse of a class's share of the examples.
+        device: "auto", "cpu", "cuda" or "mps", for the training; the trained model is on the CPU.
         random_state: seed of the initial weights and of the order of the examples. An int makes `fit` reproducible.
 
     Attributes:
         classes_: the labels [K], sorted.
         model_: the trained `nn.Module`, from features [N, D] to logits [N, K], in float64 on the CPU.
-        temp_: the temp used for training, found or given.
+        temp_: the temp used for training, found or given; None if tau is given.
         tuned_: with ``temp="auto"``, the validation accuracies of the values tried (`logitclip.search.Tuned`).
         n_features_in_, feature_names_in_: as in every estimator.
 
@@ -74,10 +79,14 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
         lr: float = 0.1,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
+        tau: float | None = None,
+        class_weight: Any = None,
+        device: str = "auto",
         random_state: Any = None,
     ) -> None:
         self.loss = loss
         self.temp = temp
+        self.tau = tau
         self.width = width
         self.depth = depth
         self.epochs = epochs
@@ -85,6 +94,8 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
         self.lr = lr
         self.momentum = momentum
         self.weight_decay = weight_decay
+        self.class_weight = class_weight
+        self.device = device
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> LogitClipClassifier:
@@ -109,13 +120,15 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"There must be at least 2 classes to learn, got 1 class: {self.classes_[0]!r}.")
+        if self.class_weight is not None:
+            weights = _times(weights, compute_sample_weight(self.class_weight, y))
         split = Split(_examples(X), torch.from_numpy(labels.astype(np.int64)))
         seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        self.temp_ = self.temp
-        if self.temp == "auto":
+        self.temp_ = None if self.tau is not None else self.temp
+        if self.temp_ == "auto":
             self.tuned_ = self._tune(split, weights, seed)
             self.temp_ = self.tuned_.best
-        elif isinstance(self.temp, str):
+        elif isinstance(self.temp_, str):
             raise ValueError(f"temp must be a positive number, 'auto' or None, got {self.temp!r}.")
         try:
             self.model_ = self._train(split, weights, seed, self.temp_)
@@ -123,11 +136,19 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"{error} Scale the features: make_pipeline(StandardScaler(), ...).") from error
         return self
 
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Return the unclipped logits [N, K] in the order of `classes_`; of two classes, their difference [N]."""
+        logits = self._logits(X)
+        return (logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits).numpy()
+
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return class probabilities [N, K] in the order of `classes_`: the softmax of the unclipped logits."""
+        return self._logits(X).softmax(1).numpy()
+
+    def _logits(self, X: Any) -> Tensor:
         check_is_fitted(self)
         X = validate_data(self, X, accept_sparse="csr", dtype=np.float32, reset=False)
-        return _logits(self.model_, _examples(X)).softmax(1).numpy()
+        return _logits(self.model_, _examples(X))
 
     def predict(self, X: Any) -> np.ndarray:
         """Return the most probable class of each example, [N]."""
@@ -158,7 +179,7 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
             worker = engine.fit(
                 Dataset("X", split, nothing, classes, tuple(map(str, self.classes_))),
                 partial(_mlp, f"mlp:width={self.width},depth={self.depth}", classes, features),
-                Loss(self.loss) if temp is None else LogitClip(self.loss, temp=temp),
+                self._criterion(temp),
                 Standard if weights is None else partial(_Weighted, weights=weights),
                 Settings(
                     epochs=self.epochs,
@@ -169,8 +190,14 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
                     seed=seed,
                 ),
                 index=index,
+                fabric=make_fabric(accelerator=self.device),
             )
         return worker.network.cpu().double().eval()
+
+    def _criterion(self, temp: Any) -> nn.Module:
+        if self.tau is not None:
+            return LogitClip(self.loss, tau=self.tau)
+        return Loss(self.loss) if temp is None else LogitClip(self.loss, temp=temp)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -229,6 +256,14 @@ def _weighted(X: Any, y: np.ndarray, sample_weight: Any) -> tuple[Any, np.ndarra
     kept = np.flatnonzero(weights)
     weights = weights[kept]
     return X[kept], y[kept], torch.from_numpy(weights / weights.mean()).float()
+
+
+def _times(weights: Tensor | None, others: np.ndarray) -> Tensor:
+    """Return the product of two weights per example, scaled to mean 1."""
+    product = torch.from_numpy(others).float() * (1.0 if weights is None else weights)
+    if not bool(product.any()):
+        raise ValueError("The product of class_weight and sample_weight is 0 for every example.")
+    return product / product.mean()
 
 
 @torch.no_grad()
