@@ -14,7 +14,7 @@ import pytest
 from events import Log
 from rich.console import Console
 
-from logitclip.cli.training import _tried
+from logitclip.cli.tuning import Tried, tried_table
 from logitclip.runs.config import RunConfig, word_to_tune
 from logitclip.runs.results import Failure, Result, outcome
 from logitclip.runs.train import train
@@ -341,7 +341,7 @@ def test_trials_that_learnt_nothing_are_warned_of(typed, caplog) -> None:
 def test_what_won_and_why() -> None:
     def told(found: dict[float, float | None], fast_trials: dict[float, Any]) -> tuple[str, list[str]]:
         console = Console(width=200, file=io.StringIO(), record=True)
-        console.print(_tried("clip.temp", found, 1.0, scored(fast_trials) if fast_trials else {}))
+        console.print(tried_table(Tried("clip.temp", found, 1.0, scored(fast_trials) if fast_trials else {})))
         first, *lines = console.export_text().splitlines()
         return first, next(line.split() for line in lines if "chosen" in line)
 

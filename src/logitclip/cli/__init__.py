@@ -28,7 +28,8 @@ from logitclip.cli.reference import bound, list_names, noise, paper
 from logitclip.cli.review import apply, review
 from logitclip.cli.runs import runs
 from logitclip.cli.studies import figures, report, sweep
-from logitclip.cli.training import train, tune
+from logitclip.cli.training import train
+from logitclip.cli.tuning import tune
 from logitclip.registry import UnknownName, suggest
 from logitclip.runs.claims import Claimed
 from logitclip.runs.config import PLUGIN_MODULE, RunConfig

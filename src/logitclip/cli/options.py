@@ -15,6 +15,7 @@ import typing
 from pathlib import Path
 from typing import Annotated, Any
 
+import tyro
 from tyro.conf import FlagCreatePairsOff, arg
 
 from logitclip.registry import suggest
@@ -32,12 +33,21 @@ Verbose = Annotated[Flag, arg(aliases=["-v"], help="Print more: a line for every
 
 Executor = Annotated[  # the names are checked later: their module imports torch
     str,
-    arg(
-        metavar="NAME",
-        help="Where to run: processes on this machine (local), this process alone (inline), or a Ray cluster (ray).",
-        help_behavior_hint="(default: local)",
-    ),
+    arg(metavar="NAME", help_behavior_hint="(default: local)"),
 ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where runs are made."""
+
+    executor: Executor = "local"
+    """Where to run: processes on this machine (local), this process alone (inline), or a Ray cluster (ray)."""
+    jobs: Whole = None
+    """Number of runs at the same time; as many as fit if not given."""
+    address: Text = None
+    """The address of a Ray cluster, or auto; without it, Ray is started on this machine."""
+
 
 GROUPS: dict[str, tuple[str, ...]] = {
     "data": ("data", "encoder", "root", "limit", "test_limit", "val", "val_rule", "augment"),
@@ -132,19 +142,23 @@ def _helps() -> dict[str, str]:
 # -- defaults ----------------------------------------------------------------------------------------------------------
 
 
-def typed(option: str) -> str | None:
-    """Return the value of an option on this command line, before it is parsed."""
-    for word, following in itertools.pairwise([*sys.argv, ""]):
-        name, sign, value = word.partition("=")
-        if name == option:
-            return value if sign else following
-    return None
+@dataclasses.dataclass(frozen=True)
+class _First:
+    """The options that decide the defaults of the others."""
+
+    config: Path | None = None
+    data: str = "digits"
+
+
+@functools.cache
+def _parse_first(arguments: tuple[str, ...]) -> _First:
+    return tyro.cli(_First, args=arguments, return_unknown_args=True, add_help=False)[0]
 
 
 def _defaults() -> RunConfig:
     """Return the defaults: those of the file of --config, if given, and $LOGITCLIP_RUNS."""
-    path = typed("--config")
-    values = {} if path is None else read_config(Path(path))
+    path = _parse_first(tuple(sys.argv[2:])).config
+    values = {} if path is None else read_config(path)
     RunConfig(**values)  # refuse values of a wrong type
     values.pop("plugin", None)  # code: it has to be named on the command line
     return RunConfig(**{"runs": str(runs_folder()), **values})
@@ -179,7 +193,7 @@ def runs_folder(given: Path | None = None) -> Path:
 
 def _default_of_dataset(field: str, _: str) -> str:
     """Return the help for an option whose default depends on the dataset."""
-    data = typed("--data") or "digits"
+    data = _parse_first(tuple(sys.argv[2:])).data
     try:
         default = getattr(_resolved(data), field)
         return f"(default for {data}: {','.join(map(str, default)) if isinstance(default, tuple) else default})"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from logitclip.cli.options import Executor, File, Flag, Plugins, Quiet, Text, Verbose, Whole, runs_folder
+from logitclip.cli.options import File, Flag, Place, Plugins, Quiet, Text, Verbose, runs_folder
 from logitclip.cli.output import Exit, put, show, show_json, tell
 from logitclip.cli.terminal import SweepBoard, announce
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
@@ -30,9 +31,7 @@ def sweep(
     /,
     *,
     scale: str = "full",
-    executor: Executor = "local",
-    jobs: Whole = None,
-    address: Text = None,
+    place: Annotated[Place, arg(name="")],
     shard: str = "1/1",
     runs: File = None,
     root: File = None,
@@ -49,8 +48,6 @@ def sweep(
     Args:
         recipe: A recipe, see `logitclip list recipes`, or the path of a .toml file.
         scale: The scale to run it at, as in cpu or smoke.
-        jobs: Number of runs at the same time; as many as fit if not given.
-        address: The address of a Ray cluster, or auto; without it, Ray is started on this machine.
         shard: Run one of several parts, 1/4 to 4/4, each as a job of its own.
         runs: The folder for the runs; several sweeps may share it. $LOGITCLIP_RUNS or ./runs if not given.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
@@ -80,9 +77,7 @@ def sweep(
         tell(f"{name}: {counted(len(configs), 'run')}{trials}.")
     board = SweepBoard(name, configs, quiet=quiet, verbose=verbose)
     with board:
-        rows = sweeping.sweep(
-            loaded, executor=executor, jobs=jobs, address=address, shard=(part, parts), listener=board
-        )
+        rows = sweeping.sweep(loaded, **asdict(place), shard=(part, parts), listener=board)
     if quiet:
         return _exit(rows)
     failed = f", {board.failed} failed" if board.failed else ""
