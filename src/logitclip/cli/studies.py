@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 from tyro.conf import Positional, UseAppendAction, arg
 
 from logitclip.cli.options import File, Flag, Place, Plugins, Quiet, Text, Verbose, runs_folder
-from logitclip.cli.output import Exit, put, show, show_json, tell
+from logitclip.cli.output import Exit, fail, put, show, show_json, tell
 from logitclip.cli.terminal import SweepBoard, announce
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
 from logitclip.runs.config import plugins_ignored, word_to_tune
 from logitclip.runs.results import Failure
 from logitclip.text import counted, duration
 
+ASK_HOURS = 100  # a sweep that would take longer asks first
+
 if TYPE_CHECKING:
+    from logitclip.data import Dataset
+    from logitclip.studies.recipe import Cell, Recipe
     from logitclip.studies.sweeping import Row
 
 
@@ -38,22 +42,29 @@ def sweep(
     download: Flag = False,
     mirror: Text = None,
     plugin: Plugins = (),
+    yes: Annotated[Flag, arg(aliases=["-y"])] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
     """Run the missing runs of a recipe, tuning included; interrupt it and repeat the command at any time.
 
-    Example: logitclip sweep quickstart
+    Example: logitclip sweep table1 --scale cpu
+
+    The recipes of the paper have four scales. smoke: one epoch on a few digits, to see that it works; seconds. cpu: the
+    comparison on digits with a small network; minutes of a core. mini: a part of the real data with a small network;
+    minutes to hours. full: the paper's networks, data and epochs; for table1 that is about 56,000 hours of a core, so
+    it is for many GPUs. A sweep that would take more than 100 hours asks before it starts.
 
     Args:
         recipe: A recipe, see `logitclip list recipes`, or the path of a .toml file.
-        scale: The scale to run it at, as in cpu or smoke.
+        scale: The scale to run it at: smoke, cpu, mini or full.
         shard: Run one of several parts, 1/4 to 4/4, each as a job of its own.
         runs: The folder for the runs; several sweeps may share it. $LOGITCLIP_RUNS or ./runs if not given.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
         download: Download the data, and human labels if the recipe uses them, if they are missing.
         mirror: Download them from this folder or address instead of the official one.
         plugin: The Python files that the recipe names as plugins; without this they are not run.
+        yes: Start without asking, however long it takes.
     """
     part, parts = _shard(shard)
     set_verbosity(quiet, verbose)
@@ -67,14 +78,16 @@ def sweep(
 
     folders = {"runs": str(kept), "root": None if root is None else str(root)}
     loaded = load_recipe(recipe, scale, **folders, plugin=plugin)
-    for spec, place in loaded.data():
-        data.load(spec, place, download=download or mirror is not None, mirror=mirror)  # one sentence if it is missing
+    get = {"download": download or mirror is not None, "mirror": mirror}
+    datasets = [data.load(spec, where, **get) for spec, where in loaded.data()]  # one sentence if one is missing
     configs = [cell.config for cell in loaded.cells]
     name = f"{loaded.name} ({loaded.scale})"
     tuned = len({loaded.to_tune(cell) for cell in loaded.cells if word_to_tune(cell.config)})
     if not quiet:
         trials = f" and trials to tune {counted(tuned, 'value')}" if tuned else ""
         tell(f"{name}: {counted(len(configs), 'run')}{trials}.")
+    if not yes:
+        _ask_before_a_long_sweep(loaded, datasets, parts)
     board = SweepBoard(name, configs, quiet=quiet, verbose=verbose)
     with board:
         rows = sweeping.sweep(loaded, **asdict(place), shard=(part, parts), listener=board)
@@ -85,6 +98,47 @@ def sweep(
     figure = f"{loaded.command('figures')} -o {shlex.quote(loaded.name)}.svg"  # a figure may have no table
     put(f"Next: {loaded.command('report') if loaded.rows else figure}", sys.stdout)
     _exit(rows)
+
+
+def _ask_before_a_long_sweep(recipe: Recipe, datasets: list[Dataset], parts: int) -> None:
+    """Ask whether to start a sweep that would take days; refuse to start it if there is nobody to ask."""
+    from logitclip.studies import sweeping
+
+    hours = _estimate_hours(recipe, datasets, recipe.cells) / parts
+    if hours >= ASK_HOURS:  # it takes time to see what is done already
+        left = [row.cell for row in sweeping.collect(recipe) if row.outcome is None]
+        hours = _estimate_hours(recipe, datasets, left) / parts
+    if hours < ASK_HOURS:
+        return
+    cost = f"This sweep would take about {hours:,.0f} hours of one core or device."
+    if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
+        fail(Exit.MISTAKE, f"{cost} Add --yes to start it, or take a smaller scale, as in --scale cpu.")
+    tell(f"{cost} Start it? [y/N]")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        fail(Exit.MISTAKE, "Not started. A smaller scale is --scale cpu.")
+
+
+def _estimate_hours(recipe: Recipe, datasets: list[Dataset], cells: Iterable[Cell]) -> float:
+    """Estimate the time of runs and their trials, from timed training steps."""
+    from logitclip.runs.cost import run_seconds
+    from logitclip.search import HELD_OUT, TRIALS
+    from logitclip.studies.tuning import GRID_VAL, search_for
+
+    data = dict(zip([spec for spec, _ in recipe.data()], datasets, strict=True))
+    seconds: dict[tuple[object, ...], float] = {}
+    total, trials = 0.0, dict[object, float]()
+    for cell in cells:
+        config = cell.config
+        kind = (config.data, config.model, config.epochs, config.limit, config.augment, config.val)
+        if kind not in seconds:
+            dataset = next(found for spec, found in data.items() if spec.startswith(config.data))
+            seconds[kind] = run_seconds(config, dataset)
+        total += seconds[kind]
+        if word_to_tune(config):
+            grid = search_for(config).values
+            runs = len(grid) * (1 - GRID_VAL) if grid else TRIALS * (1 - HELD_OUT)
+            trials[recipe.to_tune(cell)] = runs * seconds[kind]
+    return (total + sum(trials.values())) / 3600
 
 
 def _exit(rows: Iterable[Row]) -> None:
