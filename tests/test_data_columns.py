@@ -6,6 +6,7 @@ import pytest
 from logitclip.data.columns import Text, Unusable, from_frame, read_table
 
 pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
 
 
 def reason(column) -> str:
@@ -147,7 +148,7 @@ def test_parquet_of_every_type(tmp_path):
         "nothing": [None, None, None],
     }
     assert all(reasons[name].startswith("is a date or time") for name in ("date", "stamp", "time", "span"))
-    assert reasons["list"].startswith("is of type list<")
+    assert reasons["list"] == "holds lists of 1 to 2 numbers; vectors must have one length"
     assert reasons["bytes"].startswith("is not UTF-8 text")
 
 
@@ -243,3 +244,26 @@ def test_without_pyarrow_the_extra_is_named_and_npz_still_works(tmp_path, monkey
     assert list(read_table(tmp_path / "x.npz")) == ["x0", "x1"]
     with pytest.raises(ImportError, match=r"pip install 'logitclip\[data\]'"):
         read_table(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize("kind", ["list", "large", "fixed", "frame"])
+def test_a_column_of_vectors_becomes_numbered_columns(tmp_path, kind):
+    vectors = [[1.5, 2.0, 3.0], None, [4.0, 5.0, 6.5]]
+    if kind == "frame":
+        pd = pytest.importorskip("pandas")
+        columns = from_frame(pd.DataFrame({"id": [7, 8, 9], "v": [np.array(v) if v else None for v in vectors]}))
+    else:
+        types = {"list": pa.list_(pa.float32()), "large": pa.large_list(pa.float64()), "fixed": pa.list_(pa.int8(), 3)}
+        vectors = [[1, 2, 3], None, [4, 5, 6]]
+        path = tmp_path / "vectors.parquet"
+        parquet.write_table(pa.table({"id": [7, 8, 9], "v": pa.array(vectors, types[kind])}), path)
+        columns = read_table(path)
+    assert list(columns) == ["id", "v0", "v1", "v2"]
+    np.testing.assert_array_equal(columns["v2"], [3.0, np.nan, vectors[2][2]])
+
+
+def test_vectors_may_not_share_a_name_with_a_column(tmp_path):
+    path = tmp_path / "vectors.parquet"
+    parquet.write_table(pa.table({"v0": [1, 2], "v": [[1.0, 2.0], [3.0, 4.0]]}), path)
+    with pytest.raises(ValueError, match="two columns called 'v0'; rename one"):
+        read_table(path)

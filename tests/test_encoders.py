@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ from logitclip.runs import listing
 from logitclip.runs.config import RunConfig
 from logitclip.runs.encoding import compute_features, encode_dataset
 from logitclip.runs.train import prepare, train
+
+_PATHS = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
 
 
 @pytest.fixture(scope="module")
@@ -331,6 +334,39 @@ def test_several_processes_give_the_same_bytes(bert, tmp_path, monkeypatch):
     two = Features.of(texts, f"hf:{bert}")
     two.complete(texts, lambda some: blocks.in_processes(_Products, some, jobs=2))
     assert _bytes(two) == wanted
+
+
+class _Once(_Products):
+    """An encoder whose process dies at its first block, unless a file says that one has died."""
+
+    def __init__(self, marker):
+        super().__init__()
+        self.marker = marker
+
+    def __call__(self, batch):
+        if not self.marker.exists():
+            self.marker.touch()
+            os._exit(1)
+        return super().__call__(batch)
+
+
+@pytest.mark.slow
+def test_ray_gives_the_same_bytes_also_when_a_worker_dies(bert, tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray")
+    texts = Texts(make_texts(70)[0])
+    one = Features.of(texts, f"hf:{bert}")
+    one.complete(texts, lambda some: blocks.in_this_process(_Products, some))
+    wanted = _bytes(one)
+    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, runtime_env={"env_vars": _PATHS})
+    try:
+        for name, load in (("plain", _Products), ("dies", partial(_Once, tmp_path / "died"))):
+            monkeypatch.setenv("LOGITCLIP_FEATURES", str(tmp_path / name))
+            two = Features.of(texts, f"hf:{bert}")
+            two.complete(texts, lambda some, load=load: blocks.on_ray(load, some, jobs=2))
+            assert _bytes(two) == wanted, name
+    finally:
+        ray.shutdown()
+    assert (tmp_path / "died").exists()
 
 
 def test_the_cache_is_where_the_user_says(monkeypatch, tmp_path):

@@ -39,8 +39,9 @@ Columns = Mapping[str, Column]
 def read_table(path: str | Path, *, text: Collection[str] = ()) -> dict[str, Column]:
     """Read a csv, tsv, parquet or npz file.
 
-    Booleans become 0 and 1. A two-dimensional array `x` of an npz file becomes the columns `x0`, `x1`, ... Dates,
-    lists and other types that are neither numbers nor text become `Unusable`.
+    Booleans become 0 and 1. Vectors become numbered columns `x0`, `x1`, ...: a two-dimensional array `x` of an npz
+    file, or a parquet column of lists of one length. Dates, other lists and types that are neither numbers nor text
+    become `Unusable`.
 
     Args:
         path: The file; csv and tsv may be gzipped. The delimiter is detected, and so is a decimal comma.
@@ -180,10 +181,37 @@ def _unique(named: Iterable[tuple[str, Any]], source: str | Path) -> dict[str, C
     columns: dict[str, Column] = {}
     for name, values in named:
         name = name.strip()
-        if name in columns:
-            raise ValueError(f"{source} has two columns called {name!r}; rename one.")
-        columns[name] = _arrow_column(values)
+        for part, column in _parts(name, values).items():
+            if part in columns:
+                raise ValueError(f"{source} has two columns called {part!r}; rename one.")
+            columns[part] = column
     return columns
+
+
+def _parts(name: str, values: Any) -> dict[str, Column]:
+    """Return a column under its name; lists of one length, such as the vectors of an encoder, as numbered columns."""
+    import pyarrow.types as is_a
+
+    kind = values.type
+    if not (is_a.is_list(kind) or is_a.is_large_list(kind) or is_a.is_fixed_size_list(kind)):
+        return {name: _arrow_column(values)}
+    inner = kind.value_type
+    if not (is_a.is_integer(inner) or is_a.is_floating(inner)):
+        return {name: Unusable(len(values), f"is of type {kind}, neither numbers nor text")}
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    chunk = values.combine_chunks()
+    chunk = pa.concat_arrays(chunk.chunks) if isinstance(chunk, pa.ChunkedArray) else chunk
+    known = chunk.drop_null()
+    lengths = np.unique(pc.list_value_length(known).to_numpy(zero_copy_only=False))
+    if len(lengths) != 1 or not lengths[0]:
+        found = f"lists of {lengths[0]} to {lengths[-1]} numbers" if len(lengths) else "no list"
+        return {name: Unusable(len(values), f"holds {found}; vectors must have one length")}
+    vectors = np.full((len(values), int(lengths[0])), np.nan)
+    present = np.asarray(chunk.is_valid())
+    vectors[present] = known.flatten().cast(pa.float64()).to_numpy(zero_copy_only=False).reshape(-1, int(lengths[0]))
+    return {f"{name}{i}": vectors[:, i] for i in range(vectors.shape[1])}
 
 
 def _arrow_column(values: Any) -> Column:

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 BATCH = 32  # examples; on a GPU four times as many
 READERS = 4  # threads that read and prepare examples
 AHEAD = 3  # batches that are prepared in advance
+RETRIES = 3  # of a block whose Ray actor was lost
 
 Load = Callable[[], Encoder]  # a function that another process can call
 
@@ -88,8 +90,8 @@ def in_this_process(load: Load, blocks: Iterator[Block]) -> Iterator[tuple[int, 
 def in_processes(load: Load, blocks: Iterator[Block], *, jobs: int) -> Iterator[tuple[int, np.ndarray]]:
     """Encode blocks in `jobs` processes, which end with this one."""
     first = list(itertools.islice(blocks, 2))
-    if len(first) < 2:  # not worth a process
-        yield from in_this_process(load, iter(first))
+    if len(first) < 2 or jobs == 1:  # not worth a process
+        yield from in_this_process(load, itertools.chain(first, blocks))
         return
     blocks = itertools.chain(first, blocks)
     context = multiprocessing.get_context("spawn")
@@ -109,6 +111,51 @@ def in_processes(load: Load, blocks: Iterator[Block], *, jobs: int) -> Iterator[
 def _ended(running: dict[Future[np.ndarray], int]) -> Iterator[tuple[int, np.ndarray]]:
     for future in wait(running, return_when=FIRST_COMPLETED).done:
         yield running.pop(future), future.result()
+
+
+def on_ray(load: Load, blocks: Iterator[Block], *, jobs: int | None = None) -> Iterator[tuple[int, np.ndarray]]:
+    """Encode blocks on the cluster that Ray is connected to, in a pool of actors that hold the encoder.
+
+    An actor that dies is started again, and its block is computed once more.
+
+    Args:
+        load: Loads the encoder.
+        blocks: The blocks.
+        jobs: Actors; by default one for each GPU of the cluster, or for each core.
+    """
+    import ray
+
+    there = ray.cluster_resources()
+    on_gpu = bool(there.get("GPU"))
+    needs = {"num_cpus": 0 if on_gpu else 1, "num_gpus": int(on_gpu)}
+    actor: Any = ray.remote(_Actor).options(**needs, max_restarts=-1, max_task_retries=RETRIES)
+    idle = [actor.remote(Path.cwd(), load) for _ in range(jobs or int(there["GPU" if on_gpu else "CPU"]))]
+    running: dict[Any, tuple[int, Any]] = {}
+
+    def ended() -> tuple[int, np.ndarray]:
+        [task], _ = ray.wait(list(running), num_returns=1)
+        number, worker = running.pop(task)
+        idle.append(worker)
+        return number, ray.get(task)
+
+    for number, inputs in blocks:
+        if not idle:
+            yield ended()
+        worker = idle.pop()
+        running[worker.encode.remote(inputs)] = number, worker
+    while running:
+        yield ended()
+
+
+class _Actor:
+    """An encoder on a node of a Ray cluster. Relative paths refer to the folder of the process that asks."""
+
+    def __init__(self, here: Path, load: Load) -> None:
+        os.chdir(here)
+        self.encoder = load()
+
+    def encode(self, inputs: Inputs) -> np.ndarray:
+        return encode_block(self.encoder, inputs)
 
 
 _encoder: Encoder

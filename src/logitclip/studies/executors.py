@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -34,7 +34,7 @@ from logitclip.launch import interrupts_blocked
 from logitclip.registry import suggest
 from logitclip.runs import claims
 from logitclip.runs.config import RunConfig
-from logitclip.runs.encoding import compute_features
+from logitclip.runs.encoding import Pool, compute_features
 from logitclip.runs.results import Failure, Result, read_outcome, record_failure
 from logitclip.runs.train import OnBatch, OnEpoch, train
 from logitclip.studies.listener import Listener
@@ -86,24 +86,18 @@ def execute(
     for folder in {job.folder.parent for job in queue.todo}:
         _check_writable(folder)  # check here, else every run would fail with the same error
     if queue.left:
-        _encode_first(queue, executor, jobs)
         EXECUTORS[executor](queue, jobs, address)
 
 
-def _encode_first(queue: _Queue, executor: str, jobs: int | None) -> None:
-    """Compute the features of all runs before any of them starts: in this process, or in as many as there are jobs."""
+def _encode_first(queue: _Queue, pool: Pool) -> None:
+    """Compute the features of all runs before any of them starts."""
     seen = set()
     for config in [job.config.resolved() for job in queue.todo if job.config.encoder != "none"]:
         source = config.data, config.root, config.encoder, config.accelerator
-        if source in seen:
-            continue
-        seen.add(source)
-        count = jobs or _room([config])
-        pool = blocks.in_this_process
-        if executor != "inline" and count > 1 and not torch.accelerator.is_available():
-            pool = partial(blocks.in_processes, jobs=count)
-        dataset = data.load(config.data, config.root, raw=True)
-        compute_features(config, dataset, pool=pool, on_rows=partial(queue.listener.on_encoding, config))
+        if source not in seen:
+            seen.add(source)
+            dataset = data.load(config.data, config.root, raw=True)
+            compute_features(config, dataset, pool=pool, on_rows=partial(queue.listener.on_encoding, config))
 
 
 def _check_writable(folder: Path) -> None:
@@ -227,6 +221,7 @@ def _attempt(
 
 
 def _inline(queue: _Queue, _jobs: int | None, _address: str | None) -> None:
+    _encode_first(queue, blocks.in_this_process)
     while queue.left:
         job = queue.next()
         if job is None:
@@ -257,6 +252,7 @@ class _Worker:
 
 def _local(queue: _Queue, jobs: int | None, _address: str | None) -> None:
     jobs = jobs or _room([job.config for job in queue.todo])
+    _encode_first(queue, partial(blocks.in_processes, jobs=1 if torch.accelerator.is_available() else jobs))
     workers: list[_Worker] = []
     try:
         while True:
@@ -364,11 +360,11 @@ def _death(exitcode: int | None) -> str:
 # -- Ray ---------------------------------------------------------------------------------------------------------------
 
 
-def _ray(queue: _Queue, jobs: int | None, address: str | None) -> None:
+@contextlib.contextmanager
+def _cluster(address: str | None) -> Iterator[Any]:
+    """Yield Ray, connected to a cluster; one that was started here ends with the block."""
     try:
         import ray
-        from ray.exceptions import RayError
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
     except ImportError as error:
         raise ImportError("The executor ray needs Ray: pip install 'logitclip[ray]'.") from error
     own = not ray.is_initialized()
@@ -378,6 +374,23 @@ def _ray(queue: _Queue, jobs: int | None, address: str | None) -> None:
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, on_terminate or signal.SIG_DFL)  # Ray has replaced it by its own
+    try:
+        yield ray
+    finally:
+        if own:
+            ray.shutdown()
+
+
+def _ray(queue: _Queue, jobs: int | None, address: str | None) -> None:
+    with _cluster(address) as ray:
+        _encode_first(queue, partial(blocks.on_ray, jobs=jobs))
+        _run_on(ray, queue, jobs)
+
+
+def _run_on(ray: Any, queue: _Queue, jobs: int | None) -> None:
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
     gpus = bool(ray.cluster_resources().get("GPU"))
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     letters: Any = ray.remote(_Letters).options(num_cpus=0, scheduling_strategy=here).remote()
@@ -421,8 +434,6 @@ def _ray(queue: _Queue, jobs: int | None, address: str | None) -> None:
             for task in running:
                 ray.cancel(task)
             ray.wait(list(running), num_returns=len(running), timeout=SAVING)
-        if own:
-            ray.shutdown()
 
 
 def _check_answers(address: str | None) -> None:
