@@ -7,10 +7,10 @@
 
 REAL is a folder with trec.csv, agnews_rules.csv, sentiment_crowd.csv, hausa_news.csv and labelme_crowd.npz, CIFAR one
 with cifar-10-batches-bin and CIFAR-10_human.npz. Texts become features of all-MiniLM-L6-v2, images of
-EfficientNet-Lite0 at 96 pixels; LabelMe has ready VGG features. `decide` measures a grid of settings by the accuracy on held-out noisy
-labels of TREC, AG News and 5,000 CIFAR-10 images under two sets of human labels. `report` compares the chosen settings
-with logistic regression, whose C is chosen by cross-validation on the noisy labels, on the other sets by true labels.
-"""
+EfficientNet-Lite0 at 96 pixels; LabelMe has ready VGG features. `decide` measures a grid of settings by the accuracy on
+held-out noisy labels of TREC, AG News and 5,000 CIFAR-10 images under two sets of human labels. `report` compares the
+chosen settings with logistic regression, whose C is chosen by cross-validation on the noisy labels, on the other sets
+by true labels.
 
 from __future__ import annotations
 
