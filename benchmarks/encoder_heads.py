@@ -11,6 +11,7 @@ EfficientNet-Lite0 at 96 pixels; LabelMe has ready VGG features. `decide` measur
 held-out noisy labels of TREC, AG News and 5,000 CIFAR-10 images under two sets of human labels. `report` compares the
 chosen settings with logistic regression, whose C is chosen by cross-validation on the noisy labels, on the other sets
 by true labels.
+"""
 
 from __future__ import annotations
 
