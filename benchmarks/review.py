@@ -292,11 +292,14 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "review")
     parser.add_argument("--audits", type=int, default=1000)
     parser.add_argument("--class-audits", type=int, default=60)
+    parser.add_argument("--sets", help="names of the sets, separated by commas; all by default")
     parser.add_argument("--part", choices=("audits", "curves", "all"), default="all")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     results, audits, reviewed = ROOT / "results", [], []
-    for name, known in load_sets(options.real, options.cifar, options.work).items():
+    sets = load_sets(options.real, options.cifar, options.work)
+    for name in options.sets.split(",") if options.sets else sets:
+        known = sets[name]
         given, true = known["given"].astype(int), known["true"].astype(int)
         classes = int(max(given.max(), true.max())) + 1
         path = options.work / f"{name}_p.npz"
