@@ -130,7 +130,11 @@ class Review:
             "suggestions": [],
             "neighbours": [],
         }
-        return shown if shown["audit"] else shown | self.revealed(i, neighbours=neighbours)
+        if not shown["audit"]:
+            return shown | self.revealed(i, neighbours=neighbours)
+        if self.rows.source.kind == "image":  # the name of a file, or of its folder, may be the label
+            shown |= {"row": str(i + 1), "content": []}
+        return shown
 
     def revealed(self, i: int, *, neighbours: bool = True) -> dict[str, Any]:
         """Return what an audit hides: the given label, the suggestions, the neighbours."""
@@ -139,6 +143,7 @@ class Review:
         given = int(self.given[i])
         near = self.rows.neighbours(i) if neighbours else []
         return {
+            "row": self.rows.source.names[i],
             "given": self.class_names[given],
             "given_probability": chances.get(given),
             "suggestions": [[self.class_names[k], chances.get(k)] for k in order if k != given][:4],
@@ -158,7 +163,7 @@ class Review:
         mine = [a.time for a in self.answers if a.reviewer == reviewer and a.kind != UNDO][-LAST:]
         return {
             "answered": len(done),
-            "left": sum(i not in done for i in self.suspects[: self.marked]),
+            "left": sum(i not in done for i in self.suspects[: self.marked or None]),
             "audit": len(self.blind),
             "audit_left": sum(i not in done for i in self.asked.tolist()),
             "last": len(suspects),

@@ -98,7 +98,8 @@ const file = {
   },
   async answer(item, kind, label, count) {
     const hidden = item.hidden || item;
-    const { id, row, digest, audit } = item;
+    const { id, digest, audit } = item;
+    const row = hidden.row;
     const time = new Date().toISOString().slice(0, 19) + "Z";
     this.answers.push({ id, row, digest, kind, label, reviewer: reviewer(), time, audit, given: hidden.given });
     this.keep();
@@ -147,7 +148,7 @@ function showState(state) {
   if (state.audit) parts.push(`${state.audit_left} of ${state.audit} audit rows left`);
   parts.push(`${state.left} suspects left`);
   if (state.per_minute) parts.push(`${state.per_minute} a minute`);
-  if (state.last) parts.push(`${state.last_wrong} of the last ${state.last} suspects were wrong`);
+  if (state.last) parts.push(`last ${state.last} suspects: ${state.last_wrong} wrong`);
   if (state.disagreements) parts.push(`${state.disagreements} with answers that disagree`);
   $("progress").textContent = parts.join(" · ");
   $("undo").disabled = !state.can_undo;
@@ -180,7 +181,7 @@ function give(item, kind, label = "") {
     tellError("");
     const said = { class: label, unsure: "unsure", none: "not in any class" }[kind];
     const given = found.hidden.given;
-    $("last").textContent = `Row ${item.row}: ${said}. ${label === given ? "That is its label." : `Its label is ${given}.`}`;
+    $("last").textContent = `Row ${found.hidden.row}: ${said}. ${label === given ? "That is its label." : `Its label is ${given}.`}`;
     showState(found.state);
     if (grid) {
       item.answered = said;
@@ -289,12 +290,12 @@ function choices(item) {
 }
 
 let finders = 0;
-function finder(item) {
+function finder(item, placeholder = "Any class: press c and type") {
   const id = `found-${(finders += 1)}`;
   const list = make("ul", { class: "found", role: "listbox", id, "aria-label": "Classes", hidden: true });
   const input = make("input", {
     role: "combobox", "aria-expanded": "false", "aria-controls": id, "aria-autocomplete": "list", autocomplete: "off",
-    spellcheck: "false", "aria-label": "Any class: type a part of its name", placeholder: "Any class: press c and type",
+    spellcheck: "false", "aria-label": "Any class: type a part of its name", placeholder,
   });
   let found = [];
   let chosen = 0;
@@ -331,7 +332,7 @@ function renderExample(item) {
   const shown = make("section", { class: "card", "aria-label": `Row ${item.row}` });
   if (about.kind === "image") {
     shown.append(picture(item.id, `The picture of row ${item.row}`, "picture"));
-    shown.append(make("p", { class: "soft", text: item.row }));
+    shown.append(make("p", { class: "soft", text: item.audit ? "" : item.row }));
   } else {
     shown.append(make("p", { class: "soft", text: `Row ${item.row}` }), contents(item));
   }
@@ -361,12 +362,12 @@ function renderGrid() {
     });
     tile.append(picture(item.id, `The picture of row ${item.row}`, ""));
     if (item.answered) tile.append(make("p", { text: `Answer: ${item.answered}` }));
-    else if (item.audit) tile.append(make("p", { text: "Audit: which class is it?" }), finder(item));
+    else if (item.audit) tile.append(make("p", { text: "Audit: which class is it?" }), finder(item, "Class: c"));
     else {
       tile.append(choice("↵", `Keep ${item.given}`, item.given_probability, () => { current = i; give(item, "class", item.given); }, "keep"));
       for (const [k, [name, share]] of item.suggestions.slice(0, 2).entries())
         tile.append(choice(String(k + 1), name, share, () => { current = i; give(item, "class", name); }));
-      tile.append(finder(item));
+      tile.append(finder(item, "Another: c"));
     }
     list.append(tile);
   });
