@@ -24,8 +24,9 @@ from logitclip.runs import checkpoints, claims
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Failure, Result, outcome
 from logitclip.runs.train import train
-from logitclip.studies import executors
+from logitclip.studies import executors, on_ray, queue
 from logitclip.studies.executors import execute
+from logitclip.studies.queue import Room
 
 SMALL = RunConfig(
     noise="symmetric:rate=0.5", limit=64, model="mlp:width=8,depth=1", epochs=2, batch_size=32, checkpoint_seconds=0
@@ -92,7 +93,7 @@ def test_what_diverged_is_not_repeated_and_what_failed_otherwise_is(tmp_path, mo
     assert isinstance(again, Failure)
     assert again.attempts == 2
     good = train(configs(tmp_path, 1)[0])
-    monkeypatch.setattr(executors, "train", lambda config, **_: good)  # the cause has passed
+    monkeypatch.setattr(queue, "train", lambda config, **_: good)  # the cause has passed
     execute([bad], executor="inline")
     assert not (tmp_path / bad.id / "failure.json").exists()
 
@@ -160,8 +161,8 @@ def test_mistakes(options, message):
 
 
 def test_an_executor_is_one_function(command, tmp_path, monkeypatch):
-    def lazy(queue, jobs, address):
-        assert (len(queue.todo), jobs, address) == (12, 3, None)
+    def lazy(queue, room):
+        assert (len(queue.todo), room) == (12, Room(jobs=3))
 
     monkeypatch.setitem(executors.EXECUTORS, "lazy", lazy)
     words = ("sweep", "quickstart", "--scale", "smoke", "--runs", tmp_path, "--jobs", 3, "--executor")
@@ -190,7 +191,7 @@ def test_without_ray_a_sentence_names_the_extra(tmp_path, monkeypatch):
 
 
 def test_a_claimed_run_is_waited_for_while_the_others_go_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(executors, "POLL", 0.05)
+    monkeypatch.setattr(queue, "POLL", 0.05)
     free, taken = configs(tmp_path, 2)
     released = threading.Event()
 
@@ -211,7 +212,7 @@ def test_a_claimed_run_is_waited_for_while_the_others_go_on(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("content", ["result.json", "failure.json"])
 def test_what_comes_out_elsewhere_is_taken_as_it_is(tmp_path, monkeypatch, content):
-    monkeypatch.setattr(executors, "POLL", 0.05)
+    monkeypatch.setattr(queue, "POLL", 0.05)
     (config,) = configs(tmp_path, 1)
     if content == "result.json":
         found = train(config)
@@ -303,6 +304,7 @@ def test_workers_end_with_their_parent_and_save(tmp_path):
     code = f"""
 from logitclip.runs.config import RunConfig
 from logitclip.studies.executors import execute
+from logitclip.studies.queue import Room
 if __name__ == "__main__":
     execute([RunConfig(**{vars(config)!r})], jobs=1)
 """
@@ -328,7 +330,7 @@ def test_a_worker_that_starts_while_its_parent_dies_says_nothing(tmp_path):
 import os
 from logitclip.studies import executors
 if __name__ == "__main__":
-    executors._started()
+    executors._start_worker(0, [])
     os._exit(0)
 """
     (tmp_path / "script.py").write_text(code)
@@ -354,7 +356,7 @@ def test_without_signal_masks_and_affinity_runs_are_still_made(tmp_path, monkeyp
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 6)
     monkeypatch.setattr(executors.torch.accelerator, "is_available", lambda: False)
-    assert executors._room([SMALL]) == 6
+    assert executors._count_slots([SMALL], 1) == 6
     (config,) = configs(tmp_path, 1)
     log = Log()
     execute([config], executor="local", jobs=1, listener=log)
@@ -364,13 +366,64 @@ def test_without_signal_masks_and_affinity_runs_are_still_made(tmp_path, monkeyp
 def test_how_many_runs_there_is_room_for(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     monkeypatch.setattr(executors.torch.accelerator, "is_available", lambda: False)
-    assert executors._room([SMALL]) == 8
-    assert executors._room([SMALL, replace(SMALL, threads=3)]) == 2
-    assert executors._room([replace(SMALL, devices=2, threads=2)]) == 2
-    assert executors._room([replace(SMALL, threads=16)]) == 1
+    assert executors._count_slots([SMALL], 1) == 8
+    assert executors._count_slots([SMALL, replace(SMALL, threads=3)], 1) == 2
+    assert executors._count_slots([replace(SMALL, devices=2, threads=2)], 1) == 2
+    assert executors._count_slots([replace(SMALL, threads=16)], 1) == 1
     monkeypatch.setattr(executors.torch.accelerator, "is_available", lambda: True)
-    assert executors._room([SMALL]) == 1
-    assert executors._room([replace(SMALL, accelerator="cpu")]) == 8
+    assert executors._count_slots([SMALL], 1) == 1
+    assert executors._count_slots([SMALL], 3) == 3
+    assert executors._count_slots([replace(SMALL, accelerator="cpu")], 1) == 8
+
+
+@pytest.fixture
+def four_gpus(monkeypatch):
+    """A machine with four CUDA devices, as far as the parent of the workers can see."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(executors.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(executors.torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(executors.torch.accelerator, "is_available", lambda: True)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_runs_are_spread_over_the_devices(monkeypatch):
+    def devices(config, per_device=1, jobs=None):
+        gpus = executors._visible_gpus([config])
+        slots = jobs or executors._count_slots([config], per_device)
+        return [",".join(executors._gpus_of_slot(slot, gpus, config.devices)) for slot in range(slots)]
+
+    assert devices(SMALL) == ["0", "1", "2", "3"]
+    assert devices(SMALL, 2) == ["0", "1", "2", "3", "0", "1", "2", "3"]
+    assert devices(SMALL, jobs=5) == ["0", "1", "2", "3", "0"]
+    assert devices(replace(SMALL, devices=2)) == ["0,1", "2,3"]
+    assert devices(replace(SMALL, devices=3)) == ["0,1,2"]
+    assert executors._visible_gpus([replace(SMALL, accelerator="cpu")]) == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-ab, 7")
+    monkeypatch.setattr(executors.torch.cuda, "device_count", lambda: 2)
+    assert devices(SMALL) == ["GPU-ab", "7"]
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_each_worker_sees_its_own_device(tmp_path, monkeypatch):
+    """The workers themselves have no CUDA here: they train on the CPU, and a plugin writes down what they see."""
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(
+        "import os, pathlib\n"
+        f"file = pathlib.Path({str(tmp_path)!r}, f'{{os.getpid()}}.seen')\n"
+        "file.write_text(os.environ.get('CUDA_VISIBLE_DEVICES', ''))\n"
+    )
+    execute(configs(tmp_path / "runs", 2, epochs=60, plugin=(str(plugin),)), jobs=2)
+    seen = {int(file.stem): file.read_text() for file in tmp_path.glob("*.seen")}
+    assert seen.pop(os.getpid()) == ""  # this process needs the plugin for the ids
+    assert sorted(seen.values()) == ["0", "1"]
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+def test_several_runs_per_device_need_a_device_each(tmp_path):
+    with pytest.raises(ValueError, match="per_device must be 1, got 2"):
+        execute(configs(tmp_path, 1, devices=2), per_device=2)
+    with pytest.raises(ValueError, match="per_device must be at least 1, got 0"):
+        execute(configs(tmp_path, 1), per_device=0)
 
 
 # -- Ray ---------------------------------------------------------------------------------------------------------------
@@ -380,10 +433,24 @@ def test_which_nodes_have_room_for_a_run():
     node = {"Alive": True, "Resources": {"CPU": 4.0, "memory": 1e9}}
     with_gpu = {"Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}}
     gone = {"Alive": False, "Resources": {"CPU": 64.0, "GPU": 8.0}}
-    assert executors._has_room([node, gone], {"CPU": 4, "GPU": 0})
-    assert not executors._has_room([node, gone], {"CPU": 5, "GPU": 0})
-    assert not executors._has_room([node, with_gpu], {"CPU": 4, "GPU": 1})  # not both on the same
-    assert executors._has_room([node, with_gpu], {"CPU": 2, "GPU": 1})
+    assert on_ray._has_room([node, gone], {"CPU": 4, "GPU": 0})
+    assert not on_ray._has_room([node, gone], {"CPU": 5, "GPU": 0})
+    assert not on_ray._has_room([node, with_gpu], {"CPU": 4, "GPU": 1})  # not both on the same
+    assert on_ray._has_room([node, with_gpu], {"CPU": 2, "GPU": 1})
+
+
+@pytest.mark.parametrize(
+    ("change", "gpus", "per_device", "needs"),
+    [
+        ({}, False, 3, {"CPU": 1, "GPU": 0}),
+        ({}, True, 3, {"CPU": 1, "GPU": 1 / 3}),
+        ({"devices": 2, "threads": 2}, True, 1, {"CPU": 4, "GPU": 2}),
+        ({"accelerator": "cpu"}, True, 2, {"CPU": 1, "GPU": 0}),
+        ({"accelerator": "cuda"}, False, 2, {"CPU": 1, "GPU": 0.5}),
+    ],
+)
+def test_what_a_run_takes_of_a_cluster(change, gpus, per_device, needs):
+    assert on_ray.resources(replace(SMALL, **change), gpus=gpus, per_device=per_device) == needs
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import multiprocessing
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,25 @@ import torch
 from torch import nn
 from torch.multiprocessing import ProcessRaisedException
 
-from logitclip.launch import launch, make_fabric
+from logitclip.launch import launch, make_fabric, using_deterministic_algorithms
 
 
 def test_half_precision_on_a_cpu_is_refused():
     with pytest.raises(ValueError, match="The precision 16-mixed needs a GPU: on a CPU use bf16-mixed"):
         make_fabric(accelerator="cpu", precision="16-mixed")
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_deterministic_algorithms_end_with_the_block(wanted, monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    with using_deterministic_algorithms(wanted):
+        assert torch.are_deterministic_algorithms_enabled() is wanted
+        assert torch.backends.cudnn.benchmark is not wanted
+        assert ("CUBLAS_WORKSPACE_CONFIG" in os.environ) is wanted
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.benchmark
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")

@@ -664,3 +664,9 @@ def test_importing_the_models_imports_neither_library():
     code = "import sys, logitclip.models as m; list(m.MODELS); print({'timm', 'torchvision'} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.strip() == "set()"
+
+
+@pytest.mark.parametrize("spec", ["mlp:depth=100000000", "wrn:depth=100000000"])
+def test_a_network_of_millions_of_layers_is_soon_a_sentence(spec):
+    with pytest.raises(ValueError, match="depth must be at most 1,000, got 100,000,000"):
+        models.build(spec, 10, (3, 32, 32), seed=0)

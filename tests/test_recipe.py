@@ -29,7 +29,7 @@ from logitclip.noise import NOISES
 from logitclip.registry import Registry
 from logitclip.runs.config import RunConfig, plugins_ignored
 from logitclip.runs.results import Result
-from logitclip.studies import tuning
+from logitclip.studies import measures, tuning
 from logitclip.studies.recipe import FOLDER, STATISTICS, load_recipe, published, recipe_names, recipe_scales
 
 # -- what the paper says, with every knob written out ------------------------------------------------------------------
@@ -405,7 +405,8 @@ def test_recipes_of_ours_have_no_published_numbers() -> None:
 
 
 def test_statistics_are_numbers_of_a_result() -> None:
-    assert {*STATISTICS} - {"temp"} <= {field.name for field in dataclasses.fields(Result)}
+    of_results = {field.name for field in dataclasses.fields(Result)}
+    assert {*STATISTICS} - {"temp"} - {*measures.COMPARED} - {*measures._MEASURES} <= of_results
 
 
 # -- the loader --------------------------------------------------------------------------------------------------------
@@ -749,3 +750,25 @@ def test_unknown_names() -> None:
         load_recipe("nowhere.toml")
     with pytest.raises(ValueError, match=r"Recipe table1: There is no scale 'big'\. Known: smoke, cpu, mini, full"):
         load_recipe("table1", "big")
+
+
+def test_a_recipe_of_millions_of_cells_is_soon_a_sentence(tmp_path):
+    file = tmp_path / "huge.toml"
+    numbers = list(range(300))
+    file.write_text(f"[grid]\nseed = {numbers}\nnoise_seed = {numbers}\nlimit = {[n + 1 for n in range(100)]}\n")
+    with pytest.raises(ValueError, match="The grid has 9,000,000 cells, and a recipe has at most 100,000"):
+        load_recipe(str(file))
+
+
+def test_changes_win_over_everything_but_axes(tmp_path):
+    file = tmp_path / "own.toml"
+    file.write_text(
+        '[base]\nepochs = 3\nlr = 0.5\n[grid]\nloss = ["ce", "mae"]\n'
+        '[[override]]\nwhen = { loss = "mae" }\nset = { epochs = 4 }\n[scale.cpu]\nepochs = 5\n'
+    )
+    cells = load_recipe(str(file), "cpu", changes={"epochs": 6, "precision": "bf16-mixed"}).cells
+    assert {(cell.config.epochs, cell.config.precision, cell.config.lr) for cell in cells} == {(6, "bf16-mixed", 0.5)}
+    with pytest.raises(ValueError, match="loss is an axis of the grid"):
+        load_recipe(str(file), changes={"loss": "gce"})
+    with pytest.raises(ValueError, match="epochs must be at least 1, got 0"):
+        load_recipe(str(file), changes={"epochs": 0})

@@ -89,7 +89,7 @@ def test_values_are_tuned_once_and_used_by_all_seeds(tmp_path):
     log.events.clear()
     assert swept(study, log) == rows  # everything is finished
     assert not log.of("start")
-    assert len(log.of("skipped")) == 8
+    assert len(log.of("skipped")) == 2 * 4 + 8
 
 
 def test_the_cells_of_a_value_run_as_soon_as_it_is_chosen(tmp_path):
@@ -278,6 +278,16 @@ def test_a_sweep_that_is_interrupted_and_killed_repeats_nothing(tmp_path, first)
     assert f"Next: logitclip report {own} --scale full --runs {folder}" in out
     for run in after:
         assert [row["epoch"] for row in checkpoints.read_rows(folder / run / "metrics.jsonl")] == list(range(30))
+
+
+def test_tuned_cells_train_on_all_examples(tmp_path):
+    """A share that the recipe holds out is for the trials only."""
+    (row,) = swept(recipe(tmp_path, {"val": 0.25}, penalty=[GRID], noise=["pair:rate=0.2"], seed=[0]))
+    assert row.config is not None
+    assert isinstance(row.outcome, Result)
+    assert row.config.val == 0.0
+    assert row.outcome.config["val"] == 0.0
+    assert row.outcome.val_accuracy is None
 
 
 # -- the command line --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 from dataclasses import dataclass, replace
@@ -226,6 +227,48 @@ def test_a_trial_that_another_process_has_given_up_is_no_error(tmp_path) -> None
 
     study = tuning.study(config, "clip.temp", 0.1, 10, 1, storage=where, listener=Log(give_up))
     assert [t.state.name for t in study.trials] == ["FAIL", "COMPLETE"]
+
+
+def test_a_killed_study_makes_the_trials_of_an_undisturbed_one(tmp_path) -> None:
+    config = RunConfig(noise="symmetric:rate=0.5", clip="norm:temp=1", epochs=1, limit=64, model="mlp:width=8,depth=1")
+
+    def values(name: str, *stops: int) -> list[float]:
+        """The values of a study that is stopped in the midst of these trials, and while it writes."""
+        there, journal = replace(config, runs=str(tmp_path / name)), tmp_path / f"{name}.log"
+        for stop in stops:
+            starts = itertools.count(1)
+
+            def react(kind: str, *_: Any, stop: int = stop, starts: Any = starts) -> None:
+                if kind == "start" and next(starts) == stop:
+                    raise KeyboardInterrupt
+
+            with pytest.raises(KeyboardInterrupt):
+                tuning.study(there, "clip.temp", 0.1, 10, 13, storage=str(journal), listener=Log(react))
+            with journal.open("ab") as stream:
+                stream.write(b'{"op_code": 4, "wor')
+        study = tuning.study(there, "clip.temp", 0.1, 10, 13, storage=str(journal))
+        return [trial.params["clip.temp"] for trial in study.trials if trial.state.name == "COMPLETE"]
+
+    undisturbed = values("whole")  # the first ten are random
+    assert len(undisturbed) == 13
+    assert values("killed", 1, 3, 8) == undisturbed
+
+
+def test_a_trial_that_failed_for_a_passing_reason_is_tried_again(tmp_path, monkeypatch) -> None:
+    config = RunConfig(clip="norm:temp=1", epochs=1, limit=64, model="mlp:width=8,depth=1", runs=str(tmp_path / "runs"))
+    where = str(tmp_path / "study.db")
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError("The disk is full.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("logitclip.studies.queue.train", full)
+        study = tuning.study(config, "clip.temp", 0.1, 10, 2, storage=where)
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL"]
+    study = tuning.study(config, "clip.temp", 0.1, 10, 2, storage=where)
+    assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL", "COMPLETE", "COMPLETE"]
+    assert [trial.params for trial in study.trials[2:]] == [trial.params for trial in study.trials[:2]]
+    assert len(tuning.study(config, "clip.temp", 0.1, 10, 2, storage=where).trials) == 4
 
 
 @pytest.mark.parametrize(("low", "high", "count"), [(0.0, 1.0, 3), (2.0, 1.0, 3), (0.1, 1.0, 0), (0.1, math.inf, 3)])

@@ -52,8 +52,8 @@ class Progress:
         row: the numbers of the epoch, by name.
         method: the training method with its network.
         fabric: the Lightning Fabric of this process.
-        examples: per-example records [N] if `Settings.per_example` is set, and `val_prediction` [V] if there are
-            held-out examples.
+        examples: per-example records [N] if `Settings.per_example` is set, after the last epoch also
+            `test_prediction` and `test_confidence` [M]; and `val_prediction` [V] if there are held-out examples.
 
     Save `weights` and `state` after an epoch to resume from it:
 
@@ -283,6 +283,8 @@ class Evaluator:
             row |= self._memorisation(worker)
         if settings.per_example:
             self.examples = self._record(worker, epoch)
+            if epoch == settings.epochs - 1 and len(self.test):
+                self.examples |= self._predict_test(worker)
         if predicted is not None:
             self.examples["val_prediction"] = predicted
 
@@ -299,6 +301,16 @@ class Evaluator:
             n += len(y)
         hit, bad, n = _sum_each(self.job.fabric, hits, bad, n)
         return math.nan if bad else 100 * hit / n
+
+    def _predict_test(self, worker: Method) -> dict[str, Tensor]:
+        """Predict the class of each test example, and its softmax probability."""
+        fabric = self.job.fabric
+        found = torch.zeros(2, len(self.test), device=fabric.device)
+        for at, _, logits in self._evaluate(worker, self.test, self.job.view):
+            confidence, prediction = logits.float().softmax(1).max(1)
+            found[:, at] = torch.stack([confidence, prediction.float()])
+        confidence, prediction = _sum_over_ranks(fabric, found).cpu()
+        return {"test_confidence": confidence, "test_prediction": prediction.long()}
 
     def _predict_held_out(self, worker: Method, views: torch.Generator) -> Tensor:
         """Predict the class of each held-out example."""

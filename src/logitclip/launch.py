@@ -194,6 +194,26 @@ def _unchanged(data: Any) -> Any:
 
 
 @contextlib.contextmanager
+def using_deterministic_algorithms(wanted: bool) -> Iterator[None]:
+    """Let torch use only deterministic algorithms in this block, if `wanted`; an operation without one raises.
+
+    On a CPU the algorithms of a run are deterministic in any case.
+    """
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it starts
+    before, benchmark = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+        torch.backends.cudnn.benchmark = benchmark
+
+
+@contextlib.contextmanager
 def using_threads(count: int) -> Iterator[None]:
     """Use `count` CPU threads in this block. The last bits of a sum depend on the number of threads."""
     before = torch.get_num_threads()

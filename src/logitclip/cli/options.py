@@ -45,6 +45,8 @@ class Place:
     """Where to run: processes on this machine (local), this process alone (inline), or a Ray cluster (ray)."""
     jobs: Whole = None
     """Number of runs at the same time; as many as fit if not given."""
+    per_device: int = 1
+    """Number of runs that share a GPU."""
     address: Text = None
     """The address of a Ray cluster, or auto; without it, Ray is started on this machine."""
 
@@ -87,7 +89,35 @@ def run_options() -> Any:
     return build
 
 
+def change_options() -> Any:
+    """Make a function from options of a run to the fields that were given, which a sweep sets in every run."""
+    kept = ("root", "runs", "plugin")  # options of the sweep itself
+    hints, helps, defaults = config_module._hints(), _helps(), RunConfig()
+    options: dict[str, Any] = {}
+    for name in (field.name for field in dataclasses.fields(RunConfig) if field.name not in kept):
+        if getattr(defaults, name) is False:  # a switch
+            options[name] = Annotated[Flag, arg(help=helps[name])]
+            continue
+        hint = str if name == "milestones" else hints[name]
+        hint = hint if type(None) in typing.get_args(hint) else hint | None
+        options[name] = Annotated[hint, arg(help=helps[name], metavar=_metavar(hint), help_behavior_hint="")]
+
+    unset = {name: False if getattr(defaults, name) is False else None for name in options}
+
+    def build(**given: Any) -> dict[str, Any]:
+        named = {name: value for name, value in given.items() if value is not unset[name]}
+        return {name: getattr(RunConfig(**{name: value}), name) for name, value in named.items()}
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    build.__annotations__ = options
+    build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, keyword, default=unset[name], annotation=kind) for name, kind in options.items()]
+    )
+    return build
+
+
 RunOptions = Annotated[RunConfig, arg(constructor_factory=run_options, name="")]
+ChangeOptions = Annotated[dict[str, Any], arg(constructor_factory=change_options, name="every run")]
 
 
 def _group(title: str, names: tuple[str, ...], defaults: RunConfig) -> type:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from logitclip.cli.options import File, Flag, Place, Plugins, Quiet, Text, Verbose, runs_folder
+from logitclip.cli.options import ChangeOptions, File, Flag, Place, Plugins, Quiet, Text, Verbose, runs_folder
 from logitclip.cli.output import Exit, fail, put, show, show_json, tell
 from logitclip.cli.terminal import SweepBoard, announce
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
@@ -34,6 +34,7 @@ def sweep(
     recipe: Positional[str],
     /,
     *,
+    changes: ChangeOptions,
     scale: str = "full",
     place: Annotated[Place, arg(name="")],
     shard: str = "1/1",
@@ -58,6 +59,7 @@ def sweep(
     Args:
         recipe: A recipe, see `logitclip list recipes`, or the path of a .toml file.
         scale: The scale to run it at: smoke, cpu, mini or full.
+        changes: Options to set in every run, whatever the recipe says.
         shard: Run one of several parts, 1/4 to 4/4, each as a job of its own.
         runs: The folder for the runs; several sweeps may share it. $LOGITCLIP_RUNS or ./runs if not given.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
@@ -77,7 +79,7 @@ def sweep(
     from logitclip.studies.recipe import load_recipe
 
     folders = {"runs": str(kept), "root": None if root is None else str(root)}
-    loaded = load_recipe(recipe, scale, **folders, plugin=plugin)
+    loaded = load_recipe(recipe, scale, **folders, plugin=plugin, changes=changes)
     get = {"download": download or mirror is not None, "mirror": mirror}
     datasets = [data.load(spec, where, **get) for spec, where in loaded.data()]  # one sentence if one is missing
     configs = [cell.config for cell in loaded.cells]
@@ -185,12 +187,14 @@ def report(
     """
     from logitclip.files import write
     from logitclip.studies import reporting, sweeping
+    from logitclip.studies.manifest import as_swept
     from logitclip.studies.recipe import load_recipe
     from logitclip.studies.tables import tabulate
 
     for path in out:
         reporting.check_suffix(path)
-    loaded = load_recipe(recipe, scale, runs=str(runs_folder(runs)), root=None if root is None else str(root))
+    folders = {"runs": str(runs_folder(runs)), "root": None if root is None else str(root)}
+    loaded = as_swept(load_recipe(recipe, scale, **folders))
     rows = sweeping.collect(loaded)
     table = tabulate(loaded, rows)
     for path in out:
@@ -226,6 +230,7 @@ def figures(
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
     """
     from logitclip.studies import figures, sweeping
+    from logitclip.studies.manifest import as_swept
     from logitclip.studies.recipe import load_recipe
     from logitclip.studies.tables import missing_runs
 
@@ -233,7 +238,8 @@ def figures(
         raise ValueError("figures needs a file to write, as in -o curves.svg.")
     for path in out:
         figures.check_suffix(path)
-    loaded = load_recipe(recipe, scale, runs=str(runs_folder(runs)), root=None if root is None else str(root))
+    folders = {"runs": str(runs_folder(runs)), "root": None if root is None else str(root)}
+    loaded = as_swept(load_recipe(recipe, scale, **folders))
     rows = sweeping.collect(loaded)
     chart = figures.draw(loaded, rows)
     for path in out:

@@ -36,6 +36,13 @@ def at_least(minimum: int, **values: int) -> None:
             raise ValueError(f"{name} must be at least {minimum}, got {value}.")
 
 
+def at_most(maximum: int, **values: int) -> None:
+    """Refuse the first of `values` above `maximum`."""
+    for name, value in values.items():
+        if value > maximum:
+            raise ValueError(f"{name} must be at most {maximum:,}, got {value:,}.")
+
+
 def make_activation(name: str) -> nn.Module:
     """The activation of that name. `relu6`, min(max(0, x), 6), is the paper's comparison with bounded features.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from logitclip.models import MODELS
-from logitclip.models.blocks import Activation, Norm, at_least, make_activation, named, one_of
+from logitclip.models.blocks import Activation, Norm, at_least, at_most, make_activation, named, one_of
 
 
 @MODELS.register
@@ -32,6 +32,7 @@ def mlp(
     """
     at_least(1, width=width)
     at_least(0, depth=depth)
+    at_most(1000, depth=depth)  # or building the layers would take hours
     normed = one_of("norm", norm, ("none", "batch")) == "batch"
     hidden = nn.Sequential()
     for inputs in ([in_features] + [width] * depth)[:depth]:

@@ -11,6 +11,7 @@ from logitclip.models.blocks import (
     Activation,
     PreActBlock,
     at_least,
+    at_most,
     conv,
     init_he,
     make_activation,
@@ -42,6 +43,7 @@ def wrn(
     at_least(1, width=width)
     if depth < 10 or (depth - 4) % 6:
         raise ValueError(f"depth of a wrn must be 6 n + 4 (10, 16, 22, 28, 34, 40, ...), got {depth}.")
+    at_most(1000, depth=depth)
     widths = [16 * width, 32 * width, 64 * width]
     block = partial(PreActBlock, activation=activation, dropout=dropout)
     model = named(

@@ -124,12 +124,14 @@ class RunConfig:
     """CPU threads of each process. The last bits of a result depend on it."""
     compile: bool = False
     """Compile the network with torch.compile."""
+    deterministic: bool = False
+    """Use only deterministic algorithms, so that a GPU repeats a run bit for bit; slower."""
     channels_last: bool = True
     """Keep images in the channels-last layout, which is faster."""
     measure_every: int = 0
     """Epochs between two measurements of memorised labels; 0: 1 up to 20,000 examples, else 10."""
     per_example: bool = False
-    """Also write loss, margin, mean margin, prediction and first epoch learnt of every training example."""
+    """Also write loss, margins, prediction and first epoch learnt of every training example, and test predictions."""
     plugin: tuple[str, ...] = ()
     """Python files with your own losses, models or datasets, imported first."""
     workers: int = 0

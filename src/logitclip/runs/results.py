@@ -2,8 +2,8 @@
 
 A run in progress has `config.json`, `noise.json` (the noise record), `metrics.jsonl` and `checkpoints/`. A finished run
 has `weights.safetensors` and `result.json` in place of the checkpoints, `validation.npz` if examples were held out, and
-`examples.npz` if asked for. `result.json` names its run and has the digest of every other file, and one of itself, so a
-result that is incomplete, changed or of another run is never used.
+`examples.npz` and `test.npz` if asked for. `result.json` names its run and has the digest of every other file, and one
+of itself, so a result that is incomplete, changed or of another run is never used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 LAST = 10  # epochs over which the reported accuracy is averaged
 RESULT, METRICS, NOISE, WEIGHTS = "result.json", "metrics.jsonl", "noise.json", "weights.safetensors"
-VALIDATION, EXAMPLES = "validation.npz", "examples.npz"
+VALIDATION, EXAMPLES, TEST = "validation.npz", "examples.npz", "test.npz"
 ROW: dict[str, Any] = {  # a row of `metrics.jsonl`
     "epoch": int,
     "lr": float,
@@ -120,6 +120,11 @@ class Result:
         """What a run with `per_example` knows of each training example, among it `mean_margin` and `prediction`."""
         return self._arrays(EXAMPLES, "loss", "margin", "mean_margin", "prediction", "other", "first_learnt", "label")
 
+    @property
+    def test_predictions(self) -> dict[str, np.ndarray]:
+        """The `label`, `prediction` and `confidence`, its softmax probability, of each test example."""
+        return self._arrays(TEST, "label", "prediction", "confidence")
+
     def weights(self) -> dict[str, Any]:
         """The trained weights, as tensors by name."""
         from safetensors.torch import load
@@ -184,7 +189,7 @@ class Damaged(ValueError):
 def finish(folder: Path, result: Result, weights: dict[str, Any]) -> None:
     """Write the weights and the result, with the digests of all files that belong to it, and remove the checkpoints."""
     files.replace(folder / WEIGHTS, as_safetensors(weights))
-    names = (METRICS, NOISE, WEIGHTS, VALIDATION, EXAMPLES)
+    names = (METRICS, NOISE, WEIGHTS, VALIDATION, EXAMPLES, TEST)
     digests = {name: files.sha256(folder / name) for name in names if (folder / name).exists()}
     content = {**asdict(result), "sha256": digests}
     files.write_json(folder / RESULT, {**content, "digest": files.object_digest(content)})

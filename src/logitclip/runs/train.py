@@ -32,7 +32,7 @@ from logitclip.data.augment import transform
 from logitclip.data.loading import hold_out
 from logitclip.encoders import downloads_allowed
 from logitclip.encoders.features import OnRows
-from logitclip.launch import launch, make_fabric, using_threads
+from logitclip.launch import launch, make_fabric, using_deterministic_algorithms, using_threads
 from logitclip.methods import METHODS
 from logitclip.noise.records import reads_examples, reads_inputs
 from logitclip.rng import stream
@@ -221,7 +221,7 @@ def _work(
     load: Load,
     on_batch: OnBatch | None = None,
 ) -> Result:
-    with using_threads(config.threads):
+    with using_threads(config.threads), using_deterministic_algorithms(config.deterministic):
         dataset, noisy = prepare(config, load)
         held = hold_out(
             len(dataset.train),
@@ -272,7 +272,9 @@ def _work(
                     file = record.folder / results.VALIDATION
                     _write_examples(file, dataset.train, held.val, prediction=prediction)
                 if config.per_example:
+                    test = {name: record.examples.pop(f"test_{name}") for name in ("prediction", "confidence")}
                     _write_examples(record.folder / results.EXAMPLES, dataset.train, **record.examples)
+                    _write_examples(record.folder / results.TEST, dataset.test, **test)
                 checkpoints.write_rows(record.folder / results.METRICS, record.rows)
                 results.finish(record.folder, result, worker.weights())
         except (files.CannotWrite, claims.Claimed):  # nothing can or should be written now

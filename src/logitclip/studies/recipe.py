@@ -22,7 +22,7 @@ A recipe is a TOML file. Every key is optional, unless noted::
     when = { noise = "real", clip = ["norm:temp=grid"] }     # a list: any of these
     set = { clip = "norm:temp=2.5" }                         # or `skip = true`: leave the cell out
 
-    [table]                      # all axes but seed; cells are numbers of a Result, or "temp", the tuned value
+    [table]                      # all axes but seed; cells are statistics, see `measures.KINDS`
     rows = ["clip"]
     cols = ["noise"]
     cells = ["last10_accuracy"]
@@ -45,9 +45,9 @@ A recipe is a TOML file. Every key is optional, unless noted::
 
 ``norm:temp=published`` is the temp of Table 6 for the data and the noise of a cell.
 
-Later settings win, in this order: base, scale, axes and their variants, overrides, overrides of the scale. The scale
-`full` always exists: it is the recipe without any scale. Each seed draws its own noise, because `noise_seed` follows
-`seed` unless the recipe sets it.
+Later settings win, in this order: base, scale, axes and their variants, overrides, overrides of the scale, options of
+the command line. The scale `full` always exists; without a section [scale.full] it is the recipe without any scale.
+Each seed draws its own noise, because `noise_seed` follows `seed` unless the recipe sets it.
 
 To compare your own method with the paper's, add a variant with a plugin::
 
@@ -59,14 +59,16 @@ To compare your own method with the paper's, add a variant with a plugin::
 from __future__ import annotations
 
 import csv
+import hashlib
 import itertools
+import math
 import os
 import re
 import shlex
 import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -81,11 +83,13 @@ from logitclip.runs.config import (
     registries,
     word_to_tune,
 )
+from logitclip.studies.measures import KINDS, PER_EXAMPLE
 
 FOLDER = Path(__file__).parents[1] / "recipes"
-STATISTICS = ("last10_accuracy", "best_accuracy", "memorised", "recovered", "noise_rate", "seconds", "temp")
+STATISTICS = tuple(KINDS)
 FIGURES = Registry("figure", package="logitclip.studies")  # the knobs of a kind are the keys of [figure]
 _FIELDS = {field.name: object for field in fields(RunConfig) if field.name != "runs"}  # the sweep sets it
+MOST_CELLS = 100_000
 _PUBLISHED = "norm:temp=published"
 _Values = dict[str, Any]
 _Grid = dict[str, dict[Any, Any]]  # axis -> canonical value -> value as written
@@ -117,11 +121,16 @@ class Recipe:
     figure: Mapping[str, Any] | None
     cells: tuple[Cell, ...]
     arguments: str = ""  # the command-line arguments it was loaded with
+    changes: Mapping[str, Any] = field(default_factory=dict)  # fields that the command line sets in every cell
+    digest: str = ""  # of the recipe's file
+    ids: Mapping[RunConfig, str] | None = None  # of the runs, as the sweep computed them; see `manifest`
 
     def command(self, task: str = "sweep") -> str:
         """The shell command that runs the recipe, or another command for it."""
-        plugins = "".join(f" --plugin {shlex.quote(file)}" for file in self.plugins) if task == "sweep" else ""
-        return f"logitclip {task} {self.arguments or self.name}{plugins}"
+        words = [word for name, value in self.changes.items() for word in _as_arguments(name, value)]
+        words += [word for file in self.plugins for word in ("--plugin", file)]
+        more = f" {shlex.join(words)}" if words and task == "sweep" else ""
+        return f"logitclip {task} {self.arguments or self.name}{more}"
 
     @property
     def plugins(self) -> tuple[str, ...]:
@@ -146,6 +155,18 @@ class Recipe:
             return cell.config
         noise_seed = self.tune_seed if cell.own_noise else cell.config.noise_seed
         return replace(cell.config, seed=self.tune_seed, noise_seed=noise_seed)
+
+
+def _as_arguments(name: str, value: Any) -> list[str]:
+    """An option of a run as the command line of a sweep reads it.
+
+    >>> _as_arguments("batch_size", 64), _as_arguments("milestones", (0.4, 0.7)), _as_arguments("compile", True)
+    (['--batch-size', '64'], ['--milestones', '0.4,0.7'], ['--compile'])
+    """
+    if value is True and getattr(RunConfig, name) is False:  # a switch
+        return [f"--{name.replace('_', '-')}"]
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return [f"--{name.replace('_', '-')}", text]
 
 
 @dataclass(frozen=True)
@@ -194,7 +215,13 @@ def published(name: str) -> tuple[Published, ...]:
 
 
 def load_recipe(
-    recipe: str, scale: str = "full", *, runs: str = "runs", root: str | None = None, plugin: Sequence[str] = ()
+    recipe: str,
+    scale: str = "full",
+    *,
+    runs: str = "runs",
+    root: str | None = None,
+    plugin: Sequence[str] = (),
+    changes: Mapping[str, Any] | None = None,
 ) -> Recipe:
     """The recipe of that name, or in that .toml file, at one scale.
 
@@ -202,36 +229,42 @@ def load_recipe(
         runs: the folder for the folders of runs.
         root: the folder of the data, instead of the recipe's or the default one.
         plugin: the plugins that the recipe may name; others are refused, because plugins are code.
+        changes: fields of `RunConfig` to set in every cell, whatever the recipe says.
 
     >>> len(load_recipe("quickstart").cells)
     36
+    >>> {cell.config.epochs for cell in load_recipe("quickstart", changes={"epochs": 2}).cells}
+    {2}
     """
-    name, content = _read(recipe)
+    name, content, digest = _read(recipe)
+    folders = {"runs": runs} | ({} if root is None else {"root": root})
     try:
-        built = _build(name, content, scale, {"runs": runs} | ({} if root is None else {"root": root}), plugin)
+        built = _build(name, content, scale, folders, dict(changes or {}), plugin)
     except ValueError as error:
         raise ValueError(f"Recipe {name}: {error}") from error
-    folders = [*(["--runs", runs] if runs != "runs" else []), *(["--root", root] if root is not None else [])]
-    return replace(built, arguments=shlex.join([recipe, "--scale", scale, *folders]))
+    words = [*(["--runs", runs] if runs != "runs" else []), *(["--root", root] if root is not None else [])]
+    return replace(built, digest=digest, arguments=shlex.join([recipe, "--scale", scale, *words]))
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _read(recipe: str) -> tuple[str, _Values]:
+def _read(recipe: str) -> tuple[str, _Values, str]:
+    """The name of a recipe, its content, and the digest of its file."""
     file = Path(os.path.expanduser(recipe)) if recipe.endswith(".toml") else FOLDER / f"{recipe}.toml"
     if not recipe.endswith(".toml") and recipe not in (known := recipe_names()):
         raise ValueError(f"Unknown recipe {recipe!r}. {suggest(recipe, known)} Or give the path of a .toml file.")
     if not file.is_file():
         raise ValueError(f"There is no recipe file {recipe}.")
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        content = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, or nested too deep
         raise ValueError(f"The recipe {file} is not valid TOML: {error}.") from error
     sections = {"base": dict, "grid": dict, "variant": dict, "override": list, "table": dict, "figure": dict}
     texts = {"title": str, "about": str, "paper": str}
     _take(content, f"the recipe {file.stem}", **texts, tune_seed=(int, str), **sections, scale=dict)
-    return file.stem, content
+    return file.stem, content, hashlib.sha256(text.encode()).hexdigest()
 
 
 def _scales(content: Mapping[str, Any]) -> list[str]:
@@ -254,7 +287,9 @@ def _take(section: Any, where: str, /, **allowed: Any) -> _Values:
     return section
 
 
-def _build(name: str, content: _Values, scale: str, more: _Values, plugin: Sequence[str]) -> Recipe:
+def _build(
+    name: str, content: _Values, scale: str, folders: _Values, changes: _Values, plugin: Sequence[str]
+) -> Recipe:
     tune_seed = None if content.get("tune_seed") == "each" else content.get("tune_seed", 0)
     if tune_seed is not None and (isinstance(tune_seed, str) or tune_seed < 0):
         raise ValueError(f'tune_seed must be a whole number of at least 0 or "each", got {tune_seed!r}.')
@@ -275,14 +310,20 @@ def _build(name: str, content: _Values, scale: str, more: _Values, plugin: Seque
     grid = full | _grid(_take(own.get("grid", {}), f"[{place}.grid]", **known), f"{place}.grid", variants)
     for key in sorted(fixed.keys() & grid.keys()):
         raise ValueError(f"{key} is an axis of the grid: it cannot be set in [base] or [{place}] as well.")
+    for axis in sorted(changes.keys() & grid.keys()):
+        raise ValueError(f"{axis} is an axis of the grid, so it cannot be set for all cells.")
+    if (count := math.prod(map(len, grid.values()))) > MOST_CELLS:
+        raise ValueError(f"The grid has {count:,} cells, and a recipe has at most {MOST_CELLS:,}: leave out values.")
     figure = _figure(content.get("figure"), grid)
     theory = figure is not None and "x" not in figure  # it shows no runs
-    cells = [] if theory else list(_cells(grid, fixed | more, variants))
+    cells = [] if theory else list(_cells(grid, fixed | folders, variants))
     for override in content.get("override", []):
         cells = _overridden(cells, override, "[[override]]", grid, full)
     for override in own.get("override", []):
         cells = _overridden(cells, override, f"[[{place}.override]]", grid, grid)
     rows, cols, statistics = _table(content.get("table"), grid)
+    if changes.keys().isdisjoint({"per_example"}) and not theory:
+        _check_per_example(statistics, [values for _, values in cells])
     return Recipe(
         name=name,
         title=content.get("title", name),
@@ -294,8 +335,15 @@ def _build(name: str, content: _Values, scale: str, more: _Values, plugin: Seque
         cols=cols,
         statistics=statistics,
         figure=figure,
-        cells=tuple(Cell(coordinates, _config(values), "noise_seed" not in values) for coordinates, values in cells),
+        cells=tuple(_make_cell(coordinates, {**values, **changes}) for coordinates, values in cells),
+        changes=changes,
     )
+
+
+def _check_per_example(statistics: Sequence[str], cells: Sequence[_Values]) -> None:
+    for name in (name for name in statistics if name in PER_EXAMPLE):
+        if not all(values.get("per_example") for values in cells):
+            raise ValueError(f"{name} in [table] needs the records of single examples: per_example = true in [base].")
 
 
 # -- cells -------------------------------------------------------------------------------------------------------------
@@ -360,6 +408,10 @@ def _overridden(cells: list[_Draft], override: Any, where: str, grid: _Grid, pos
         else:
             kept.append((coordinates, values))
     return kept
+
+
+def _make_cell(coordinates: _Values, values: _Values) -> Cell:
+    return Cell(coordinates, _config(values), "noise_seed" not in values)
 
 
 def _config(values: _Values) -> RunConfig:
@@ -437,6 +489,8 @@ def _table(section: _Values | None, grid: _Grid) -> tuple[tuple[str, ...], ...]:
         raise ValueError(f"cells in [table] must be one statistic or more of {', '.join(STATISTICS)}; got none.")
     for name in statistics:
         _check_statistic(name, "[table]")
+    if "rank" in statistics and "last10_accuracy" not in statistics:
+        raise ValueError("cells in [table] has rank, which needs last10_accuracy as well.")
     return tuple(rows), tuple(cols), tuple(statistics)
 
 

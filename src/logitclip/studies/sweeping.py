@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from logitclip.runs.config import RunConfig, word_to_tune
-from logitclip.runs.results import Failure, Result, outcome, read_outcome
+from logitclip.runs.results import Failure, Result, read_outcome
 from logitclip.studies import executors, tuning
 from logitclip.studies.listener import Listener
+from logitclip.studies.manifest import Manifest, id_of, open_manifest
 from logitclip.studies.recipe import Cell, Recipe
 from logitclip.studies.tuning import Outcome
 
@@ -34,7 +35,13 @@ class Row:
 
 def collect(recipe: Recipe) -> list[Row]:
     """Every cell with its outcome, read from the run folders. Nothing is trained."""
-    return _rows(recipe, range(len(recipe.cells)), functools.cache(outcome))
+
+    @functools.cache
+    def find(config: RunConfig) -> Result | Failure | None:
+        id = id_of(recipe, config)
+        return None if id is None else read_outcome(Path(config.runs) / id)
+
+    return _rows(recipe, range(len(recipe.cells)), find)
 
 
 def sweep(
@@ -42,6 +49,7 @@ def sweep(
     *,
     executor: str = "local",
     jobs: int | None = None,
+    per_device: int = 1,
     address: str | None = None,
     shard: tuple[int, int] = (1, 1),
     listener: Listener | None = None,
@@ -49,15 +57,16 @@ def sweep(
     """Tune and train the missing runs of a recipe, and return its rows.
 
     A sweep can be stopped at any time and restarted, and several sweeps can share a folder. Finished runs are not
-    repeated; failed runs are retried, unless they diverged.
+    repeated; failed runs are retried, unless they diverged. The list of cells is kept in the folder of runs, see
+    `manifest`.
 
     Args:
-        executor, jobs, address: where to run, as in `executors.execute`.
+        executor, jobs, per_device, address: where to run, as in `executors.execute`.
         shard: (i, n): only the i-th of n parts. The cells that share a tuned value are in the same part.
         listener: hears what happens to the runs, and which values are tuned and chosen.
     """
     listener = listener or Listener()
-    memory = _Memory(listener.on_skipped)
+    memory = _Memory(listener.on_skipped, open_manifest(recipe))
     tuned, plain = _parts(recipe, memory, shard)
     waiting: dict[Path, set[RunConfig]] = defaultdict(set)  # run id -> the configs to tune that it is a trial of
     undecided = set(tuned)
@@ -76,13 +85,17 @@ def sweep(
 
     def then(config: RunConfig, found: Result | Failure) -> list[RunConfig]:
         memory.keep(config, found)
-        return [run for group in waiting.pop(memory.folder(config), ()) for run in advance(group)]
+        more = [run for group in waiting.pop(memory.folder(config), ()) for run in advance(group)]
+        memory.save(more)
+        return more
 
     for config, cells in tuned.items():
         listener.on_tuning(config, len(cells))
     # Trials come first, as other runs wait for them; cells without tuning fill the gaps.
     first = [run for config in tuned for run in advance(config)] + [recipe.cells[i].config for i, *_ in plain.values()]
-    executors.execute(first, executor=executor, jobs=jobs, address=address, listener=listener, then=then)
+    memory.save(first)
+    where: dict[str, Any] = {"executor": executor, "jobs": jobs, "per_device": per_device, "address": address}
+    executors.execute(first, listener=listener, then=then, **where)
     mine = sorted(i for part in (tuned, plain) for cells in part.values() for i in cells)
     return _rows(recipe, mine, memory.outcome)
 
@@ -93,7 +106,7 @@ def tune(config: RunConfig, search: tuning.Search | None = None, **where: Any) -
     As in a sweep, trials that failed before are retried once.
 
     Args:
-        where: executor, jobs, address and listener, as in `executors.execute`.
+        where: executor, jobs, per_device, address and listener, as in `executors.execute`.
     """
     search = search or tuning.search_for(config)
     memory = _Memory()
@@ -105,15 +118,27 @@ def tune(config: RunConfig, search: tuning.Search | None = None, **where: Any) -
 class _Memory:
     """Caches ids, which take time to compute, and the outcomes of this sweep: earlier failures do not count."""
 
-    def __init__(self, on_found: Callable[[RunConfig, Result | Failure], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_found: Callable[[RunConfig, Result | Failure], None] | None = None,
+        manifest: Manifest | None = None,
+    ) -> None:
         self.on_found = on_found  # called with each outcome of an earlier sweep that is used here
         self.seen: dict[Path, Result | Failure] = {}
         self.folders: dict[RunConfig, Path] = {}
+        self.manifest = manifest or Manifest(None)
 
     def folder(self, config: RunConfig) -> Path:
         if config not in self.folders:
             self.folders[config] = Path(config.runs) / config.id
+            self.manifest.add(config, self.folders[config].name)
         return self.folders[config]
+
+    def save(self, configs: Iterable[RunConfig]) -> None:
+        """Write the ids computed so far, and those of these runs, to the manifest."""
+        for config in configs:
+            self.folder(config)
+        self.manifest.save()
 
     def keep(self, config: RunConfig, found: Result | Failure) -> tuple[()]:
         """Record an outcome; nothing follows it."""

@@ -7,16 +7,28 @@ import re
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from logitclip.clip import CLIPS
+import numpy as np
+
 from logitclip.data.dataset import trusted_test
-from logitclip.runs.config import UNCOUNTED, word_to_tune
+from logitclip.runs.config import UNCOUNTED, RunConfig, word_to_tune
 from logitclip.runs.results import Failure, Result
+from logitclip.studies.measures import (
+    COMPARED,
+    LEVEL,
+    Kind,
+    average_ranks,
+    critical_difference,
+    half_width,
+    kind_of,
+    value_of,
+)
 from logitclip.studies.recipe import Cell, Published, Recipe, load_recipe, published
 from logitclip.studies.sweeping import Row
+from logitclip.text import counted
 
 ABBREVIATIONS = {  # of the paper
     "LC-V": "clip by value (LC-V)",
@@ -26,30 +38,6 @@ ABBREVIATIONS = {  # of the paper
 }
 AVERAGED = ("seed", "noise_seed")  # axes to average over; all others make a cell
 DASH = "–"
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How to print a statistic, and which direction is better: 1 up, -1 down, 0 neither."""
-
-    title: str
-    better: int = 0
-    decimals: int = 2
-
-
-KINDS = {
-    "last10_accuracy": Kind("test accuracy in %, mean of the last 10 epochs", 1),
-    "best_accuracy": Kind("test accuracy in %, best epoch (chosen on the test set)", 1),
-    "memorised": Kind("memorised wrong labels in %", -1),
-    "recovered": Kind("recovered wrong labels in %", 1),
-    "noise_rate": Kind("wrong labels in %"),
-    "temp": Kind("temp chosen"),
-    "seconds": Kind("training time of a run in s", decimals=1),
-}
-
-
-def kind_of(statistic: str) -> Kind:
-    return KINDS.get(statistic) or Kind(statistic.replace("_", " "))
 
 
 @dataclass(frozen=True)
@@ -91,7 +79,7 @@ class Entry:
     @property
     def ours(self) -> str:
         """`87.31 ± 0.42`, or a dash if there is no run."""
-        return self._number(self.mean, self.std)
+        return self._number(self.mean, self.half_width if self.statistic == "gain" else self.std)
 
     @property
     def theirs(self) -> str:
@@ -111,11 +99,17 @@ class Entry:
             return DASH
         return f"{self.difference:+.{self.kind.decimals}f}".replace("-", "\N{MINUS SIGN}")
 
+    @property
+    def half_width(self) -> float | None:
+        """Half of the width of the confidence interval of a gain; None for other statistics and for a single run."""
+        return half_width(self.values) if self.statistic == "gain" else None
+
     def _number(self, mean: float | None, std: float | None) -> str:
         if mean is None:
             return DASH
         spread = "" if std is None or (std == 0 and self.statistic == "temp") else f" ± {std:.{self.kind.decimals}f}"
-        return f"{mean:.{self.kind.decimals}f}{spread}"
+        sign = "+" if self.statistic == "gain" else ""
+        return f"{mean:{sign}.{self.kind.decimals}f}{spread}".replace("-", "\N{MINUS SIGN}")
 
 
 Place = tuple[Any, ...]  # the values of the row axes, or of the column axes
@@ -199,6 +193,8 @@ class Table:
         """Return the caption, which explains the numbers."""
         what = "; ".join(kind_of(statistic).title for statistic in self.statistics)
         spread = f" Mean ± sample standard deviation over {self.most} runs." if self.most > 1 else ""
+        if spread and "gain" in self.statistics:
+            spread += f" Gain ± half of its {100 * (1 - LEVEL):g} % confidence interval (Student's t, paired by seed)."
         bold = " Bold: best within each group that differs in the clip or the penalty alone." if self.has_best else ""
         paper = " In parentheses: the paper's number." if self.compared else ""
         if any(entry.difference is not None for entry in self.entries.values()):
@@ -227,12 +223,14 @@ def tabulate(recipe: Recipe, rows: Sequence[Row]) -> Table:
     specs = {axis: {getattr(row.config, axis) for row in rows if row.config} - {"none"} for axis in ("clip", "penalty")}
     varying = [axis for axis, values in specs.items() if len(values) > 1]
     comparable = not paper or datasets_of(recipe.cells) == datasets_of(load_recipe(recipe.name, "full").cells)
+    values_of = _values_by_statistic(recipe.statistics, rows, places)
     entries = {}
     for at in itertools.product(row_places, col_places):
         mine = [row for row, place in zip(rows, places, strict=True) if place == at]
         coordinates = dict(zip(row_axes + col_axes, at[0] + at[1], strict=True))
         for statistic in recipe.statistics:
-            pairs = [(_value(row, statistic), row.outcome.id) for row in mine if isinstance(row.outcome, Result)]
+            found = [(row.config, row.outcome) for row in mine if isinstance(row.outcome, Result)]
+            pairs = [(values_of[statistic](config, result), result.id) for config, result in found]
             pairs = [(value, id) for value, id in pairs if value is not None]
             theirs = published_at(paper, coordinates, statistic) if mine else None
             entries[*at, statistic] = Entry(
@@ -256,10 +254,84 @@ def _place(row: Row, axes: Iterable[str]) -> Place:
     return tuple(row.cell.coordinates.get(axis) for axis in axes)
 
 
-def _value(row: Row, statistic: str) -> float | None:
-    if statistic == "temp":
-        return None if row.config is None else CLIPS.parse(row.config.clip)[1].get("temp")
-    return getattr(row.outcome, statistic)
+_ValueOf = Callable[[RunConfig | None, Result], float | None]
+
+
+def _values_by_statistic(
+    names: Iterable[str], rows: Sequence[Row], places: Sequence[tuple[Place, Place]]
+) -> dict[str, _ValueOf]:
+    """For each statistic a function of a run; gains and ranks are computed from all runs first."""
+    compared = {"gain": lambda: gains_of(rows), "rank": lambda: _ranks_of(rows, places)}
+
+    def look_up(numbers: Mapping[str, float]) -> _ValueOf:
+        return lambda _, result: numbers.get(result.id)
+
+    def of_one_run(name: str) -> _ValueOf:
+        return lambda config, result: value_of(config, result, name)
+
+    return {name: look_up(compared[name]()) if name in COMPARED else of_one_run(name) for name in names}
+
+
+def gains_of(rows: Iterable[Row]) -> dict[str, float]:
+    """The accuracy of each run with a clip or a penalty minus that of the same cell without both, by run id."""
+    cells: dict[Any, dict[bool, list[Result]]] = {}
+    for row in rows:
+        if isinstance(row.outcome, Result):
+            others = tuple((a, v) for a, v in row.cell.coordinates.items() if a not in ("clip", "penalty"))
+            plain = row.outcome.clip == "none" and row.outcome.config["penalty"] == "none"
+            cells.setdefault(others, {}).setdefault(plain, []).append(row.outcome)
+    return {
+        result.id: result.last10_accuracy - cell[True][0].last10_accuracy
+        for cell in cells.values()
+        if len(cell.get(True, [])) == 1
+        for result in cell.get(False, [])
+    }
+
+
+def _ranks_of(rows: Sequence[Row], places: Sequence[tuple[Place, Place]]) -> dict[str, float]:
+    """The rank of each run among the runs of its column and seeds, by run id; only where every row has a run."""
+    blocks: dict[Any, list[Row]] = {}
+    for row, (_, col) in zip(rows, places, strict=True):
+        blocks.setdefault((col, *(row.cell.coordinates.get(axis) for axis in AVERAGED)), []).append(row)
+    ranks = {}
+    for block in blocks.values():
+        results = results_of(block)
+        if len(results) == len(block) > 1:
+            numbers = average_ranks(np.array([-result.last10_accuracy for result in results]))
+            ranks |= {result.id: rank for result, rank in zip(results, numbers.tolist(), strict=True)}
+    return ranks
+
+
+def mean_ranks(table: Table) -> tuple[dict[Place, float], int]:
+    """The rank of each row by its mean accuracy, averaged over the columns in which every row has one; their number."""
+    ranked = []
+    for col in table.cols:
+        means = [_mean_accuracy(table, row, col) for row in table.rows]
+        if len(means) > 1 and None not in means:
+            ranked.append(average_ranks(-np.array(means, dtype=float)))
+    if not ranked:
+        return {}, 0
+    return dict(zip(table.rows, np.mean(ranked, axis=0).tolist(), strict=True)), len(ranked)
+
+
+def _mean_accuracy(table: Table, row: Place, col: Place) -> float | None:
+    entry = table.entries.get((row, col, "last10_accuracy"))
+    return None if entry is None else entry.mean
+
+
+def _rank_note(table: Table) -> str:
+    """The mean ranks and which of them can be told apart; empty if the table has no ranks, or no accuracies."""
+    ranks, blocks = mean_ranks(table) if "rank" in table.statistics else ({}, 0)
+    if not ranks:
+        return ""
+    named = sorted((rank, ", ".join(table.labels(row))) for row, rank in ranks.items())
+    text = f"Mean rank over {counted(blocks, 'column')}: {'; '.join(f'{name} {rank:.2f}' for rank, name in named)}."
+    if blocks > 1:
+        distance = critical_difference(len(ranks), blocks)
+        text += (
+            f" Ranks that differ by less than {distance:.2f} cannot be told apart (Nemenyi's test, {100 * LEVEL:g} %)."
+        )
+    return text
 
 
 def _chosen(rows: Iterable[Row], varying: Collection[str]) -> str:
@@ -319,6 +391,8 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
             notes.append(f"Scale {recipe.scale}: the paper trained longer; its numbers are for orientation only.")
         else:
             notes.append(f"These runs are on {here}; the paper's numbers are for {there} and cannot be compared.")
+    if ranks := _rank_note(table):
+        notes.append(ranks)
     if noisy := noisy_test(rows):
         notes.append(noisy)
     failed = [(row, row.outcome) for row in rows if isinstance(row.outcome, Failure)]

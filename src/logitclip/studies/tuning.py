@@ -180,7 +180,7 @@ def _trials(found: Mapping[float, Result | Failure]) -> dict[float, Trial | None
             continue
         held_out = result.validation
         label = held_out["label"].argmax(1) if held_out["label"].ndim == 2 else held_out["label"]
-        # Not every method has a training accuracy: DivideMix has none.
+        # A method need not have a training accuracy. DivideMix has one, of the examples that it believes to be clean.
         fitted = [row["train_accuracy"] for row in result.rows[-LAST:] if row["train_accuracy"] is not None]
         train_accuracy = sum(fitted) / len(fitted) / 100 if fitted else None
         trials[value] = Trial(held_out["prediction"], label, train_accuracy, (result.val_accuracy or 0.0) / 100)
@@ -203,6 +203,8 @@ def study(
 ) -> Any:
     """Search a numeric option between two bounds with Optuna until `count` trials have ended; it can be resumed.
 
+    A study that is killed and resumed makes the same trials as one that is not: the seed of each proposal follows from
+    the number of finished trials. Trials that failed are tried again when the study is resumed, unless they diverged.
     Processes with the same arguments and storage share one study.
 
     Args:
@@ -230,22 +232,18 @@ def study(
 
     name = f"{option} {config_of({option: low}).id}"  # the rest of the config decides the id
     states = optuna.trial.TrialState
-    with _kept_in(storage):
+    with _storage_explained(storage):
         found = optuna.create_study(
             storage=_storage(storage), study_name=name, direction="maximize", load_if_exists=True
         )
-        # A new seed each time it is resumed, or the first proposals would be repeated.
-        found.sampler = optuna.samplers.TPESampler(seed=config.seed + len(found.trials))
-        for left in found.get_trials(states=(states.RUNNING,)):
-            lost = config_of(left.params) if option in left.params else None
-            if lost is None or _abandoned(lost):  # its process was killed: resume it first
-                found.tell(left.number, state=states.FAIL, skip_if_finished=True)
-                if lost is not None:
-                    found.enqueue_trial(left.params)
+        _resume_trials(found, states, config_of)
+    failures = 0  # of this call: so a study of failures ends as well
     while True:
-        with _kept_in(storage):
-            if len(found.get_trials(states=(states.COMPLETE, states.PRUNED))) >= count:
+        with _storage_explained(storage):
+            ended = len(found.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED)))
+            if ended + failures >= count:
                 return found
+            found.sampler = optuna.samplers.TPESampler(seed=config.seed + ended + failures)
             asked = found.ask()
             if whole:
                 asked.suggest_int(option, round(low), round(high), log=log)
@@ -253,15 +251,39 @@ def study(
                 asked.suggest_float(option, low, high, log=log)
         run = config_of(asked.params)
         executors.execute([run], executor="inline", listener=listener)
-        score = _validation(outcome(run))
-        with _kept_in(storage):
-            # A failed trial has no score; it counts as pruned, so that a study of failures ends as well.
+        result = outcome(run)
+        score = _validation(result)
+        diverged = isinstance(result, Failure) and result.final  # it has no score, and would have none again
+        failures += score is None and not diverged
+        state = states.COMPLETE if score is not None else states.PRUNED if diverged else states.FAIL
+        with _storage_explained(storage):
             # Another process may have taken this trial for a killed one, and have repeated it.
-            found.tell(asked, score, states.PRUNED if score is None else states.COMPLETE, skip_if_finished=True)
+            found.tell(asked, score, state, skip_if_finished=True)
+
+
+def _resume_trials(study: Any, states: Any, config_of: Callable[[Mapping[str, Any]], RunConfig]) -> None:
+    """Ask again for trials whose process was killed, or that failed for a reason that may have passed."""
+
+    def run_of(trial: Any) -> RunConfig | None:
+        params = trial.params or trial.system_attrs.get("fixed_params")  # of a trial that waits
+        return config_of(params) if params else None
+
+    others = study.get_trials(states=(states.WAITING, states.COMPLETE, states.PRUNED))
+    covered = {run_of(trial) for trial in others}
+    for left in study.get_trials(states=(states.RUNNING, states.FAIL)):
+        lost = run_of(left)
+        if left.state == states.RUNNING:
+            if lost is not None and not _abandoned(lost):
+                covered.add(lost)
+                continue
+            study.tell(left.number, state=states.FAIL, skip_if_finished=True)
+        if lost is not None and lost not in covered:
+            covered.add(lost)
+            study.enqueue_trial(left.params)
 
 
 @contextlib.contextmanager
-def _kept_in(storage: str | None) -> Iterator[None]:
+def _storage_explained(storage: str | None) -> Iterator[None]:
     """Explain errors of the file or database of a study; their types depend on the database."""
     try:
         yield
@@ -302,8 +324,25 @@ def _storage(storage: str | None) -> Any:
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
 
-        return JournalStorage(JournalFileBackend(storage))
+        backend = JournalFileBackend(storage)
+        _drop_torn_line(Path(storage))
+        return JournalStorage(backend)
     return f"sqlite:///{storage}"
+
+
+def _drop_torn_line(journal: Path) -> None:
+    """Cut off the end of a line that a crash left behind: the next line would be appended to it."""
+    from optuna.storages.journal import JournalFileSymlinkLock
+
+    lock = JournalFileSymlinkLock(str(journal))
+    lock.acquire()
+    try:
+        with journal.open("rb+") as stream:
+            content = stream.read()
+            if not content.endswith(b"\n"):
+                stream.truncate(content.rfind(b"\n") + 1)
+    finally:
+        lock.release()
 
 
 def _abandoned(config: RunConfig) -> bool:

@@ -1,0 +1,163 @@
+"""The numbers of a table: what a statistic of a run is, how to print it, and how to compare runs.
+
+A statistic of one run is a function of its config and its result. Two compare runs: `gain`, the difference from the
+same run without a clip, and `rank`, the rank among the rows of the table.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from logitclip.clip import CLIPS
+from logitclip.runs.config import RunConfig
+from logitclip.runs.results import Result
+
+LEVEL = 0.05  # of tests, and of intervals: 95 %
+BINS = 15  # of the calibration error
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How to print a statistic, and which direction is better: 1 up, -1 down, 0 neither."""
+
+    title: str
+    better: int = 0
+    decimals: int = 2
+
+
+KINDS = {
+    "last10_accuracy": Kind("test accuracy in %, mean of the last 10 epochs", 1),
+    "best_accuracy": Kind("test accuracy in %, best epoch (chosen on the test set)", 1),
+    "best_minus_last": Kind("test accuracy of the best epoch minus that of the last 10, in points", -1),
+    "gain": Kind("gain in accuracy over the same run without a clip, in points", 1),
+    "rank": Kind("rank among the rows by accuracy, 1 for the best", -1),
+    "memorised": Kind("memorised wrong labels in %", -1),
+    "recovered": Kind("recovered wrong labels in %", 1),
+    "wrong_label_auroc": Kind("AUROC in % of finding wrong labels by the mean margin", 1),
+    "wrong_label_ap": Kind("average precision in % of finding wrong labels by the mean margin", 1),
+    "calibration_error": Kind(f"expected calibration error in % on test examples, {BINS} bins", -1),
+    "noise_rate": Kind("wrong labels in %"),
+    "temp": Kind("temp chosen"),
+    "seconds": Kind("training time of a run in s", decimals=1),
+}
+COMPARED = ("gain", "rank")  # statistics of several runs
+PER_EXAMPLE = ("wrong_label_auroc", "wrong_label_ap", "calibration_error")  # need runs with `per_example`
+
+
+def kind_of(statistic: str) -> Kind:
+    return KINDS.get(statistic) or Kind(statistic.replace("_", " "))
+
+
+def value_of(config: RunConfig | None, result: Result, statistic: str) -> float | None:
+    """A statistic of one run; None if the run has none."""
+    if statistic == "temp":
+        return None if config is None else CLIPS.parse(config.clip)[1].get("temp")
+    return _MEASURES[statistic](result) if statistic in _MEASURES else getattr(result, statistic)
+
+
+def _wrong_labels(result: Result, score: Callable[[np.ndarray, np.ndarray], float]) -> float | None:
+    """Score the ranking of the training labels by their mean margin over the epochs, in %."""
+    examples = result.examples if result.config["per_example"] else {}
+    if "clean_label" not in examples:
+        return None
+    wrong = examples["label"] != examples["clean_label"]
+    return 100 * score(-examples["mean_margin"], wrong) if 0 < wrong.sum() < len(wrong) else None
+
+
+def _calibration_error(result: Result) -> float | None:
+    if not result.config["per_example"]:
+        return None
+    found = result.test_predictions
+    return 100 * calibration_error(found["confidence"], found["prediction"] == found["label"])
+
+
+_MEASURES: Mapping[str, Callable[[Result], float | None]] = {
+    "best_minus_last": lambda result: result.best_accuracy - result.last10_accuracy,
+    "wrong_label_auroc": lambda result: _wrong_labels(result, auroc),
+    "wrong_label_ap": lambda result: _wrong_labels(result, average_precision),
+    "calibration_error": _calibration_error,
+}
+
+
+# -- formulas ----------------------------------------------------------------------------------------------------------
+
+
+def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
+    """The probability that a positive example has a higher score than a negative one; ties count half.
+
+    >>> auroc(np.array([3.0, 2.0, 2.0, 1.0]), np.array([True, True, False, False]))
+    0.875
+    """
+    ranks = average_ranks(scores)
+    count, others = int(positive.sum()), int((~positive).sum())
+    return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * others))
+
+
+def average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
+    """The precision at each threshold, weighted by the recall it adds; examples with equal scores enter together.
+
+    >>> average_precision(np.array([3.0, 2.0, 1.0]), np.array([True, False, True]))
+    0.8333333333333333
+    """
+    order = np.argsort(-scores, kind="stable")
+    ends = np.flatnonzero(np.append(np.diff(scores[order]) != 0, True))
+    found = np.cumsum(positive[order])[ends]
+    precision, added = found / (ends + 1), np.diff(found, prepend=0)
+    return float((precision * added).sum() / positive.sum())
+
+
+def calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> float:
+    """The mean difference of confidence and accuracy over bins of equal width, weighted by their sizes.
+
+    >>> calibration_error(np.array([0.9, 0.9, 0.6, 0.6]), np.array([True, True, True, False]))
+    0.1
+    """
+    place = np.minimum((confidence * bins).astype(int), bins - 1)
+    gaps = np.bincount(place, correct - confidence.astype(np.float64), minlength=bins)
+    return float(f"{np.abs(gaps).sum() / len(confidence):.12g}")
+
+
+def average_ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 1 for the smallest value; equal values share the mean of their ranks.
+
+    >>> average_ranks(np.array([10.0, 30.0, 10.0])).tolist()
+    [1.5, 3.0, 1.5]
+    """
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[place]
+
+
+def half_width(values: Sequence[float], level: float = LEVEL) -> float | None:
+    """Half of the width of Student's confidence interval of the mean; None for fewer than two values.
+
+    >>> round(half_width([1.0, 2.0, 3.0]), 3)
+    2.484
+    """
+    if len(values) < 2:
+        return None
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return float(_scipy_stats().t.ppf(1 - level / 2, len(values) - 1)) * error
+
+
+def critical_difference(methods: int, blocks: int, level: float = LEVEL) -> float:
+    """Nemenyi's critical difference of mean ranks, for `methods` ranked on `blocks` datasets (Demsar, JMLR 2006).
+
+    >>> round(critical_difference(4, 14), 2)
+    1.25
+    """
+    studentized = _scipy_stats().studentized_range.ppf(1 - level, methods, math.inf)
+    return float(studentized) / math.sqrt(2) * math.sqrt(methods * (methods + 1) / (6 * blocks))
+
+
+def _scipy_stats() -> Any:
+    try:
+        from scipy import stats
+    except ImportError as error:
+        raise ImportError("Intervals and critical differences need SciPy: pip install 'logitclip[report]'.") from error
+    return stats
