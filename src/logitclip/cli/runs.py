@@ -20,9 +20,9 @@ Ids = Annotated[Positional[tuple[str, ...]], arg(help_behavior_hint="")]
 Where = Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="CONDITION", help_behavior_hint="")]
 
 _TAKES = {  # action -> what it takes besides --runs
-    "list": ("ids", "--where", "--sort", "--descending", "--csv", "--json"),
+    "list": ("ids", "--where", "--sort", "--csv", "--json"),
     "show": ("ids", "--json"),
-    "diff": ("ids", "--json"),
+    "diff": ("ids",),
     "rm": ("ids", "--where", "--dry"),
     "gc": ("--dry",),
 }
@@ -36,7 +36,6 @@ def runs(
     *,
     where: Where = (),
     sort: Text = None,
-    descending: Flag = False,
     csv: Flag = False,
     json: Flag = False,
     dry: Flag = False,
@@ -54,8 +53,7 @@ def runs(
         action: What to do.
         ids: The runs: the beginning of an id is enough.
         where: Only runs that meet this condition: loss=ce, clip=norm:*, lr<0.1, status=failed. Can be repeated.
-        sort: Sort by an option or a number, as in last10_accuracy.
-        descending: Sort from the highest to the lowest.
+        sort: Sort by a number, as in last10_accuracy, highest first; or by an option.
         csv: Print CSV, one line for each run.
         json: Print JSON.
         dry: With rm and gc, only print what would be removed.
@@ -64,13 +62,11 @@ def runs(
     from logitclip.runs import listing as studies
 
     folder = runs_folder(runs)
-    given = {"ids": ids, "--where": where, "--sort": sort, "--descending": descending}
+    given = {"ids": ids, "--where": where, "--sort": sort}
     given |= {"--csv": csv, "--json": json, "--dry": dry}
     for name, value in given.items():
         if value and name not in _TAKES[action]:
             raise ValueError(f"runs {action} takes {', '.join(_TAKES[action])} and --runs, not {name}.")
-    if descending and sort is None:
-        raise ValueError("--descending needs --sort.")
     if csv and json:
         raise ValueError("--csv and --json exclude each other.")
     wanted = {"show": 1, "diff": 2}.get(action)
@@ -83,7 +79,7 @@ def runs(
     found = [studies.find(every, start) for start in ids] if ids else every
     found = studies.select(found, where)
     if sort is not None:
-        found = studies.ordered(found, sort, descending=descending)
+        found = studies.sort_runs(found, sort)
     if action == "rm":
         if not ids and not where:
             raise ValueError("runs rm needs the ids of runs, or --where.")
@@ -91,7 +87,7 @@ def runs(
     elif action == "show":
         _show(found[0], json)
     elif action == "diff":
-        _diff(found[0], found[1], json)
+        _diff(found[0], found[1])
     elif csv:
         print(printable(studies.as_csv(found)), end="")
     elif json:
@@ -152,16 +148,12 @@ def _show(run: Any, json: bool) -> None:
         show(_text(f"Trained now by {run.owner}."))
 
 
-def _diff(one: Any, other: Any, json: bool) -> None:
-    from logitclip.runs.listing import differences
-
-    found = differences(one, other)
-    if json:
-        show_json({name: {one.id: first, other.id: second} for name, (first, second) in found.items()})
-        return
-    table = make_table(f"{len(found)} differences", "", one.id[:8], other.id[:8])
-    for name, values in found.items():
-        table.add_row(name, *map(_text, values))
+def _diff(one: Any, other: Any) -> None:
+    """Show the options and numbers that differ between two runs."""
+    table = make_table("What differs", "", one.id[:8], other.id[:8])
+    for name, value in one.record.items():
+        if name != "id" and value != other.record[name]:
+            table.add_row(name, _text(value), _text(other.record[name]))
     show(table)
 
 

@@ -120,13 +120,16 @@ def select(runs: Iterable[Run], conditions: Iterable[str]) -> list[Run]:
     return chosen
 
 
-def ordered(runs: Iterable[Run], name: str, *, descending: bool = False) -> list[Run]:
-    """The runs sorted by an option or a number; those without it come last."""
+def sort_runs(runs: Iterable[Run], name: str) -> list[Run]:
+    """Sort runs by a number, highest first, or by text, from a to z; those without it come last."""
     _check_column(name)
-    records = [(run.record[name], run) for run in runs]
-    known = [(value, run) for value, run in records if value is not None]
-    known.sort(key=lambda item: (isinstance(item[0], str), item[0]), reverse=descending)
-    return [run for _, run in known] + [run for value, run in records if value is None]
+
+    def key(run: Run) -> tuple[bool, float, str]:
+        value = run.record[name]
+        number = isinstance(value, int | float)
+        return value is None, -value if number else 0.0, "" if number else str(value)
+
+    return sorted(runs, key=key)
 
 
 def changed_options(config: RunConfig) -> dict[str, Any]:
@@ -141,12 +144,6 @@ def changed_options(config: RunConfig) -> dict[str, Any]:
         for field in fields(config)
         if field.name not in hidden and getattr(config, field.name) != getattr(plain, field.name)
     }
-
-
-def differences(one: Run, other: Run) -> dict[str, tuple[Any, Any]]:
-    """Options and numbers that differ between two runs: name -> (value, value)."""
-    first, second = one.record, other.record
-    return {name: (first[name], second[name]) for name in first if name != "id" and first[name] != second[name]}
 
 
 def as_csv(runs: Iterable[Run]) -> str:
