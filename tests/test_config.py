@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import typing
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -12,7 +14,18 @@ import pytest
 
 from logitclip import data, engine, noise
 from logitclip.methods import METHODS
-from logitclip.runs.config import UNCOUNTED, RunConfig, check_plugins, plugins_ignored, registries
+from logitclip.methods.settings import AtLeast, AtMost, Must, Settings, annotations_of
+from logitclip.runs.config import (
+    UNCOUNTED,
+    Group,
+    Otherwise,
+    RunConfig,
+    check_plugins,
+    field_types,
+    noted,
+    plugins_ignored,
+    registries,
+)
 from logitclip.runs.train import settings
 
 TABLE = "a,b,kind\n" + "".join(f"{i % 7},{i % 3},{'xy'[i % 2]}\n" for i in range(40))
@@ -362,3 +375,41 @@ def test_a_dataset_of_a_plugin_needs_no_import_either(tmp_path):
         unread = config.id
         assert "reader_data" not in registries()["data"]
     assert config.id == unread
+
+
+# -- one home for a field ----------------------------------------------------------------------------------------------
+
+
+def test_every_field_says_its_group_once():
+    for name, notes in annotations_of(RunConfig).items():
+        assert len([note for note in notes if isinstance(note, Group)]) == 1, name
+    assert set(noted(Group).values()) == set(Group)
+
+
+def test_training_fields_have_the_type_and_the_bounds_of_settings():
+    types, ours = typing.get_type_hints(Settings), field_types()
+    shared = types.keys() & ours.keys() - {"penalty"}  # a spec in a run, a function in the engine
+    assert len(shared) == len(types) - 1
+    for name in shared:
+        bounds = [
+            [note for note in annotations_of(kind)[name] if isinstance(note, AtLeast | AtMost | Must)]
+            for kind in (RunConfig, Settings)
+        ]
+        assert bounds[0] == bounds[1], name
+        assert ours[name] in (types[name], types[name] | None), name
+
+
+def test_a_dataset_without_defaults_gets_those_of_settings():
+    defaults = noted(Otherwise)
+    assert defaults.pop("augment").value == "none"
+    assert {name: note.value for name, note in defaults.items()} == {
+        name: getattr(Settings(), name) for name in defaults
+    }
+    assert defaults.keys() == {"momentum", "nesterov", "weight_decay", "schedule", "milestones", "drop_last"}
+
+
+@pytest.mark.parametrize("name", ["lr", "momentum", "weight_decay", "grad_clip"])
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 1e39])
+def test_numbers_that_sgd_cannot_use_are_refused_before_a_run(name, value):
+    with pytest.raises(ValueError, match=rf"^{name} must be .* finite in float32, got {re.escape(str(value))}\.$"):
+        RunConfig(**{name: value})

@@ -41,15 +41,6 @@ def suggest(name: str, known: typing.Iterable[str]) -> str:
     return f"Known: {', '.join(known)}." if known else "It takes none."
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, without its full stop; the name of its type if it has no message.
-
-    >>> first_line(OSError("The disk is full.\\nTraceback")), first_line(KeyError())
-    ('The disk is full', 'KeyError')
-    """
-    return (str(error).strip() or type(error).__name__).partition("\n")[0].rstrip(".")
-
-
 class UnknownName(ValueError):
     """A registry does not have this name.
 

@@ -34,3 +34,12 @@ def duration(seconds: float) -> str:
     if whole < 60:
         return f"{whole} s"
     return f"{whole // 60} min {whole % 60} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, without its full stop; the name of its type if it has no message.
+
+    >>> first_line(OSError("The disk is full.\\nTraceback")), first_line(KeyError())
+    ('The disk is full', 'KeyError')
+    """
+    return (str(error).strip() or type(error).__name__).partition("\n")[0].rstrip(".")

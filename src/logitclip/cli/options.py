@@ -51,28 +51,15 @@ class Place:
     """The address of a Ray cluster, or auto; without it, Ray is started on this machine."""
 
 
-GROUPS: dict[str, tuple[str, ...]] = {
-    "data": ("data", "encoder", "root", "limit", "test_limit", "val", "val_rule", "augment"),
-    "noise": ("noise", "noise_seed"),
-    "clip and loss": ("loss", "clip", "penalty", "balance"),
-    "network": ("model",),
-    "optimisation": (
-        *("method", "epochs", "batch_size", "lr", "momentum", "nesterov", "weight_decay", "schedule", "milestones"),
-        *("drop_last", "grad_clip", "seed"),
-    ),
-    "running": (),  # all other fields of RunConfig
-}
-
-
 def run_options() -> Any:
     """Make a function from groups of options to a `RunConfig`, which tyro calls with the parsed command line."""
     defaults = _defaults()
-    grouped = {field for names in GROUPS.values() for field in names}
-    rest = tuple(field.name for field in dataclasses.fields(RunConfig) if field.name not in grouped)
-    groups = {
-        title.replace(" ", "_"): Annotated[_group(title, names or rest, defaults), arg(name=title)]
-        for title, names in GROUPS.items()
-    }
+    group_of = config_module.noted(config_module.Group)
+    groups = {}
+    for group in config_module.Group:
+        names = tuple(name for name, its in group_of.items() if its is group)
+        kind = _group(group.value, names, defaults)
+        groups[group.value.replace(" ", "_")] = Annotated[kind, arg(name=group.value)]
 
     def build(**typed: Any) -> RunConfig:
         values = {name: value for group in typed.values() for name, value in vars(group).items()}
@@ -122,7 +109,7 @@ ChangeOptions = Annotated[dict[str, Any], arg(constructor_factory=change_options
 
 def _group(title: str, names: tuple[str, ...], defaults: RunConfig) -> type:
     """Make a dataclass of some fields of `RunConfig`, with their help and the given defaults."""
-    hints, helps = config_module._hints(), _helps()
+    hints, helps = config_module.field_types(), _helps()
     fields = []
     for name in names:
         hint, default = hints[name], getattr(defaults, name)

@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from logitclip.text import first_line
+
 MISSING = frozenset({"", "?", "na", "n/a", "#n/a", "nan", "null"})  # in lower case
 
 
@@ -170,7 +172,7 @@ def _from_arrow(path: Path, read: Callable[[], Any]) -> dict[str, Column]:
         table = read()
         names = table.column_names
     except (_pyarrow().ArrowException, builtin_csv.Error, OSError, UnicodeDecodeError) as error:
-        reason = str(error).partition("\n")[0].rstrip(".")
+        reason = first_line(error)
         encoded = isinstance(error, UnicodeDecodeError) or "UTF8" in reason or "utf-16" in reason
         remedy = "save it as UTF-8" if encoded else "repair it or save it again"
         raise ValueError(f"{path} could not be read ({reason}); {remedy}.") from error

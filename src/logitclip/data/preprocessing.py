@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from logitclip.data.columns import Column, Columns, Text, Unusable, as_text, is_number
-from logitclip.registry import first_line, suggest
+from logitclip.registry import suggest
+from logitclip.text import first_line
 
 log = logging.getLogger(__name__)
 

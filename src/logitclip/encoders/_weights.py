@@ -9,6 +9,8 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
+from logitclip.text import first_line
+
 # Weights, and the files of tokenizers and image processors; never pickles and never code.
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
@@ -45,7 +47,7 @@ def locate(name: str) -> Path:
         found = hub.snapshot_download(name, local_files_only=not _downloading.get(), allow_patterns=list(PATTERNS))
     except Exception as error:  # of many types: not in the cache, no such name, no network
         if _downloading.get():
-            reason = (str(error).strip() or type(error).__name__).partition("\n")[0].rstrip(".")
+            reason = first_line(error)
             raise ValueError(f"The encoder {name!r} cannot be downloaded: {reason}.") from error
         raise ValueError(
             f"There is no folder {name!r}, and the cache of the hub has no such name: add --download to fetch it."

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from logitclip.encoders import ENCODERS, Encoder, Kind, reads
 from logitclip.encoders._weights import locate, model_files
+from logitclip.text import first_line
 
 Pooling = Literal["mean", "cls", "pooler"]
 
@@ -50,7 +51,7 @@ def hf(
             folder, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **safe
         )
     except (OSError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        reason = first_line(error)
         raise ValueError(f"transformers cannot load {name!r}: {reason}.") from error
     model = model.eval().requires_grad_(False).to(device, torch.float32 if device.type == "cpu" else torch.float16)
     pooled = not any("pool" in key or key.startswith("head") for key in info["missing_keys"])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from logitclip.encoders import ENCODERS, Encoder, Kind, reads
 from logitclip.encoders._weights import locate, model_files
+from logitclip.text import first_line
 
 
 @ENCODERS.register
@@ -33,7 +34,7 @@ def sentence_transformers(*, name: str, prompt: str = "", takes: Kind, device: t
     try:
         model = SentenceTransformer(str(locate(name)), device="cpu", model_kwargs={"use_safetensors": True}, **safe)
     except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        reason = first_line(error)
         raise ValueError(f"sentence-transformers cannot load {name!r}: {reason}.") from error
     return _Sentences(model, prompt, device)
 

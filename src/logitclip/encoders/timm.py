@@ -9,6 +9,7 @@ from torch import Tensor
 
 from logitclip.encoders import ENCODERS, Encoder, Kind, reads
 from logitclip.encoders._weights import locate, model_files
+from logitclip.text import first_line
 
 
 @ENCODERS.register
@@ -30,7 +31,7 @@ def timm(*, name: str, takes: Kind, device: torch.device) -> Encoder:
     try:
         model = package.create_model(f"local-dir:{locate(name).resolve()}", pretrained=True, num_classes=0)
     except Exception as error:  # timm raises RuntimeError, KeyError and others
-        reason = (str(error).strip() or type(error).__name__).partition("\n")[0].rstrip(".")
+        reason = first_line(error)
         raise ValueError(f"timm cannot load {name!r}: {reason}.") from error
     return _Pooled(model, resolve_model_data_config(model), device)
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from logitclip.registry import Registry, first_line
+from logitclip.registry import Registry
+from logitclip.text import first_line
 
 __all__ = ["MODELS", "build"]
 

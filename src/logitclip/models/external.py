@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from logitclip.models import MODELS
-from logitclip.registry import first_line
+from logitclip.text import first_line
 
 
 @MODELS.register

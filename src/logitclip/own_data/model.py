@@ -28,7 +28,7 @@ from logitclip.noise.estimate import CLEAN
 from logitclip.own_data.calibration import calibrated
 from logitclip.own_data.facts import FORMAT, check_facts, check_file
 from logitclip.own_data.source import check_names
-from logitclip.registry import first_line
+from logitclip.text import first_line
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from logitclip import files
-from logitclip.registry import first_line
+from logitclip.text import first_line
 
 log = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import hashlib
 import json
@@ -10,40 +11,67 @@ import os
 import time
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from logitclip.files import sha256
+from logitclip.methods.settings import (
+    AtLeast,
+    AtMost,
+    Count,
+    Milestones,
+    Must,
+    Rate,
+    Schedule,
+    Seed,
+    Settings,
+    Strength,
+    Threads,
+    Whole,
+    Workers,
+    annotations_of,
+    check_bounds,
+)
 from logitclip.registry import Registry
 
 # Increased when the maths changes, so that old results are not reused. If one method or loss changes, raise its
 # `revision` where it is registered instead: then only its own runs are repeated.
 PROTOCOL = 2
 
-# Fields that change no number of the result, and are not part of the id.
-UNCOUNTED = ("root", "runs", "workers", "checkpoint_seconds", "tensorboard")
-
-# Fields with a spec, in which one number may be the word `grid` or `auto`.
-TUNABLE = ("clip", "penalty", "loss", "method", "model")
+N = TypeVar("N")
 PLUGIN_MODULE = "logitclip_plugin_"  # how the name of a plugin's module begins
 
-_LEAST = {"noise_seed": 0, "seed": 0, "limit": 0, "test_limit": 0, "measure_every": 0, "checkpoint_seconds": 0}
-_LEAST |= {"workers": 0, "devices": 1, "nodes": 1, "epochs": 1, "batch_size": 1, "threads": 1}
-_MOST = {"noise_seed": 2**63 - 1, "seed": 2**63 - 1, "threads": 1024, "devices": 1024, "nodes": 65536, "workers": 1024}
 
-# Defaults for a dataset without a protocol. The user must give all other options.
-_GENERAL: Mapping[str, Any] = {
-    "momentum": 0.9,
-    "nesterov": False,
-    "weight_decay": 0.0,
-    "schedule": "multistep",
-    "milestones": (0.4, 0.7),
-    "augment": "none",
-    "drop_last": False,
-}
+class Group(enum.Enum):
+    """A note in the annotation of a field: the group of options that it belongs to on the command line."""
+
+    DATA = "data"
+    NOISE = "noise"
+    LOSS = "clip and loss"
+    NETWORK = "network"
+    OPTIMISATION = "optimisation"
+    RUNNING = "running"
+
+
+class Note(enum.Enum):
+    """Other notes in the annotation of a field."""
+
+    UNCOUNTED = enum.auto()  # it changes no number of the result, and is not part of the id
+    TUNABLE = enum.auto()  # a spec, in which one number may be the word `grid` or `auto`
+
+
+@dataclass(frozen=True)
+class Otherwise:
+    """A note in the annotation of a field: its value if neither the user nor the dataset gives one."""
+
+    value: Any
+
+
+DATA, NOISE, LOSS, NETWORK, OPTIMISATION, RUNNING = Group
+BELOW_ONE = Must(lambda value: 0 <= value < 1, "at least 0 and below 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,107 +86,97 @@ class RunConfig:
     150
     """
 
-    data: str = "digits"
+    data: Annotated[str, DATA] = "digits"
     """The dataset, as in cifar10 or table:path=my.csv,label=kind."""
-    encoder: str = "none"
+    encoder: Annotated[str, DATA] = "none"
     """A pretrained encoder of images or texts, as in hf:FOLDER; the network then trains on its features."""
-    root: str | None = None
+    root: Annotated[str | None, DATA, Note.UNCOUNTED] = None
     """The folder with the data; $LOGITCLIP_DATA or ./data if not given."""
-    noise: str = "none"
+    noise: Annotated[str, NOISE] = "none"
     """Label noise of the training set, as in symmetric:rate=0.5."""
-    noise_seed: int = 0
+    noise_seed: Annotated[Seed, NOISE] = 0
     """Seed of the label noise, independent of --seed."""
-    loss: str = "ce"
+    loss: Annotated[str, LOSS, Note.TUNABLE] = "ce"
     """The loss, as in gce:q=0.7."""
-    clip: str = "none"
+    clip: Annotated[str, LOSS, Note.TUNABLE] = "none"
     """The clip of the logits before the loss, as in norm:temp=1.5 or norm:tau=1."""
-    balance: bool = False
+    balance: Annotated[bool, LOSS] = False
     """Weight each class by the inverse of its share of the training labels, at most tenfold."""
-    penalty: str = "none"
+    penalty: Annotated[str, LOSS, Note.TUNABLE] = "none"
     """A penalty on the logits, as in norm:weight=0.1."""
-    method: str = "standard"
+    method: Annotated[str, OPTIMISATION, Note.TUNABLE] = "standard"
     """The training method."""
-    model: str | None = None
+    model: Annotated[str | None, NETWORK, Note.TUNABLE] = None
     """The network, as in wrn:depth=40,width=2 or mlp:width=256,depth=3."""
-    epochs: int | None = None
+    epochs: Annotated[Count | None, OPTIMISATION] = None
     """Passes over the training data."""
-    batch_size: int | None = None
+    batch_size: Annotated[Count | None, OPTIMISATION] = None
     """Examples per batch in each process."""
-    lr: float | None = None
+    lr: Annotated[Rate | None, OPTIMISATION] = None
     """Learning rate of SGD at the start."""
-    momentum: float | None = None
+    momentum: Annotated[Strength | None, OPTIMISATION, Otherwise(Settings.momentum)] = None
     """Momentum of SGD."""
-    nesterov: bool | None = None
+    nesterov: Annotated[bool | None, OPTIMISATION, Otherwise(Settings.nesterov)] = None
     """Nesterov's momentum."""
-    weight_decay: float | None = None
+    weight_decay: Annotated[Strength | None, OPTIMISATION, Otherwise(Settings.weight_decay)] = None
     """Weight decay of SGD, on all parameters."""
-    schedule: Literal["multistep", "cosine", "constant"] | None = None
+    schedule: Annotated[Schedule | None, OPTIMISATION, Otherwise(Settings.schedule)] = None
     """Schedule of the learning rate: divide by 10 at each milestone, follow a half cosine, or keep it constant."""
-    milestones: tuple[float, ...] | None = None
+    milestones: Annotated[Milestones | None, OPTIMISATION, Otherwise(Settings.milestones)] = None
     """Milestones of the schedule multistep, as shares of the epochs: 0.4,0.7."""
-    drop_last: bool | None = None
+    drop_last: Annotated[bool | None, OPTIMISATION, Otherwise(Settings.drop_last)] = None
     """Drop an incomplete last batch."""
-    augment: str | None = None
+    augment: Annotated[str | None, DATA, Otherwise("none")] = None
     """Augmentation of the training inputs, as in flip_crop:padding=4."""
-    grad_clip: float = 0.0
+    grad_clip: Annotated[Strength, OPTIMISATION] = 0.0
     """Largest global norm of the gradient; 0: no limit."""
-    seed: int = 0
+    seed: Annotated[Seed, OPTIMISATION] = 0
     """Seed of the weights, the order and the augmentation."""
-    limit: int = 0
+    limit: Annotated[Whole, DATA] = 0
     """Train on only this many examples, a fixed random choice; 0: all."""
-    test_limit: int = 0
+    test_limit: Annotated[Whole, DATA] = 0
     """Test on only this many examples, a fixed random choice; 0: all."""
-    val: float = 0.0
+    val: Annotated[float, BELOW_ONE, DATA] = 0.0
     """Share of the noisy training examples held out for validation."""
-    val_rule: Literal["random", "released"] = "random"
+    val_rule: Annotated[Literal["random", "released"], DATA] = "random"
     """Hold out random examples without augmentation, or, like the released code, the last ones with augmentation."""
-    precision: Literal["32", "64", "bf16-mixed", "16-mixed", "bf16-true"] = "32"
+    precision: Annotated[Literal["32", "64", "bf16-mixed", "16-mixed", "bf16-true"], RUNNING] = "32"
     """Floating-point precision."""
-    accelerator: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    accelerator: Annotated[Literal["auto", "cpu", "cuda", "mps"], RUNNING] = "auto"
     """Kind of device."""
-    devices: int = 1
+    devices: Annotated[int, AtLeast(1), AtMost(1024), RUNNING] = 1
     """Processes on this machine, one for each device."""
-    nodes: int = 1
+    nodes: Annotated[int, AtLeast(1), AtMost(65536), RUNNING] = 1
     """Machines; start one process for each device with torchrun."""
-    threads: int = 1
+    threads: Annotated[Threads, RUNNING] = 1
     """CPU threads of each process. The last bits of a result depend on it."""
-    compile: bool = False
+    compile: Annotated[bool, RUNNING] = False
     """Compile the network with torch.compile."""
-    deterministic: bool = False
+    deterministic: Annotated[bool, RUNNING] = False
     """Use only deterministic algorithms, so that a GPU repeats a run bit for bit; slower."""
-    channels_last: bool = True
+    channels_last: Annotated[bool, RUNNING] = True
     """Keep images in the channels-last layout, which is faster."""
-    measure_every: int = 0
+    measure_every: Annotated[Whole, RUNNING] = 0
     """Epochs between two measurements of memorised labels; 0: 1 up to 20,000 examples, else 10."""
-    per_example: bool = False
+    per_example: Annotated[bool, RUNNING] = False
     """Also write loss, margins, prediction and first epoch learnt of every training example, and test predictions."""
-    plugin: tuple[str, ...] = ()
+    plugin: Annotated[tuple[str, ...], RUNNING] = ()
     """Python files with your own losses, models or datasets, imported first."""
-    workers: int = 0
+    workers: Annotated[Workers, RUNNING, Note.UNCOUNTED] = 0
     """Processes that decode images from disk."""
-    checkpoint_seconds: float = 15.0
+    checkpoint_seconds: Annotated[float, AtLeast(0), RUNNING, Note.UNCOUNTED] = 15.0
     """Minimum seconds between two checkpoints, which are saved at the end of an epoch; 0: after every epoch."""
-    tensorboard: bool = False
+    tensorboard: Annotated[bool, RUNNING, Note.UNCOUNTED] = False
     """Also log to TensorBoard."""
-    runs: str = "runs"
+    runs: Annotated[str, RUNNING, Note.UNCOUNTED] = "runs"
     """The folder for all runs."""
 
     def __post_init__(self) -> None:
         if isinstance(self.milestones, str):
             object.__setattr__(self, "milestones", _shares(self.milestones))
-        for name, hint in _hints().items():
+        for name, hint in field_types().items():
             object.__setattr__(self, name, checked(name, hint, getattr(self, name)))
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and not value >= least:
-                raise ValueError(f"{name} must be at least {least}, got {value}.")
-        for name, most in _MOST.items():
-            if not getattr(self, name) <= most:
-                raise ValueError(f"{name} must be at most {most}, got {getattr(self, name)}.")
-        if not 0 <= self.val < 1:
-            raise ValueError(f"val must be at least 0 and below 1, got {self.val}.")
-        if any(not 0 <= share <= 1 for share in self.milestones or ()):
-            raise ValueError(f"milestones must be shares of the epochs between 0 and 1, got {self.milestones}.")
+        check_bounds(self)
 
     def resolved(self) -> RunConfig:
         """Return the run with the dataset's defaults filled in and every spec in canonical form. Reads no data.
@@ -202,7 +220,7 @@ class RunConfig:
         if missing:
             known = ours or registries()["data"].knows(filled["data"])
             own = HEAD if self.encoder != "none" else protocol_of(filled["data"]) if known else {}
-            defaults = {**_GENERAL, **own}
+            defaults = {**{name: note.value for name, note in noted(Otherwise).items()}, **own}
             for name in missing:
                 if name not in defaults:
                     raise ValueError(
@@ -222,6 +240,23 @@ class RunConfig:
     def id(self) -> str:
         """The name of the run's folder: a hash of the resolved config, the files it names, and the protocol number."""
         return resolved_id(self.resolved())
+
+
+def noted(kind: type[N]) -> dict[str, N]:
+    """Return the note of this type in the annotation of each field of `RunConfig` that has one.
+
+    >>> noted(Group)["lr"]
+    <Group.OPTIMISATION: 'optimisation'>
+    """
+    every = annotations_of(RunConfig).items()
+    return {name: note for name, notes in every for note in notes if isinstance(note, kind)}
+
+
+def _fields_with(note: Note) -> tuple[str, ...]:
+    return tuple(name for name, notes in annotations_of(RunConfig).items() if note in notes)
+
+
+UNCOUNTED, TUNABLE = _fields_with(Note.UNCOUNTED), _fields_with(Note.TUNABLE)
 
 
 def resolved_id(config: RunConfig) -> str:
@@ -310,7 +345,8 @@ def word_to_tune(config: RunConfig) -> tuple[str, str, str] | None:
 
 
 @functools.cache
-def _hints() -> dict[str, Any]:
+def field_types() -> dict[str, Any]:
+    """Return the type of each field of `RunConfig`, without the notes in its annotation."""
     return typing.get_type_hints(RunConfig)
 
 

@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 
 from logitclip import files
-from logitclip.registry import first_line
 from logitclip.runs import claims
 from logitclip.runs.checkpoints import CHECKPOINTS, as_safetensors, remove_temporary_files
 from logitclip.runs.config import UNCOUNTED, RunConfig, checked
+from logitclip.text import first_line
 
 log = logging.getLogger(__name__)
 

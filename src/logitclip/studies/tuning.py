@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from logitclip.registry import first_line, suggest
+from logitclip.registry import suggest
 from logitclip.runs import claims
 from logitclip.runs.config import RunConfig, load_plugins, registries, word_to_tune
 from logitclip.runs.results import LAST, Failure, Result, outcome
 from logitclip.search import HELD_OUT, NOTHING_LEARNT, Trial, best, highest, learnt, proposed
 from logitclip.studies import executors
 from logitclip.studies.listener import Listener
+from logitclip.text import first_line
 
 log = logging.getLogger(__name__)
 
