@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from logitclip.encoders import blocks
-from logitclip.registry import first_line
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Failure, Result, read_outcome
 from logitclip.studies.queue import POLL, Job, Queue, Room, attempt, encode_first
+from logitclip.text import first_line
 
 log = logging.getLogger(__name__)
 
