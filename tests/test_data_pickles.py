@@ -112,10 +112,11 @@ class Attack:
 def attacks(marker):
     import builtins
     import os
+    import shlex
     import subprocess
 
     return [
-        Attack(os.system, f"touch {marker}"),
+        Attack(os.system, shlex.join(["touch", str(marker)])),
         Attack(subprocess.check_call, ["touch", str(marker)]),
         Attack(builtins.eval, f"open({str(marker)!r}, 'w')"),
         Attack(builtins.exec, f"open({str(marker)!r}, 'w')"),

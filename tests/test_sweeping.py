@@ -6,6 +6,7 @@ import io
 import itertools
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -275,7 +276,7 @@ def test_a_sweep_that_is_interrupted_and_killed_repeats_nothing(tmp_path, first)
     assert len(after) == 16
     assert {run: after[run] for run in before} == before
     assert out.startswith(f"{16 - len(before)} runs done, ")
-    assert f"Next: logitclip report {own} --scale full --runs {folder}" in out
+    assert "Next: " + shlex.join(["logitclip", "report", str(own), "--scale", "full", "--runs", str(folder)]) in out
     for run in after:
         assert [row["epoch"] for row in checkpoints.read_rows(folder / run / "metrics.jsonl")] == list(range(30))
 
