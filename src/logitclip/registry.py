@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from logitclip.text import listed
+
 __all__ = ["Knob", "Registry", "UnknownName"]
 
 F = typing.TypeVar("F", bound=Callable[..., Any])
@@ -38,7 +40,7 @@ def suggest(name: str, known: typing.Iterable[str]) -> str:
         near = [initials]
     if near:
         return f"Did you mean {by_lower_case[near[0]]!r}?"
-    return f"Known: {', '.join(known)}." if known else "It takes none."
+    return f"Known: {listed(known)}." if known else "It takes none."
 
 
 class UnknownName(ValueError):

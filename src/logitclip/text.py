@@ -1,6 +1,8 @@
-"""Words for people: counts, durations, and text that cannot steer a terminal."""
+"""Words for people: counts, lists, durations, and text that cannot steer a terminal."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 # Control characters as visible symbols of the same width, so that text from files cannot steer a terminal or reorder a
 # line. Tab and newline stay.
@@ -23,6 +25,16 @@ def counted(number: int, noun: str) -> str:
     ('1 run', '36 runs')
     """
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(names: Iterable[str], most: int = 20) -> str:
+    """Return names in a row, and how many are left out.
+
+    >>> listed(["a", "b", "c", "d"], most=2), listed(["a", "b"])
+    ('a, b, ... 2 more', 'a, b')
+    """
+    every = list(names)
+    return ", ".join([*every[:most], *([f"... {len(every) - most} more"] if len(every) > most else [])])
 
 
 def duration(seconds: float) -> str:

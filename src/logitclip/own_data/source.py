@@ -19,6 +19,7 @@ from logitclip.data.images import IMAGE_SUFFIXES, ImageFiles
 from logitclip.data.listings import Listing, collect, list_classes
 from logitclip.data.preprocessing import Preprocessor
 from logitclip.data.table import image_listing, load_table, require
+from logitclip.text import listed
 
 HELD_OUT = 0.1  # share of the rows to validate and calibrate the final model on, with their noisy labels
 FEWEST = 10  # rows, so that one is held out
@@ -93,7 +94,7 @@ def look(
         return _images(path, {"path": path}, listing, classes, {"image files": "image"}, {})
     if label is None:
         columns = read_table(path)
-        raise ValueError(f"Which column of {path} is the label? It has {', '.join(list(columns)[:20])}.")
+        raise ValueError(f"Which column of {path} is the label? It has {listed(columns)}.")
     image, drop = _checked(path, label, text, image, drop)
     if image is not None:
         listing, classes = image_listing(path, label, image)
