@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import csv
 import functools
 import io
 import json
@@ -58,6 +59,53 @@ def loss_knobs() -> str:
         for knob in LOSSES.knobs(name).values():
             default = f"{knob.default:.3g}" if isinstance(knob.default, float) else show_value(knob.default)
             lines.append(f"| `{name}` | `{knob.name}` | {default} | {meanings[knob.name]} |")
+    return "\n".join(lines)
+
+
+def loss_count() -> str:
+    """How many losses there are."""
+    from logitclip.losses import LOSSES
+
+    return f"There are {len(list(LOSSES))} losses."
+
+
+def loss_advice() -> str:
+    """When to take each loss, from its docstring."""
+    from logitclip.losses import LOSSES
+
+    lines = ["| loss | when |", "|---|---|"]
+    for name in LOSSES:
+        (text,) = re.findall(r"(?ms)^When: (.*?)\n\n", LOSSES[name].__doc__ or "")
+        lines.append(f"| `{name}` | {_sentence(text)} |")
+    return "\n".join(lines)
+
+
+def _sentence(text: str) -> str:
+    text = " ".join(text.split())
+    return text[0].upper() + text[1:]
+
+
+def loss_settings() -> str:
+    """The settings of the authors of each loss, by dataset: options of `logitclip train`."""
+    from logitclip.losses import LOSSES
+
+    found: dict[str, dict[str, str]] = {name: LOSSES[name].settings for name in LOSSES}  # type: ignore[attr-defined]
+    datasets = list(dict.fromkeys(dataset for settings in found.values() for dataset in settings))
+    lines = [f"| loss | {' | '.join(datasets)} |", "|---" * (len(datasets) + 1) + "|"]
+    for name, settings in found.items():
+        if settings:
+            cells = " | ".join(f"`--loss {settings[d]}`" if d in settings else "" for d in datasets)
+            lines.append(f"| `{name}` | {cells} |")
+    return "\n".join(lines)
+
+
+def authors_losses() -> str:
+    """Differences between each loss and its authors' code, from benchmarks/authors_losses.py."""
+    lines = ["| loss | authors' code | value | gradient | why they differ |", "|---|---|--:|--:|---|"]
+    with (DOCS.parent / "results" / "losses_authors.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            code = f"{row['repository']} at {row['commit']}"
+            lines.append(f"| `{row['loss']}` | {code} | {row['value']} | {row['gradient']} | {row['why']} |")
     return "\n".join(lines)
 
 
@@ -236,6 +284,10 @@ def generated(name: str) -> str:
     others = {
         "recipes": recipe_table,
         "loss knobs": loss_knobs,
+        "loss count": loss_count,
+        "loss advice": loss_advice,
+        "loss settings": loss_settings,
+        "loss authors": authors_losses,
         "choices": recipe_choices,
         "measured losses": measured_losses,
         "other losses": other_losses,

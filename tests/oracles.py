@@ -1,9 +1,12 @@
 """Independent losses and links in NumPy float64: formulas as published, gradients by hand.
 
-A loss of p_y alone is `(log_p, rest, **knobs) -> (value, slope)`, all of shape [N]: log_p = log p_y, rest = 1 - p_y and
+A new loss needs one function here, its name in one of the three lists, and bad values of its knobs in `OUT_OF_RANGE`.
+
+A loss of only p_y is `(log_p, rest, **knobs) -> (value, slope)`, all of shape [N]: log_p = log p_y, rest = 1 - p_y and
 slope = d value / d log p_y, which stays finite at p_y = 0. A loss of all probabilities is
-`(log_probs, y, **knobs) -> (values [N], slopes [N, K])` with the slope in each log p_k. `loss` chains them with the
-softmax and a link.
+`(log_probs, y, **knobs) -> (values [N], slopes [N, K])` with the slope in each log p_k. A loss with another link than
+the softmax takes the logits instead, and its slopes are those in each logit. `loss` chains them with the softmax and a
+link.
 """
 
 from __future__ import annotations
@@ -19,10 +22,6 @@ LOG_1E4 = math.log(1e-4)
 Pair = tuple[ndarray, ndarray]
 
 # -- losses of p_y -----------------------------------------------------------------------------------------------------
-
-
-def ce(log_p: ndarray, rest: ndarray) -> Pair:
-    return -log_p, -np.ones_like(log_p)
 
 
 def focal(log_p: ndarray, rest: ndarray, gamma: float = 0.5, detach_weight: bool = False) -> Pair:
@@ -49,7 +48,7 @@ def rce(log_p: ndarray, rest: ndarray, log_zero: float = LOG_1E4) -> Pair:
 
 
 def sce(log_p: ndarray, rest: ndarray, alpha: float = 0.5, beta: float = 1.0, log_zero: float = LOG_1E4) -> Pair:
-    return combine(alpha, ce(log_p, rest), beta, rce(log_p, rest, log_zero))
+    return combine(alpha, ce_of(log_p), beta, rce(log_p, rest, log_zero))
 
 
 def gce(log_p: ndarray, rest: ndarray, q: float = 0.7) -> Pair:
@@ -76,6 +75,45 @@ def aul(log_p: ndarray, rest: ndarray, a: float = 5.5, q: float = 3.0) -> Pair:
 def agce(log_p: ndarray, rest: ndarray, a: float = 0.6, q: float = 0.6) -> Pair:
     p = np.exp(log_p)
     return ((a + 1) ** q - (a + p) ** q) / q, -p * (a + p) ** (q - 1)
+
+
+def js(log_p: ndarray, rest: ndarray, pi: float = 0.7) -> Pair:
+    """H(pi e_y + (1-pi) p) - pi H(e_y) - (1-pi) H(p) over the classes y and "another", scaled."""
+    v = 1 - pi
+    p, mixed = np.exp(log_p), pi + v * np.exp(log_p)
+    # The other classes: v p_k log(v p_k) - v p_k log p_k = v p_k log v.
+    divergence = -mixed * np.log(mixed) - v * rest * math.log(v) + v * p * log_p
+    slope = v * p * (-np.log(mixed) - 1 + math.log(v) + log_p + 1)
+    return -divergence / (v * math.log(v)), -slope / (v * math.log(v))
+
+
+def poly1(log_p: ndarray, rest: ndarray, epsilon: float = 2.0) -> Pair:
+    return -log_p + epsilon * rest, -1 - epsilon * np.exp(log_p)
+
+
+def tangent(log_p: ndarray, value: ndarray, slope: ndarray, at: float, tau: float) -> Pair:
+    """A loss with its tangent below p = 1e-7, where OGC's threshold starts."""
+    p = np.exp(log_p)
+    return np.where(p <= 1e-7, at + tau * (1e-7 - p), value), np.where(p <= 1e-7, -tau * p, slope)
+
+
+def ogc_ce(log_p: ndarray, rest: ndarray, epsilon: float = 20.0) -> Pair:
+    return tangent(log_p, *ce_of(log_p), -math.log(1e-7), 1e7)
+
+
+def ogc_focal(log_p: ndarray, rest: ndarray, epsilon: float = 20.0, gamma: float = 0.5) -> Pair:
+    t, u = 1e-7, 1 - 1e-7
+    tau = u**gamma / t - gamma * u ** (gamma - 1) * math.log(t)
+    return tangent(log_p, *focal(log_p, rest, gamma), -(u**gamma) * math.log(t), tau)
+
+
+def ogc_gce(log_p: ndarray, rest: ndarray, epsilon: float = 20.0, q: float = 0.7) -> Pair:
+    return tangent(log_p, *gce(log_p, rest, q), (1 - 1e-7**q) / q, 1e-7 ** (q - 1))
+
+
+def ce_of(log_p: ndarray, rest: ndarray | None = None) -> Pair:
+    """Cross entropy without label smoothing, which is a loss of only p_y."""
+    return -log_p, -np.ones_like(log_p)
 
 
 # -- losses of all probabilities ---------------------------------------------------------------------------------------
@@ -115,10 +153,219 @@ def nce_rce(log_probs: ndarray, y: ndarray, alpha: float = 1.0, beta: float = 1.
     return combine(alpha, nce(log_probs, y), beta, of_all(rce, log_probs, y, log_zero=log_zero))
 
 
+def ce(log_probs: ndarray, y: ndarray, label_smoothing: float = 0.0) -> Pair:
+    classes = log_probs.shape[1]
+    target = (1 - label_smoothing) * one_hot(y, log_probs) + label_smoothing / classes
+    return -(target * log_probs).sum(1), -target
+
+
+def ratio(terms: ndarray, slopes: ndarray, y: ndarray) -> Pair:
+    """t_y / sum_k t_k."""
+    total = terms.sum(1, keepdims=True)
+    value = at(terms, y)[:, None] / total
+    return value[:, 0], slopes * (one_hot(y, terms) - value) / total
+
+
+def focal_terms(log_probs: ndarray, gamma: float) -> Pair:
+    """-(1-p)^gamma log p of every class, with the weights held constant."""
+    weights = (-np.expm1(log_probs)).clip(0) ** gamma
+    return -weights * log_probs, -weights
+
+
+def nfl(log_probs: ndarray, y: ndarray, gamma: float = 0.5) -> Pair:
+    return ratio(*focal_terms(log_probs, gamma), y)
+
+
+def anl_ce(log_probs: ndarray, y: ndarray, alpha: float = 5.0, beta: float = 5.0) -> Pair:
+    floored = np.maximum(log_probs, math.log(1e-7))
+    value, slopes = ratio(floored - math.log(1e-7), (log_probs > math.log(1e-7)).astype(float), y)
+    return combine(alpha, nce(log_probs, y), beta, (1 - value, -slopes))
+
+
+def anl_fl(log_probs: ndarray, y: ndarray, alpha: float = 5.0, beta: float = 5.0, gamma: float = 0.5) -> Pair:
+    highest = -((1 - 1e-7) ** gamma) * math.log(1e-7)
+    terms, slopes = focal_terms(np.maximum(log_probs, math.log(1e-7)), gamma)
+    slopes = slopes * (log_probs > math.log(1e-7))
+    value, slopes = ratio(np.maximum(highest - terms, 0), -slopes, y)
+    return combine(alpha, nfl(log_probs, y, gamma), beta, (1 - value, -slopes))
+
+
+def eps_softmax(log_probs: ndarray, y: ndarray, m: float) -> tuple[ndarray, ndarray]:
+    """log max(q_y, 1e-8), and its slope in log p_y."""
+    p = np.exp(at(log_probs, y))
+    q = (p + m * (log_probs.argmax(1) == y)) / (m + 1)
+    log_q = np.where(log_probs.argmax(1) == y, np.log1p((p - 1) / (m + 1)), at(log_probs, y) - np.log1p(m))
+    free = log_q >= math.log(1e-8)
+    inner = np.divide(p / (m + 1), q, out=np.ones_like(q), where=(q > 0) & (log_probs.argmax(1) == y))
+    return np.maximum(log_q, math.log(1e-8)), free * inner
+
+
+def eps_ce_mae(log_probs: ndarray, y: ndarray, alpha: float = 0.01, beta: float = 5.0, m: float = 1e5) -> Pair:
+    log_q, slope = eps_softmax(log_probs, y, m)
+    first = -log_q, -slope[:, None] * one_hot(y, log_probs)
+    return combine(alpha, first, beta, of_all(mae, log_probs, y))
+
+
+def eps_focal_mae(
+    log_probs: ndarray, y: ndarray, alpha: float = 0.01, beta: float = 5.0, m: float = 1e5, gamma: float = 0.1
+) -> Pair:
+    log_q, slope = eps_softmax(log_probs, y, m)
+    weight = np.maximum(-np.expm1(log_q), 1e-300) ** gamma
+    first = -weight * log_q, -(weight * slope)[:, None] * one_hot(y, log_probs)
+    return combine(alpha, first, beta, of_all(mae, log_probs, y))
+
+
+def amse(log_probs: ndarray, y: ndarray, a: float = 30.0) -> Pair:
+    probs, classes = np.exp(log_probs), log_probs.shape[1]
+    gap = a * one_hot(y, log_probs) - probs
+    return (gap**2).sum(1) / classes, -2 * gap * probs / classes
+
+
+def jal_ce(log_probs: ndarray, y: ndarray, alpha: float = 1.0, beta: float = 1.0, a: float = 30.0) -> Pair:
+    return combine(alpha, nce(log_probs, y), beta, amse(log_probs, y, a))
+
+
+def jal_fl(
+    log_probs: ndarray, y: ndarray, alpha: float = 1.0, beta: float = 1.0, a: float = 30.0, gamma: float = 0.5
+) -> Pair:
+    return combine(alpha, nfl(log_probs, y, gamma), beta, amse(log_probs, y, a))
+
+
+def unhinged(log_probs: ndarray, y: ndarray) -> Pair:
+    return log_probs.mean(1) - at(log_probs, y), 1 / log_probs.shape[1] - one_hot(y, log_probs)
+
+
+def bootstrap_soft(log_probs: ndarray, y: ndarray, beta: float = 0.95) -> Pair:
+    probs = np.exp(log_probs)
+    target = beta * one_hot(y, log_probs) + (1 - beta) * probs
+    return -(target * log_probs).sum(1), -target - (1 - beta) * probs * log_probs
+
+
+def bootstrap_hard(log_probs: ndarray, y: ndarray, beta: float = 0.8) -> Pair:
+    target = beta * one_hot(y, log_probs) + (1 - beta) * one_hot(log_probs.argmax(1), log_probs)
+    return -(target * log_probs).sum(1), -target
+
+
+def transition(classes: int, rate: float) -> ndarray:
+    return (1 - rate) * np.eye(classes) + rate / (classes - 1) * (1 - np.eye(classes))
+
+
+def forward(log_probs: ndarray, y: ndarray, rate: float = 0.2, matrix: ndarray | None = None) -> Pair:
+    t = transition(log_probs.shape[1], rate) if matrix is None else matrix
+    joint = np.exp(log_probs) * t[:, y].T
+    total = np.maximum(joint.sum(1, keepdims=True), 1e-300)
+    return -np.log(total[:, 0]), -joint / total
+
+
+def backward(log_probs: ndarray, y: ndarray, rate: float = 0.2, matrix: ndarray | None = None) -> Pair:
+    rows = np.linalg.inv(transition(log_probs.shape[1], rate) if matrix is None else matrix)[y]
+    return -(rows * log_probs).sum(1), -rows
+
+
+# -- losses of the logits ----------------------------------------------------------------------------------------------
+
+
+def ldr_kl(z: ndarray, y: ndarray, lam: float = 10.0, margin: float = 0.1) -> Pair:
+    log_soft = np.where(z < -30, z, np.log(np.maximum(np.logaddexp(0, z), 1e-300)))
+    log_soft = log_soft - log_soft.max(1, keepdims=True)
+    s = np.exp(log_soft) / np.exp(log_soft).mean(1, keepdims=True)
+    d = s - at(s, y)[:, None] + margin * (1 - one_hot(y, z))
+    top = d.max(1, keepdims=True)
+    e = np.exp((d - top) / lam)
+    value = top[:, 0] + lam * np.log(e.mean(1))
+    ds = e / e.sum(1, keepdims=True) - one_hot(y, z)
+    # s_k = K sp_k / sum sp, and d log sp / dz = sigmoid(z) / sp(z)
+    share = s / z.shape[1]
+    d_log = np.where(z < -30, 1.0, np.exp(-np.logaddexp(0, -z)) / np.maximum(np.logaddexp(0, z), 1e-300))
+    inner = (ds * s).sum(1, keepdims=True)
+    return value, (ds * s - inner * share) * d_log
+
+
+def bi_tempered(z: ndarray, y: ndarray, t1: float = 0.8, t2: float = 1.2) -> Pair:
+    below = z - z.max(1, keepdims=True)
+
+    def log_p(shift: ndarray) -> ndarray:
+        return below - shift if t2 == 1 else np.log1p((t2 - 1) * (shift - below)) / (1 - t2)
+
+    low, high = np.zeros((len(z), 1)), np.full((len(z), 1), float(z.shape[1]) ** 5 + 1)
+    for _ in range(300):  # bisection: the sum of p falls in the shift
+        middle = (low + high) / 2
+        over = np.exp(log_p(middle)).sum(1, keepdims=True) > 1
+        low, high = np.where(over, middle, low), np.where(over, high, middle)
+    logs = log_p(low)
+    log_t1 = logs if t1 == 1 else np.expm1((1 - t1) * logs) / (1 - t1)
+    value = -at(log_t1, y) - (1 - np.exp((2 - t1) * logs).sum(1)) / (2 - t1)
+    dp = np.exp((1 - t1) * logs) - one_hot(y, z) * np.exp(-t1 * logs)  # d value / dp
+    tilted = np.exp(t2 * logs)  # dp/dz at a constant shift
+    escort = tilted / tilted.sum(1, keepdims=True)
+    return value, dp * tilted - escort * (dp * tilted).sum(1, keepdims=True)
+
+
 OF_TARGET: dict[str, Callable[..., Pair]] = {
-    f.__name__: f for f in (ce, focal, mae, phuber_ce, rce, sce, gce, taylor_ce, ael, aul, agce)
+    f.__name__: f
+    for f in (focal, mae, phuber_ce, rce, sce, gce, taylor_ce, ael, aul, agce, js, poly1, ogc_ce, ogc_focal, ogc_gce)
+} | {"ce": ce_of}
+_OF_ALL = (
+    *(ce, nce, cores, nce_mae, nce_agce, nce_rce, nfl, anl_ce, anl_fl, eps_ce_mae, eps_focal_mae, amse),
+    *(jal_ce, jal_fl, unhinged, bootstrap_soft, bootstrap_hard, forward, backward),
+)
+OF_ALL: dict[str, Callable[..., Pair]] = {f.__name__: f for f in _OF_ALL}
+OF_LOGITS: dict[str, Callable[..., Pair]] = {f.__name__: f for f in (ldr_kl, bi_tempered)}
+ORACLES = OF_TARGET | OF_ALL | OF_LOGITS
+
+# -- what tests of all losses need to know of one ----------------------------------------------------------------------
+
+SYMMETRIC = {
+    "mae",
+    "rce",
+    "nce",
+    "nce_mae",
+    "nce_rce",
+    "unhinged",
+    "nfl",
+    "anl_ce",
+    "anl_fl",
+}  # sum_k L(z, k) is the same for all z
+DETACHED = {"nfl", "anl_fl", "jal_fl", "eps_focal_mae"}  # gradients hold focal weights constant, as the authors' do
+# The oracle of CORES has its beta and prior; the rest of its schedule acts through the epoch and has its own tests.
+SCHEDULE = {"cores": {"warmup", "ramp", "sieve_after", "prior"}}
+OUT_OF_RANGE: dict[str, dict[str, Any]] = {
+    "ce": {"label_smoothing": (1.1, math.inf, -math.inf)},
+    "focal": {"gamma": (-0.1, math.inf)},
+    "mae": {"scale": (-1.0, math.inf)},
+    "phuber_ce": {"threshold": (1.0, 0.0, math.inf)},
+    "rce": {"log_zero": (0.0, 1.0, -math.inf)},
+    "sce": {"alpha": (-1.0,), "beta": (-1.0, math.inf), "log_zero": (0.0,)},
+    "gce": {"q": (0.0, -1.0, math.inf)},
+    "taylor_ce": {"order": (0, -1, 1.5)},
+    "nce": {"scale": (-1.0,)},
+    "ael": {"a": (0.0, -1.0, math.inf)},
+    "aul": {"a": (1.0, 0.5, math.inf), "q": (0.0, math.inf)},
+    "agce": {"a": (0.0, math.inf), "q": (0.0, -1.0)},
+    "cores": {"beta": (-1.0, math.inf), "warmup": (-1,), "ramp": (0,), "prior": ("lables",)},
+    "nce_mae": {"alpha": (-1.0,), "beta": (-1.0,), "scale": (-1.0,)},
+    "nce_agce": {"alpha": (-1.0,), "beta": (-1.0,), "a": (0.0,), "q": (0.0,)},
+    "nce_rce": {"alpha": (-1.0,), "beta": (-1.0,), "log_zero": (0.0,)},
+    "nfl": {"gamma": (-0.1, math.inf)},
+    "anl_ce": {"alpha": (-1.0, math.inf), "beta": (-1.0,)},
+    "anl_fl": {"alpha": (-1.0,), "beta": (-1.0,), "gamma": (-1.0,)},
+    "eps_ce_mae": {"alpha": (-1.0,), "beta": (-1.0,), "m": (-1.0, math.inf)},
+    "eps_focal_mae": {"alpha": (-1.0,), "beta": (-1.0,), "m": (-1.0,), "gamma": (-1.0,)},
+    "amse": {"a": (1.0, math.inf)},
+    "jal_ce": {"alpha": (-1.0,), "beta": (-1.0,), "a": (1.0,)},
+    "jal_fl": {"alpha": (-1.0,), "beta": (-1.0,), "a": (1.0,), "gamma": (-1.0,)},
+    "ogc_ce": {"epsilon": (-1.0, math.inf)},
+    "ogc_focal": {"epsilon": (-1.0,), "gamma": (-1.0,)},
+    "ogc_gce": {"epsilon": (-1.0,), "q": (0.0,)},
+    "js": {"pi": (0.0, 1.0, -1.0)},
+    "poly1": {"epsilon": (-1.5, math.inf)},
+    "bootstrap_soft": {"beta": (-0.1, 1.1)},
+    "bootstrap_hard": {"beta": (-0.1, 1.1)},
+    "ldr_kl": {"lam": (0.0, -1.0, math.inf), "margin": (-1.0,)},
+    "bi_tempered": {"t1": (-0.1, 1.1), "t2": (0.9, 6.0)},
+    "forward": {"rate": (-0.1, 1.0)},
+    "backward": {"rate": (-0.1, 1.0)},
 }
-OF_ALL: dict[str, Callable[..., Pair]] = {f.__name__: f for f in (nce, cores, nce_mae, nce_agce, nce_rce)}
 
 # -- links: z -> (z', pullback of the gradient) ------------------------------------------------------------------------
 
@@ -208,11 +455,14 @@ def loss(name: str, z: ndarray, y: ndarray, link: Link = no_link, **knobs: Any) 
         values, gradient, slopes = (np.stack(part) for part in zip(*each, strict=True))
         return Result((y.T * values).sum(0), (shares * gradient).sum(0), (shares * slopes).sum(0))
     linked, pullback = link(z)
+    if name in OF_LOGITS:
+        values, gradient = OF_LOGITS[name](linked, y, **knobs)
+        return Result(values, pullback(gradient), gradient)
     log_probs = log_softmax(linked)
-    if name in OF_TARGET:
-        values, slopes = of_all(OF_TARGET[name], log_probs, y, **knobs)
-    else:
+    if name in OF_ALL:
         values, slopes = OF_ALL[name](log_probs, y, **knobs)
+    else:
+        values, slopes = of_all(OF_TARGET[name], log_probs, y, **knobs)
     # d log p_k = dz_k - sum_j p_j dz_j
     return Result(values, pullback(slopes - np.exp(log_probs) * slopes.sum(1, keepdims=True)), slopes)
 

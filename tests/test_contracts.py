@@ -107,7 +107,20 @@ def _sample(knob: Knob) -> Any:
 # -- losses ------------------------------------------------------------------------------------------------------------
 
 PROMISED = ["ce", "focal", "mae", "phuber_ce", "rce", "sce", "gce", "taylor_ce", "nce", "ael", "aul", "agce", "cores"]
-PROMISED += ["nce_mae", "nce_agce", "nce_rce"]
+PROMISED += [
+    "nce_mae",
+    "nce_agce",
+    "nce_rce",
+    "anl_ce",
+    "anl_fl",
+    "eps_ce_mae",
+    "eps_focal_mae",
+    "amse",
+    "jal_ce",
+    "jal_fl",
+]
+PROMISED += ["ogc_ce", "ogc_focal", "ogc_gce", "nfl", "js", "ldr_kl", "bi_tempered", "poly1", "unhinged"]
+PROMISED += ["bootstrap_soft", "bootstrap_hard", "forward", "backward"]
 
 
 def test_all_promised_losses_exist() -> None:
@@ -115,6 +128,28 @@ def test_all_promised_losses_exist() -> None:
     for name in LOSSES:
         assert getattr(losses, name) is LOSSES[name]
         assert list(inspect.signature(LOSSES[name]).parameters)[:2] == ["logits", "target"]
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_loss_names_its_paper_and_says_when_to_take_it(name: str) -> None:
+    doc = inspect.getdoc(LOSSES[name]) or ""
+    assert re.search(r"(?m)^When: \w", doc)
+    if not re.search(r"(?m)^Paper: Eq", doc):
+        assert re.search(
+            r"Reference: [^()]+ \(\d{4}\), .+(arXiv \d{4}\.\d{4,5}|ICLR 2020|IJCAI 2020)\.", doc.replace("\n", " ")
+        )
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_settings_of_authors_are_options_that_train_takes(name: str) -> None:
+    function: Any = LOSSES[name]
+    for options in function.settings.values():
+        spec, *others = options.split(" --")
+        assert LOSSES.parse(spec)[0] == name
+        for option in others:
+            key, value = option.split(" ")
+            assert key in ("penalty", "weight-decay")
+            assert key != "penalty" or PENALTIES.parse(value)
 
 
 def test_clip_words_belong_to_the_clip_alone() -> None:
@@ -166,7 +201,9 @@ USES = {
     "clip_hidden": "lc.clip_hidden(z, z, tau=1.0)",
     "clip_logits": "lc.clip_logits(z, 1.0)",
     "data": "lc.data.load",
+    "extended_logit_norm": "lc.extended_logit_norm(z, z)",
     "fit": "lc.fit.__doc__",
+    "l1_penalty": "lc.l1_penalty([z])",
     "linear_cross_entropy": "lc.linear_cross_entropy(z, z, y, tau=1.0)",
     "load": "lc.load.__doc__",
     "logit_norm": "lc.logit_norm(z, 1.0)",
@@ -175,6 +212,8 @@ USES = {
     "engine": "lc.engine.fit.__doc__",
     "noise": "lc.noise.symmetric(y, 3, rate=0.5, generator=torch.Generator().manual_seed(0))",
     "norm_penalty": "lc.norm_penalty(z)",
+    "softcap": "lc.softcap(z, 1.0)",
+    "z_penalty": "lc.z_penalty(z)",
     "theory": "lc.theory.loss_bounds(1.0, 10)",
     "train": "lc.train.__doc__",
     "tune": "lc.tune.__doc__",

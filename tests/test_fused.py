@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from logitclip import fused, losses
 from logitclip.clip import Clip, clip_logits, make_clip
 from logitclip.criterion import LogitClip, Loss
-from logitclip.fused import row_log_probs
+from logitclip.fused import ONLY_TARGET, WITH_SUM, row_log_probs
 
 torch.set_num_threads(1)
 
@@ -51,7 +51,7 @@ def clip_of(clip: Any) -> Clip | None:
 def numbers(z: Tensor, y: Tensor, clip: Any, *, mean: bool = True) -> list[Tensor]:
     """Return the row log-probabilities and their gradients for upstream gradients of both signs."""
     z = z.detach().requires_grad_()
-    outputs = [x for x in row_log_probs(z, y, clip_of(clip), total=mean) if x is not None]
+    outputs = [x for x in row_log_probs(z, y, clip_of(clip), wanted=WITH_SUM if mean else ONLY_TARGET) if x is not None]
     upstream = [torch.linspace(-1, 2, x.numel(), dtype=x.dtype).reshape(x.shape).roll(i) for i, x in enumerate(outputs)]
     return [*outputs, *torch.autograd.grad(outputs, z, upstream)]
 
@@ -283,7 +283,7 @@ def test_first_and_second_derivatives_by_differences(clip: Any) -> None:
     z[1] *= 50  # clipped also at 60
     assert in_closed_form(z, y, clip and clip[0])
     for mean in (True, False):
-        function: Any = partial(row_log_probs, target=y, clip=clip_of(clip), total=mean)
+        function: Any = partial(row_log_probs, target=y, clip=clip_of(clip), wanted=WITH_SUM if mean else ONLY_TARGET)
         log_probs = lambda x, f=function: f(x)[: 1 + mean]  # noqa: B023, E731
         assert gradcheck(log_probs, (z,))
         assert gradgradcheck(log_probs, (z,))
@@ -294,12 +294,12 @@ def test_the_second_derivative_also_follows_the_upstream_gradient(clip: Any) -> 
     z, y = batch()
     z.requires_grad_()
     upstream = torch.linspace(-1, 1, len(z), dtype=z.dtype, requires_grad=True)
-    log_p = row_log_probs(z, y, make_clip(*clip), total=False)[0]
+    log_p = row_log_probs(z, y, make_clip(*clip), ONLY_TARGET)[0]
     (gradient,) = torch.autograd.grad(log_p, z, upstream, create_graph=True)
     direction = batch(seed=1)[0]
     (got,) = torch.autograd.grad(gradient, upstream, direction)
     step = 1e-6
-    above, below = (row_log_probs(z + s * direction, y, make_clip(*clip), total=False)[0] for s in (step, -step))
+    above, below = (row_log_probs(z + s * direction, y, make_clip(*clip), ONLY_TARGET)[0] for s in (step, -step))
     torch.testing.assert_close(got, (above - below) / (2 * step), rtol=1e-6, atol=1e-8)
 
 

@@ -25,12 +25,8 @@ from logitclip.registry import Knob
 torch.set_num_threads(1)
 
 NAMES = list(LOSSES)
-SYMMETRIC = {"mae", "rce", "nce", "nce_mae", "nce_rce"}  # sum_k L(z, k) is the same for all z
 
 # -- inputs ------------------------------------------------------------------------------------------------------------
-
-# The oracle of CORES has its beta and prior; the rest of its schedule acts through the epoch and has its own tests.
-SCHEDULE = {"cores": {"warmup", "ramp", "sieve_after", "prior"}}
 
 
 def values_of(name: str, knob: Knob) -> st.SearchStrategy[Any]:
@@ -52,7 +48,7 @@ def values_of(name: str, knob: Knob) -> st.SearchStrategy[Any]:
 
 def knobs_of(name: str) -> st.SearchStrategy[dict[str, Any]]:
     """Draw knobs: the defaults, or any subset with other values."""
-    knobs = {k: values_of(name, v) for k, v in LOSSES.knobs(name).items() if k not in SCHEDULE.get(name, ())}
+    knobs = {k: values_of(name, v) for k, v in LOSSES.knobs(name).items() if k not in oracles.SCHEDULE.get(name, ())}
     return st.just({}) | st.fixed_dictionaries({}, optional=knobs)
 
 
@@ -110,9 +106,9 @@ def compute(name: str, logits: Tensor, target: Tensor, clip: Any = None, **knobs
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_loss_and_knob_has_an_oracle(name: str) -> None:
-    oracle = inspect.signature({**oracles.OF_TARGET, **oracles.OF_ALL}[name]).parameters
+    oracle = inspect.signature(oracles.ORACLES[name]).parameters
     for knob in LOSSES.knobs(name).values():
-        if knob.name not in SCHEDULE.get(name, ()):
+        if knob.name not in oracles.SCHEDULE.get(name, ()):
             assert oracle[knob.name].default == knob.default
 
 
@@ -120,6 +116,8 @@ def test_every_loss_and_knob_has_an_oracle(name: str) -> None:
 def test_oracle_gradients_are_derivatives_of_oracle_values(name: str) -> None:
     rng = np.random.default_rng(0)
     z, y, step = rng.normal(size=(20, 5)) * 2, rng.integers(5, size=20), 1e-6
+    if name in oracles.DETACHED:
+        pytest.skip("its gradient is not the derivative of its value")
     for link in (oracles.no_link, oracles.clip(1.0), oracles.clip(2.0, 0.5, 3.0), oracles.logit_norm(0.5)):
         numeric = np.stack(
             [
@@ -153,9 +151,9 @@ def check_against_oracle(name: str, data: st.DataObject, dtype: torch.dtype) -> 
         a.double().numpy() for a in compute(name, torch.tensor(z, dtype=dtype), torch.tensor(y), clip, **knobs)
     )
     if dtype == torch.float64:
-        np.testing.assert_array_less(np.abs(values - expected.values), 1e-9 * np.maximum(1, np.abs(expected.values)))
+        np.testing.assert_array_less(np.abs(values - expected.values), 5e-9 * np.maximum(1, np.abs(expected.values)))
         np.testing.assert_array_less(
-            np.abs(gradient - expected.gradient), 1e-9 * np.maximum(1, np.abs(expected.gradient))
+            np.abs(gradient - expected.gradient), 5e-9 * np.maximum(1, np.abs(expected.gradient))
         )
         return
     # The error of float32 is proportional to the loss (AUL goes up to 25, NCE + MAE to 51) and to delta/tau.
@@ -477,8 +475,8 @@ def test_symmetric_condition(name: str) -> None:
     for clip in (None, (1.0, None, 2.0)):
         per_class = torch.stack([compute(name, z, torch.full((200,), k), clip)[0] for k in range(7)])
         total = per_class.sum(0)
-        spread = ((total.max() - total.min()) / total.abs().max()).item()
-        assert (spread < 1e-12) if name in SYMMETRIC else (spread > 1e-5), (clip, spread)
+        spread = ((total.max() - total.min()) / per_class.abs().max()).item()
+        assert (spread < 1e-12) if name in oracles.SYMMETRIC else (spread > 1e-5), (clip, spread)
 
 
 # -- bounds ------------------------------------------------------------------------------------------------------------

@@ -24,7 +24,9 @@ __all__ = [
     "clip_logits",
     "data",
     "engine",
+    "extended_logit_norm",
     "fit",
+    "l1_penalty",
     "linear_cross_entropy",
     "load",
     "logit_norm",
@@ -32,14 +34,25 @@ __all__ = [
     "models",
     "noise",
     "norm_penalty",
+    "softcap",
     "theory",
     "train",
     "tune",
+    "z_penalty",
 ]
 
 if TYPE_CHECKING:  # where each lives
     from logitclip import data, engine, losses, models, noise, theory
-    from logitclip.clip import clip_by_value, clip_logits, logit_norm, norm_penalty
+    from logitclip.clip import (
+        clip_by_value,
+        clip_logits,
+        extended_logit_norm,
+        l1_penalty,
+        logit_norm,
+        norm_penalty,
+        softcap,
+        z_penalty,
+    )
     from logitclip.criterion import LogitClip, Loss
     from logitclip.heads import LinearLogitClip, clip_hidden, linear_cross_entropy
     from logitclip.own_data import fit, load
@@ -49,7 +62,10 @@ if TYPE_CHECKING:  # where each lives
     from logitclip.search import tune
 
 _WHERE = {
-    "clip": ("clip_logits", "clip_by_value", "logit_norm", "norm_penalty"),
+    "clip": (
+        *("clip_logits", "clip_by_value", "softcap", "logit_norm", "extended_logit_norm"),
+        *("norm_penalty", "z_penalty", "l1_penalty"),
+    ),
     "runs.config": ("RunConfig",),
     "criterion": ("LogitClip", "Loss"),
     "heads": ("LinearLogitClip", "clip_hidden", "linear_cross_entropy"),

@@ -8,7 +8,7 @@ A logit of -inf masks its class. A masked class keeps its -inf and does not coun
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -308,6 +308,110 @@ def logit_norm(logits: Tensor, temperature: float, *, dim: int = -1) -> Tensor:
     return normed.masked_fill(masked, -math.inf).to(logits.dtype)
 
 
+def softcap(logits: Tensor, cap: float) -> Tensor:
+    """Bound every logit smoothly, `cap tanh(z / cap)`.
+
+    A smooth form of `clip_by_value`: the order of the logits stays, and every entry keeps a gradient.
+
+    Args:
+        logits: any shape. Masked classes stay at -inf.
+        cap: the bound, positive.
+
+    Returns:
+        The bounded logits, in the shape and dtype of `logits`.
+
+    Raises:
+        ValueError: if cap is not positive and finite.
+
+    >>> softcap(torch.tensor([100.0, -0.5, 2.0]), cap=1.0)
+    tensor([ 1.0000, -0.4621,  0.9640])
+
+    Reference: Gemma Team (2024), Gemma 2: Improving Open Language Models at a Practical Size, arXiv 2408.00118.
+    """
+    check_positive("cap", cap)
+    check_logits(logits)
+    z = full_precision(logits)
+    return (cap * torch.tanh(z / cap)).masked_fill(z.isneginf(), -math.inf).to(logits.dtype)
+
+
+def extended_logit_norm(logits: Tensor, linear_weight: Tensor, *, dim: int = -1) -> Tensor:
+    """Extended LogitNorm: divide the logits by the mean distance of the features to the decision boundaries.
+
+    The distance to the boundary between the predicted class m and class k is `(z_m - z_k) / |w_m - w_k|`, so the weight
+    of the last layer is needed. `logitclip.criterion.Linked` makes a criterion of it:
+    ``Linked("ce", partial(extended_logit_norm, linear_weight=head.weight))``.
+
+    Args:
+        logits: any shape, with the classes along `dim`.
+        linear_weight: weight of the last linear layer, [K, D].
+        dim: the class dimension.
+
+    Returns:
+        The normalised logits, in the shape and dtype of `logits`.
+
+    Raises:
+        ValueError: if the weight has not one row per class.
+
+    >>> extended_logit_norm(torch.tensor([3.0, 1.0]), torch.eye(2))
+    tensor([2.1213, 0.7071])
+
+    Reference: Ding, Liu, Unger and Eilertsen (2025), Enhancing Out-of-Distribution Detection with Extended Logit
+    Normalization, arXiv 2504.11434.
+    """
+    check_logits(logits)
+    z = full_precision(logits).movedim(dim, -1)
+    if linear_weight.ndim != 2 or len(linear_weight) != z.shape[-1]:
+        raise ValueError(f"linear_weight must be [{z.shape[-1]}, D], got {tuple(linear_weight.shape)}.")
+    masked = z.isneginf()
+    top, at_top = z.max(-1, keepdim=True)
+    w = linear_weight.to(z.dtype)
+    between = torch.cdist(w, w)[at_top.squeeze(-1)].clamp_min(torch.finfo(z.dtype).tiny)  # [..., K]
+    others = (~masked).scatter(-1, at_top, False)
+    distances = ((top - z.masked_fill(masked, 0.0)) / between).masked_fill(~others, 0.0)
+    mean = distances.sum(-1, keepdim=True) / others.sum(-1, keepdim=True).clamp_min(1)
+    return (z / (mean + 1e-7)).movedim(-1, dim).to(logits.dtype)
+
+
+def z_penalty(logits: Tensor, *, dim: int = -1) -> Tensor:
+    """The mean of `(log sum_k exp z_k)^2`, to be added to a loss with a weight: the z-loss of language models.
+
+    Args:
+        logits: any shape, with the classes along `dim`.
+        dim: the class dimension.
+
+    Returns:
+        The mean, a tensor of one number; float32 for half-precision logits.
+
+    >>> z_penalty(torch.zeros(2, 4))
+    tensor(1.9218)
+
+    Reference: Chowdhery and others (2022), PaLM: Scaling Language Modeling with Pathways, arXiv 2204.02311.
+    """
+    check_logits(logits)
+    return full_precision(logits).logsumexp(dim).square().mean()
+
+
+def l1_penalty(parameters: Iterable[Tensor]) -> Tensor:
+    """The sum of the absolute values of all parameters, to be added to a loss with a weight: for `anl_ce` and `jal_ce`.
+
+    Args:
+        parameters: ``model.parameters()``.
+
+    Returns:
+        The sum, a tensor of one number.
+
+    Raises:
+        ValueError: if there are no parameters.
+
+    >>> l1_penalty(torch.nn.Linear(2, 1, bias=False).requires_grad_(False).parameters()) > 0
+    tensor(True)
+    """
+    each = [parameter.abs().sum() for parameter in parameters]
+    if not each:
+        raise ValueError("l1_penalty needs at least one parameter.")
+    return torch.stack(each).sum()
+
+
 def norm_penalty(logits: Tensor, *, dim: int = -1) -> Tensor:
     """The mean 2-norm of the logit vectors, to be added to a loss with a weight (not squared, as in the paper).
 
@@ -388,6 +492,18 @@ def _logit_norm(logits: Tensor, *, temperature: float) -> Tensor:
 CLIPS.register(_logit_norm, name="logit_norm")
 
 
+def _softcap(logits: Tensor, *, cap: float) -> Tensor:
+    """Bound each logit smoothly, `cap tanh(z / cap)`.
+
+    Args:
+        cap: largest absolute value of a logit.
+    """
+    return softcap(logits, cap)
+
+
+CLIPS.register(_softcap, name="softcap")
+
+
 def _no_penalty(logits: Tensor) -> Tensor:
     """Add no penalty."""
     return logits.new_zeros(())
@@ -403,5 +519,32 @@ def _weighted_norm(logits: Tensor, *, weight: float) -> Tensor:
     return weight * norm_penalty(logits)
 
 
+def _weighted_z(logits: Tensor, *, weight: float) -> Tensor:
+    """Add the mean squared log-sum-exp of the logits times a weight (z-loss).
+
+    Args:
+        weight: factor of the mean square.
+    """
+    check_positive("weight", weight)
+    return weight * z_penalty(logits)
+
+
+def _weighted_l1(parameters: Iterable[Tensor], *, weight: float) -> Tensor:
+    """Add the L1 norm of all parameters times a weight (for the active negative and joint asymmetric losses).
+
+    Args:
+        weight: factor of the sum of absolute values.
+    """
+    check_positive("weight", weight)
+    return weight * l1_penalty(parameters)
+
+
+def is_on_parameters(penalty: Callable[..., Tensor]) -> bool:
+    """Return whether a penalty takes the parameters of the network instead of the logits."""
+    return getattr(penalty, "func", penalty) is _weighted_l1
+
+
 PENALTIES.register(_no_penalty, name="none")
 PENALTIES.register(_weighted_norm, name="norm")
+PENALTIES.register(_weighted_z, name="z")
+PENALTIES.register(_weighted_l1, name="l1")

@@ -29,6 +29,8 @@ from logitclip.clip import (
     norm_quantiles,
 )
 from logitclip.losses import LOSSES, TrainingState, check_classes, check_target, evaluate
+from logitclip.losses.memory import GradientMemory
+from logitclip.noise import read_matrix
 from logitclip.registry import suggest
 
 Reduction = Literal["mean", "sum", "none"]
@@ -44,7 +46,7 @@ class Loss(nn.Module):
             is 0, not NaN.
         weight: a weight per class, [K].
         ignore_index: examples with this class index are left out.
-        **knobs: of the loss.
+        **knobs: knobs of the loss.
 
     The call takes logits [N, K, ...] or [K], class indices [N, ...] or probabilities in the shape of the logits, and
     an optional `example_weight` [N, ...]. The result is float32 for half-precision logits. A class is masked by a logit
@@ -87,12 +89,11 @@ class Loss(nn.Module):
         self.register_buffer("removed", None)  # examples of each class that the sieve left out in this epoch, [K]
         self.register_load_state_dict_pre_hook(_make_room_for_removed)
         # Evaluate the loss once, so that a knob out of its range is an error now and not in training.
-        evaluate(self.function, torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64), self.knobs)
-
-    @property
-    def scheduled(self) -> bool:
-        """Whether the loss changes with the epoch, so that `start_epoch` matters."""
-        return "state" in self.function.takes
+        matrix = self.knobs.get("matrix")  # of transitions, for a certain number of classes
+        logits = torch.zeros(1, 2 if matrix is None else len(read_matrix(matrix)))
+        evaluate(self.function, logits, torch.zeros(1, dtype=torch.int64), self.knobs)
+        self.scheduled = "state" in self.function.takes  # whether the loss changes with the epoch
+        self.memory = GradientMemory(self.function, self.knobs) if "threshold" in self.function.takes else None
 
     def start_epoch(self, epoch: int, class_counts: Tensor | None = None) -> None:
         """Set the epoch of a loss with a schedule (CORES); the other losses ignore it.
@@ -112,9 +113,20 @@ class Loss(nn.Module):
             self._set("class_counts", left if left.any() else counts)
             self._set("removed", torch.zeros_like(counts))
 
-    def training_state(self) -> TrainingState | None:
-        """The epoch and the class counts, or None before the first `start_epoch`."""
-        return TrainingState(self.epoch, self.class_counts) if self.scheduled and self.epoch is not None else None
+    def set_lr(self, lr: float) -> None:
+        """Tell a loss that adapts to it (OGC) the learning rate; the other losses ignore it.
+
+        Args:
+            lr: the learning rate of the coming steps.
+        """
+        if self.memory is not None:
+            self.memory.lr.fill_(lr)
+
+    def training_state(self) -> TrainingState | GradientMemory | None:
+        """What a loss remembers: the epoch and the class counts after `start_epoch`, or a `GradientMemory`."""
+        if self.scheduled and self.epoch is not None:
+            return TrainingState(self.epoch, self.class_counts)
+        return self.memory
 
     def sync(self, reduce: Callable[[Tensor], Tensor]) -> None:
         """Sum the counts of this epoch over several processes; call it on each of them at the end of the epoch.
@@ -138,6 +150,19 @@ class Loss(nn.Module):
         return logits
 
     def forward(self, logits: Tensor, target: Tensor, example_weight: Tensor | None = None) -> Tensor:
+        """Compute, weight and reduce the loss.
+
+        Args:
+            logits: [N, K, ...] or [K].
+            target: class indices [N, ...] or probabilities in the shape of the logits.
+            example_weight: a weight per example, [N, ...].
+
+        Returns:
+            A scalar, or [N, ...] for ``reduction="none"``.
+
+        Raises:
+            ValueError: if shapes or targets do not fit.
+        """
         return self.reduced(logits, target, example_weight)
 
     def reduced(
@@ -150,10 +175,27 @@ class Loss(nn.Module):
             target = target.movedim(1, -1) if target.is_floating_point() else target
         weight = self.weight  # looked up once: finding a buffer of a module is slow
         check_weights(logits.shape, weight, example_weight)
-        values, own = evaluate(self.function, logits, target, self.knobs, clip, weight, self.training_state(), kept)
+        state = self.training_state() if self.scheduled or self.memory is not None else None
+        if weight is not None and self.knobs.get("label_smoothing"):
+            return self._smoothed(logits, target, example_weight, clip, kept)
+        values, own = evaluate(self.function, logits, target, self.knobs, clip, weight, state, kept)
         if own is not None:
             self.count_removed(own, target, kept)
         return reduce(values, weights_of(values, target, own, example_weight, kept, weight), self.reduction)
+
+    def _smoothed(
+        self, logits: Tensor, target: Tensor, example_weight: Tensor | None, clip: Clip | None, kept: Tensor | None
+    ) -> Tensor:
+        """Label smoothing with class weights as in torch: every class has its weight in the spread share, too."""
+        knobs = dict(self.knobs)
+        share, present = knobs.pop("label_smoothing"), (~logits.isneginf()).to(full_precision(logits).dtype)
+        hard = target if target.is_floating_point() else nn.functional.one_hot(target, logits.shape[-1])
+        soft = (1 - share) * hard.to(present.dtype) + share * present / present.sum(-1, keepdim=True)
+        values, _ = evaluate(self.function, logits, soft, knobs, clip, self.weight)
+        if kept is not None:
+            values = values.masked_fill(~kept, 0.0)
+        counted = weights_of(values, target, None, example_weight, kept, self.weight)
+        return reduce(values, weights_of(values, soft, None, example_weight, kept, None), self.reduction, counted)
 
     def count_removed(self, own: Tensor, target: Tensor, kept: Tensor | None = None) -> None:
         """Count the examples of each class that the loss itself left out, with the weight 0, in training."""
@@ -212,16 +254,23 @@ def weights_of(
     return weights
 
 
-def reduce(values: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:
-    """Weight and reduce the values of a loss: the one place for it."""
-    if weights is None and values.numel():
+def reduce(values: Tensor, weights: Tensor | None, reduction: Reduction, counted: Tensor | None = None) -> Tensor:
+    """Weight and reduce the values of a loss: the one place for it.
+
+    Args:
+        values: [...].
+        weights: [...], or None.
+        reduction: "mean", "sum" or "none".
+        counted: what a mean divides by is their sum; None means `weights`.
+    """
+    if weights is None and counted is None and values.numel():
         return values.mean() if reduction == "mean" else values.sum() if reduction == "sum" else values
     if weights is None:
         weights = torch.ones_like(values)
     weighted = values * weights
     if reduction != "mean":
         return weighted.sum() if reduction == "sum" else weighted
-    return weighted.sum() / denominator(weights)
+    return weighted.sum() / denominator(weights if counted is None else counted)
 
 
 def denominator(weights: Tensor) -> Tensor:
@@ -239,10 +288,14 @@ def _make_room_for_removed(loss: Any, state: dict[str, Tensor], prefix: str, *_:
 class _Wrapper(nn.Module):
     """A criterion on transformed logits: ``criterion(link(logits), target)``."""
 
-    def __init__(self, criterion: str | Callable[..., Tensor]) -> None:
+    def __init__(self, criterion: str | Callable[..., Tensor], **options: Any) -> None:
         super().__init__()
         if isinstance(criterion, str):
-            criterion = Loss(criterion)
+            criterion = Loss(criterion, **options)
+        elif options:
+            raise ValueError(
+                f"{next(iter(options))} is an option of a loss by name: give it to your {type(criterion).__name__}."
+            )
         if not callable(criterion):
             raise TypeError(f"criterion must be the name of a loss or a callable such as a module, got {criterion!r}.")
         self.criterion = criterion
@@ -261,6 +314,12 @@ class _Wrapper(nn.Module):
         start_epoch = getattr(self.criterion, "start_epoch", None)
         if start_epoch is not None:
             start_epoch(epoch, class_counts)
+
+    def set_lr(self, lr: float) -> None:
+        """Call `set_lr` of the criterion, if it has one; see `Loss.set_lr`."""
+        set_lr = getattr(self.criterion, "set_lr", None)
+        if set_lr is not None:
+            set_lr(lr)
 
     def sync(self, reduce: Callable[[Tensor], Tensor]) -> None:
         """Call `sync` of the criterion, if it has one; see `Loss.sync`."""
@@ -305,6 +364,11 @@ class LogitClip(_Wrapper):
         temp: instead of tau and delta, threshold temp and scale 1/temp: the released code, and the paper's tabulated
             "1/tau".
         p: which norm, from 1 to `math.inf`.
+        **options: for a loss by name, the other arguments of `Loss`: reduction, weight, ignore_index and knobs.
+
+    Raises:
+        TypeError: if the criterion is neither a name nor callable.
+        ValueError: if the clip or an option is out of range, or options are given with a criterion of your own.
 
     Use it for training only: predictions are the same with and without the clip. Set `tau`, `delta` or `temp` to follow
     a schedule; a delta that was not given follows tau.
@@ -327,8 +391,9 @@ class LogitClip(_Wrapper):
         p: float = 2.0,
         *,
         temp: float | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(criterion)
+        super().__init__(criterion, **options)
         self._set_clip(tau, delta, p, temp)
 
     def _set_clip(self, tau: float | None, delta: float | None, p: float, temp: float | None = None) -> None:
@@ -378,6 +443,20 @@ class LogitClip(_Wrapper):
         return apply_clip(logits, self.clip, dim=1 if logits.ndim > 1 else 0)
 
     def forward(self, logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Clip the logits and call the criterion.
+
+        Args:
+            logits: [N, K, ...] or [K].
+            target: as the criterion takes it: for a loss by name, class indices [N, ...] or probabilities in the shape
+                of the logits.
+            *args, **kwargs: more arguments of the criterion, such as `example_weight` of a loss by name.
+
+        Returns:
+            What the criterion returns: for a loss by name, the reduced loss.
+
+        Raises:
+            ValueError: if shapes or targets do not fit.
+        """
         criterion = self.criterion
         if isinstance(criterion, Loss) and type(criterion).forward is Loss.forward:  # clip and loss in one
             return criterion.reduced(logits, target, *args, **kwargs, clip=self.clip)

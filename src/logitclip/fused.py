@@ -1,14 +1,16 @@
-"""The two numbers that every loss is computed from, with the clip: `log p_y` and the sum over classes of `log p_k`.
+"""The numbers that every loss is computed from, with the clip: `log p_y`, the sum over classes of `log p_k`, and more.
 
 `row_log_probs` has a plain form that works everywhere, and one for the CPU with a gradient in closed form: it
-processes rows in blocks that stay in the cache, and stores no [N, K] array besides the gradient.
+processes rows in blocks that stay in the cache, and stores no [N, K] array besides the gradient. `STATISTICS`
+says which numbers there are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,19 +37,87 @@ EXP_SAFE = 40.0  # exp of a clipped logit needs no shift by the row's maximum be
 LOG2_E = math.log2(math.e)  # exp(x) = exp2(x LOG2_E), and exp2 takes half the time on CPUs
 
 
+# -- what a loss may ask for -------------------------------------------------------------------------------------------
+
+LOG_FLOOR = math.log(1e-7)  # floor of log p_k in the losses of the active negative family
+
+
+class RowSum(NamedTuple):
+    """A number per row of the form `sum_k f(log p_k)`; masked classes count as 0."""
+
+    value: Callable[..., Tensor]  # f, elementwise
+    slope: Callable[..., Tensor]  # what the gradient takes for its derivative
+    knobs: tuple[str, ...] = ()  # knobs of the loss that f depends on
+
+
+def _focal_weight(x: Tensor, gamma: float) -> Tensor:
+    """(1-p)^gamma, which the gradient takes for a constant, as the authors' code does."""
+    return torch.expm1(x.detach()).neg_().clamp_min(torch.finfo(x.dtype).tiny) ** gamma
+
+
+def _focal_above_floor(x: Tensor, gamma: float) -> Tensor:
+    highest = -((1 - math.exp(LOG_FLOOR)) ** gamma) * LOG_FLOOR
+    floored = x.clamp_min(LOG_FLOOR)
+    return highest + _focal_weight(floored, gamma) * floored
+
+
+SUMS: dict[str, RowSum] = {
+    "sum_p2": RowSum(lambda x: torch.exp(2 * x), lambda x: 2 * torch.exp(2 * x)),
+    "sum_p_log_p": RowSum(lambda x: x * x.exp(), lambda x: (1 + x) * x.exp()),
+    "sum_above_floor": RowSum(lambda x: (x - LOG_FLOOR).relu(), lambda x: (x > LOG_FLOOR).to(x.dtype)),
+    "sum_focal": RowSum(
+        lambda x, gamma: _focal_weight(x, gamma) * -x, lambda x, gamma: -_focal_weight(x, gamma), ("gamma",)
+    ),
+    "sum_focal_above_floor": RowSum(
+        _focal_above_floor, lambda x, gamma: _focal_weight(x, gamma) * (x > LOG_FLOOR), ("gamma",)
+    ),
+}
+STATISTICS = {  # a loss names what it needs; only that is computed
+    "sum_log_p": "sum of log p_k over the classes",
+    "max_log_p": "largest log p_k",
+    "is_max": "1 if the label is the (first) class with the largest probability, else 0",
+    "classes": "number of classes that are not masked",
+    "sum_p2": "sum of p_k^2",
+    "sum_p_log_p": "sum of p_k log p_k, the negative entropy",
+    "sum_above_floor": "sum of max(log p_k - log 1e-7, 0)",
+    "sum_focal": "sum of -(1-p_k)^gamma log p_k; the weights are constants in the gradient",
+    "sum_focal_above_floor": "the largest focal loss, at p = 1e-7, less that of p_k: the sum where this is positive",
+}
+
+
+class Wanted(NamedTuple):
+    """The numbers that a loss needs besides log p_y, with the knobs that some of them depend on."""
+
+    names: tuple[str, ...] = ()
+    knobs: Mapping[str, Any] = {}
+
+    def sums(self) -> dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]:
+        """f and its slope, with their knobs, of each sum."""
+        bound = {}
+        for name in self.names:
+            if name in SUMS:
+                value, slope, knobs = SUMS[name]
+                given = {knob: self.knobs[knob] for knob in knobs}
+                bound[name] = (partial(value, **given), partial(slope, **given)) if given else (value, slope)
+        return bound
+
+
+ONLY_TARGET, WITH_SUM = Wanted(), Wanted(("sum_log_p",))
+
+
 def row_log_probs(
-    logits: Tensor, target: Tensor, clip: Clip | None = None, *, total: bool = True
-) -> tuple[Tensor, Tensor | None]:
-    """`log p_y` and the sum of `log p_k` over the classes, with `p = softmax(clip(z))`.
+    logits: Tensor, target: Tensor, clip: Clip | None = None, wanted: Wanted = WITH_SUM
+) -> tuple[Tensor, ...]:
+    """`log p_y` and other numbers per row, with `p = softmax(clip(z))`.
 
     Args:
         logits: [..., K].
         target: [...] class indices.
         clip: the clip, or None.
-        total: False skips the second number, which many losses do not need.
+        wanted: names from `STATISTICS`.
 
     Returns:
-        Two tensors of shape [...] (the second is None without `total`), in float32 for half-precision logits.
+        `log p_y` and then the wanted numbers, tensors of shape [...]; float32 for half-precision logits.
 
     Raises:
         ValueError: if the shapes do not fit.
@@ -58,17 +128,70 @@ def row_log_probs(
     if target.shape != logits.shape[:-1]:
         raise ValueError(f"target must have the shape {tuple(logits.shape[:-1])}, got {tuple(target.shape)}.")
     logits = full_precision(logits)
-    classes = logits.shape[-1]
     if takes_closed_form(logits, 2.0 if clip is None else clip.p) and (
         clip is not None or logits.numel() >= MIN_BLOCKED
     ):
         if logits.ndim == 2:
-            log_p, mean = _Blocked.apply(logits, target, clip, total)
-            return log_p, mean * classes if total else None
-        log_p, mean = _Blocked.apply(logits.reshape(-1, classes), target.flatten(), clip, total)
-        return log_p.view(target.shape), (mean * classes).view(target.shape) if total else None
+            return _closed_form(logits, target, clip, wanted)
+        flat = _closed_form(logits.reshape(-1, logits.shape[-1]), target.flatten(), clip, wanted)
+        return tuple(x.view(target.shape) for x in flat)
     log_probs = clipped_log_probs(logits, clip)
-    return pick(log_probs, target), sum_log_probs(log_probs) / classes * classes if total else None
+    found = statistics_of(log_probs, logits, wanted)
+    if "sum_log_p" in found:
+        found["sum_log_p"] = found["sum_log_p"] / logits.shape[-1] * logits.shape[-1]  # rounded as in the closed form
+    if "is_max" in found:
+        found["is_max"] = pick(found["is_max"], target)
+    return (pick(log_probs, target), *(x if n == "is_max" else x.squeeze(-1) for n, x in found.items()))
+
+
+def statistics_of(log_probs: Tensor, logits: Tensor, wanted: Wanted) -> dict[str, Tensor]:
+    """The wanted numbers from all log-probabilities [..., K], in plain operations: [..., 1]; is_max is [..., K]."""
+    found: dict[str, Tensor] = {}
+    sums = wanted.sums()
+    masked = log_probs.isneginf() if set(wanted.names) - {"sum_log_p"} else None
+    for name in wanted.names:
+        if name == "sum_log_p":
+            found[name] = sum_log_probs(log_probs, keepdim=True)
+        elif name == "max_log_p":
+            found[name] = log_probs.gather(-1, logits.argmax(-1, keepdim=True))
+        elif name == "is_max":
+            top = logits.argmax(-1, keepdim=True)
+            found[name] = torch.zeros_like(log_probs).scatter(-1, top, 1.0)
+        elif name == "classes":
+            found[name] = (~masked).sum(-1, keepdim=True).to(log_probs.dtype)  # type: ignore[operator]
+        else:
+            terms = sums[name][0](log_probs.masked_fill(masked, -1.0))  # type: ignore[arg-type]
+            found[name] = terms.masked_fill(masked, 0.0).sum(-1, keepdim=True)  # type: ignore[arg-type]
+    return found
+
+
+def _closed_form(logits: Tensor, target: Tensor, clip: Clip | None, wanted: Wanted) -> tuple[Tensor, ...]:
+    names = wanted.names
+    if not names:
+        return (_Blocked.apply(logits, target, clip, False, False, ())[0],)
+    sums = wanted.sums()
+    top = "max_log_p" in names
+    mean = "sum_log_p" in names or bool(sums) or top  # also tells whether a class is masked
+    outputs = _Blocked.apply(logits, target, clip, mean, top, tuple(sums.values()))
+    of_sums = dict(zip(sums, outputs[3:], strict=True))
+    found = [outputs[0]]
+    for name in names:
+        if name == "sum_log_p":
+            found.append(outputs[1] * logits.shape[1])
+        elif name == "max_log_p":
+            found.append(outputs[2])
+        elif name == "is_max":
+            found.append((logits.argmax(1) == target).to(logits.dtype))
+        elif name == "classes":
+            masked = needs_plain_form(logits.amin(1).neg())
+            found.append(
+                (~logits.isneginf()).sum(1).to(logits.dtype)
+                if masked
+                else torch.full_like(outputs[0], logits.shape[1], requires_grad=False)
+            )
+        else:
+            found.append(of_sums[name])
+    return tuple(found)
 
 
 def sum_log_probs(log_probs: Tensor, *, keepdim: bool = False) -> Tensor:
@@ -96,13 +219,18 @@ class _Blocked(torch.autograd.Function):
     log p_y = z'_y - log sum e and mean log p = mean z' - log sum e. For upstream gradients g of the first and h of the
     second, dz' = g 1_y + h/K - (g + h) e / sum e, and dz = s dz'; for clipped rows, minus its
     component along z, s (dz'.z) z/|z|^2. Numbers per row are columns [N, 1].
+
+    The largest log-probability is one more log p at an index. A sum over k of f(log p_k) with upstream gradient q adds
+    q (f'(log p_k) - p_k S) to dz', where S is the sum of f'.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, clip: Clip | None, mean: bool):
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, clip: Clip | None, mean: bool, top: bool, sums: tuple[Any, ...]
+    ):
         index = target.unsqueeze(1)
         at_target = logits.gather(1, index)
-        ctx.clip = clip
+        ctx.clip, ctx.top, ctx.sums = clip, top, sums
         ctx.set_materialize_grads(False)
         exps, norm, scale, shift, total, dot, average = _statistics(logits, clip, mean)
         # Without a clip masked classes affect only the mean.
@@ -110,43 +238,74 @@ class _Blocked(torch.autograd.Function):
         ctx.plain = unbounded is not None and needs_plain_form(unbounded)
         if ctx.plain:
             ctx.save_for_backward(logits, index, *[None] * 8)
-            log_p, mean_log_p = _plain(logits, target, clip)
-            return log_p, mean_log_p if mean else None
+            log_p, mean_log_p, max_log_p, *values = _plain(logits, target, clip, sums)
+            return log_p, mean_log_p if mean else None, max_log_p if top else None, *values
         log_total = total.log()
         log_p = _exponent(at_target, scale, shift).div_(LOG2_E) - log_total
         log_p.clamp_(max=0)  # p_y must not round to above 1
         mean_log_p = None if average is None else (average - log_total).squeeze(1)
-        ctx.save_for_backward(logits, index, at_target, exps, norm, scale, shift, total, dot, average)
+        max_log_p, more = None, []
+        if top:
+            at_max, index_max = logits.max(1, keepdim=True)
+            max_log_p = (_exponent(at_max, scale, shift).div_(LOG2_E) - log_total).clamp_(max=0).squeeze(1)
+            more += [index_max, at_max]
+        values = []
+        for value, slope, along in _sums(logits, scale, shift, log_total, sums):
+            values.append(value.squeeze(1))
+            more += [slope, along]
+        ctx.save_for_backward(logits, index, at_target, exps, norm, scale, shift, total, dot, average, *more)
         ctx.overwritten = exps is None
-        return log_p.squeeze(1), mean_log_p
+        return log_p.squeeze(1), mean_log_p, max_log_p, *values
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None, h: Tensor | None):  # type: ignore[override]
-        logits, index, at_target, exps, norm, scale, shift, total, dot, average = ctx.saved_tensors
-        clip = ctx.clip
-        upstream = h if g is None else g
+    def backward(ctx: Any, g: Tensor | None, h: Tensor | None, t: Tensor | None, *q: Tensor | None):  # type: ignore[override]
+        logits, index, at_target, exps, norm, scale, shift, total, dot, average, *more = ctx.saved_tensors
+        clip, nothing = ctx.clip, (None,) * 5
+        upstream = next((x for x in (g, h, t, *q) if x is not None), None)
         if upstream is None:
-            return None, None, None, None
+            return None, *nothing
         if ctx.plain or wants_plain_gradient(upstream):
-            grad = plain_gradient(lambda z: _plain(z, index.squeeze(1), clip), logits, [g, h])
-            return grad, None, None, None
+            plain = lambda z: _plain(z, index.squeeze(1), clip, ctx.sums)  # noqa: E731
+            return plain_gradient(plain, logits, [g, h, t, *q]), *nothing
         g = torch.zeros_like(total) if g is None else g.unsqueeze(1)
         h = None if h is None else h.unsqueeze(1)
         sg, sh = (g, h) if scale is None else (g * scale, None if h is None else h * scale)
-        weight = (sg if sh is None else sg + sh) / total
+        weight = sg if sh is None else sg + sh
+        picks, terms = [(index, at_target, sg)], []  # what else there is: log p at an index, and sums
+        if ctx.top:
+            index_max, at_max, *more = more
+            if t is not None:
+                picks.append((index_max, at_max, t.unsqueeze(1) if scale is None else t.unsqueeze(1) * scale))
+        for (_, slope), upstream, slopes, along in zip(ctx.sums, q, more[::2], more[1::2], strict=True):
+            if upstream is not None:
+                c = upstream.unsqueeze(1) if scale is None else upstream.unsqueeze(1) * scale
+                terms.append((slope, c, slopes, along))
+        for _, _, c in picks[1:]:
+            weight = weight + c
+        for _, c, slopes, _ in terms:
+            weight = weight + c * slopes
+        weight = weight / total
         along = even = None
         if clip is not None:
-            along = (weight * dot).addcmul_(sg, at_target, value=-1)
+            along = weight * dot
+            for _, at, c in picks:
+                along.addcmul_(c, at, value=-1)
             if h is not None:
                 along.addcmul_(h, average if shift is None else average + shift, value=-1)
+            for _, c, _, dots in terms:
+                along.addcmul_(c, dots, value=-1)
             along = radial(along, norm, clip.tau)
         if sh is not None:
             even = sh / logits.shape[1]
+        log_total = total.log() if terms else None
         # The gradient is written over the exponentials (`data`: they are saved, but never read again), unless they
         # were not kept, or have become the gradient in an earlier pass over a retained graph.
         missing, ctx.overwritten = ctx.overwritten, True
         grad = torch.empty_like(logits) if missing else exps.data
-        for out, z, s, m, w, a, c in _blocks(grad, logits, scale, shift, weight.neg_(), along, even):
+        columns = [c for _, c, _, _ in terms]
+        for out, z, s, m, w, a, c, n, *cs in _blocks(
+            grad, logits, scale, shift, weight.neg_(), along, even, log_total, *columns
+        ):
             if missing:
                 torch.exp2(_exponent(z, s, m, out), out=out)
             out.mul_(w)
@@ -154,8 +313,28 @@ class _Blocked(torch.autograd.Function):
                 out.addcmul_(z, a)
             if c is not None:
                 out.add_(c)
-        grad.scatter_add_(1, index, sg)
-        return grad, None, None, None
+            if n is not None:
+                log_p = _exponent(z, s, m).div_(LOG2_E).sub_(n)
+                for (slope, *_), column in zip(terms, cs, strict=True):
+                    out.addcmul_(slope(log_p), column)
+        for at, _, c in picks:
+            grad.scatter_add_(1, at, c)
+        return grad, *nothing
+
+
+def _sums(
+    logits: Tensor, scale: Tensor | None, shift: Tensor | None, log_total: Tensor, sums: tuple[Any, ...]
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Of each sum over k of f(log p_k): its value, and the sums of f' and of f' z, columns."""
+    if not sums:
+        return []
+    found: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in sums]
+    for z, s, m, n in _blocks(logits, scale, shift, log_total):
+        log_p = _exponent(z, s, m).div_(LOG2_E).sub_(n)
+        for into, (value, slope) in zip(found, sums, strict=True):
+            slopes = slope(log_p)
+            into.append((value(log_p).sum(1, keepdim=True), slopes.sum(1, keepdim=True), _row_dots(slopes, z)))
+    return [tuple(torch.cat(column) for column in zip(*of_sum, strict=True)) for of_sum in found]  # type: ignore[misc]
 
 
 def _statistics(logits: Tensor, clip: Clip | None, mean: bool) -> tuple[Any, ...]:
@@ -223,6 +402,13 @@ def _rows(matrix: Tensor) -> int:
     return max(1, BLOCK // matrix.shape[1])
 
 
-def _plain(z: Tensor, target: Tensor, clip: Clip | None) -> list[Tensor]:
+def _plain(z: Tensor, target: Tensor, clip: Clip | None, sums: tuple[Any, ...]) -> list[Tensor]:
+    """log p_y, the mean and the largest log-probability, and the sums, in plain operations."""
     log_probs = torch.log_softmax(z if clip is None else plain_clip(z, clip), dim=1)
-    return [pick(log_probs, target), sum_log_probs(log_probs) / z.shape[1]]
+    masked = log_probs.isneginf()
+    return [
+        pick(log_probs, target),
+        sum_log_probs(log_probs) / z.shape[1],
+        pick(log_probs, z.argmax(1)),
+        *(value(log_probs.masked_fill(masked, -1.0)).masked_fill(masked, 0.0).sum(1) for value, _ in sums),
+    ]

@@ -89,10 +89,13 @@ def _explain_name(registry: Registry, name: str, json: bool) -> None:
         for knob in registry.knobs(name).values()
     ]
     about = " ".join(filter(None, [doc.short_description, doc.long_description]))
+    settings: dict[str, str] = getattr(registry[name], "settings", {})
     if json:
-        show_json({"spec": spec, "about": about, "knobs": rows})
+        show_json({"spec": spec, "about": about, "knobs": rows} | ({"settings": settings} if settings else {}))
         return
     show(f"[bold]{escape(spec)}[/]\n\n{escape(about)}")
+    for dataset, options in settings.items():
+        show(f"its authors on {escape(dataset)}: --loss {escape(options)}")
     if rows:
         table = make_table("", "knob", "type", "default", "what it is")
         for row in rows:

@@ -6,7 +6,7 @@ log-sum-exp. Neither holds all logits. Classes may be sharded over processes, se
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ CHUNK = 192 * 1024  # entries of a block that are processed at a time, while the
 
 STEP = 4096  # classes whose weights are converted or summed at a time
 
+Sums = Sequence[tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]]  # f(log p) and its slope
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]  # of hidden states, weight and bias
 
 
@@ -107,8 +108,11 @@ class BlockedHead:
         clip: Clip | None,
         needs: tuple[bool, ...],
         shard: Shard,
+        sums: Sums = (),
+        wants_top: bool = False,
     ) -> None:
         self.hidden, self.weight, self.bias, self.clip, self.shard = hidden, weight, bias, clip, shard
+        self.sums, self.wants_top = sums, wants_top
         self.shifted = clip is None or max(clip.tau, clip.delta) > EXP_SAFE
         self.needs_gradient = any(needs)
         n, (classes, width) = len(hidden), weight.shape
@@ -137,6 +141,8 @@ class BlockedHead:
         self.rows = rows
         self.norm, self.top = self._norm_and_largest()
         self.scale = None if self.norm is None or self.clip is None else clip_factor(self.norm, self.clip)
+        if self.sums and self.scale is None and self.top is not None:  # chunks then hold z log2(e), which sums need
+            self.scale = torch.ones_like(self.top)
         total, dot = [], []
         for _, _, z, scratch in self._chunks(2):
             e = self._exponentials(z, scratch)
@@ -150,21 +156,64 @@ class BlockedHead:
         expected = None
         if dot and self.scale is not None:
             expected = self.shard.sum(torch.stack(dot).sum(0)) / (self.total * self.scale * LOG2_E)
+        self.log_total = log_total.clone()
         return None if self.norm is None else self.norm.clone(), log_total, expected
 
     def _norm_and_largest(self) -> tuple[Tensor | None, Tensor | None]:
         """The norm of each row of logits, if there is a clip, and the largest logit, if exponentials need a shift."""
         norms, largest = [], []
-        for _, _, z, _ in self._chunks(1):
+        for part, _, z, _ in self._chunks(1):
             if self.clip is not None:
                 norms.append(torch.linalg.vector_norm(z, dim=1))
-            if self.shifted:
+            if self.wants_top:
+                largest.append(self._raise_top(z, part.start))
+            elif self.shifted:
                 largest.append(z.amax(1))
         norm = self.shard.norm(torch.linalg.vector_norm(torch.stack(norms), dim=0)) if norms else None
-        return norm, self.shard.max(torch.stack(largest).amax(0)) if largest else None
+        top = self.shard.max(torch.stack(largest).amax(0)) if largest else None
+        if top is not None and self.wants_top:
+            here = torch.where(self.largest == top, self.shard.first + self.at_largest, self.shard.num_classes)
+            self.at_top, self.z_top = -self.shard.max(-here), top.clone()  # the first class, if several tie
+        return norm, top if self.shifted else None
 
-    def add_gradients(self, target: Tensor, d_at_target: Tensor, d_log_total: Tensor, d_norm: Tensor | None) -> None:
-        """Add the contributions of the block's logits to the gradients, through z_y, the log-sum-exp and the norm."""
+    def _raise_top(self, z: Tensor, start: int) -> Tensor:
+        """Keep the largest logit of the chunks so far, and its class in this process."""
+        value, index = z.max(1)
+        if start == 0:
+            self.largest, self.at_largest = value, index
+        else:
+            higher = value > self.largest
+            self.largest = torch.where(higher, value, self.largest)
+            self.at_largest = torch.where(higher, index + start, self.at_largest)
+        return value
+
+    def sum_statistics(self, log_total: Tensor) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Of each sum over k of f(log p_k): its value, and the sums of f' and of f' z."""
+        if not self.sums or self.scale is None:
+            return []
+        found = [log_total.new_zeros(3, len(log_total)) for _ in self.sums]
+        for _, _, z, scratch in self._chunks(3):
+            log_p = torch.div(z, LOG2_E, out=scratch).sub_(log_total.unsqueeze(1))
+            for into, (value, slope) in zip(found, self.sums, strict=True):
+                slopes = slope(log_p)
+                into += torch.stack([value(log_p).sum(1), slopes.sum(1), (slopes * z).sum(1)])
+        results = []
+        for into in found:
+            value, slopes, along = self.shard.sum(into)
+            results.append((value, slopes, along / (self.scale * LOG2_E)))
+        return results
+
+    def add_gradients(
+        self, picks: list[tuple[Tensor, Tensor]], d_log_total: Tensor, d_norm: Tensor | None, d_sums: list[Tensor]
+    ) -> None:
+        """Add the contributions of the block's logits to the gradients.
+
+        Args:
+            picks: classes, and the gradients with respect to their logits: those of the labels, and of the largest.
+            d_log_total: gradient with respect to the log-sum-exp.
+            d_norm: gradient with respect to the norm, if there is a clip.
+            d_sums: gradients with respect to the sums.
+        """
         h = self.hidden[self.rows]
         of_e = (d_log_total / self.total).unsqueeze(1)
         of_z = None
@@ -172,14 +221,20 @@ class BlockedHead:
             of_e = of_e * self.scale.unsqueeze(1)
             tiny = torch.finfo(self.norm.dtype).tiny  # zero logits are not clipped: d_norm is 0
             of_z = (d_norm / (self.norm.clamp_min(tiny) * self.scale * LOG2_E)).unsqueeze(1)
+        log_total = self.log_total.unsqueeze(1) if d_sums else None
         for part, w, z, scratch in self._chunks(3):
             dz = torch.mul(self._exponentials(z, scratch), of_e, out=scratch)
             if of_z is not None:
                 dz.addcmul_(z, of_z)
+            if d_sums and self.scale is not None:
+                log_p = (z / LOG2_E).sub_(log_total)  # type: ignore[arg-type]
+                for (_, slope), d in zip(self.sums, d_sums, strict=True):
+                    dz.addcmul_(slope(log_p), (d * self.scale).unsqueeze(1))
             # Before dz is rounded: p_y - 1 is small where p_y is near 1.
-            at = target - (self.shard.first + part.start)
-            mine = (at >= 0) & (at < len(w))
-            dz.scatter_add_(1, at.clamp_(0, len(w) - 1).unsqueeze(1), (d_at_target * mine).unsqueeze(1))
+            for classes, d in picks:
+                at = classes - (self.shard.first + part.start)
+                mine = (at >= 0) & (at < len(w))
+                dz.scatter_add_(1, at.clamp_(0, len(w) - 1).unsqueeze(1), (d * mine).unsqueeze(1))
             if self.d_bias is not None:
                 self.d_bias[part] += dz.sum(0)
             dz = dz.to(h.dtype)

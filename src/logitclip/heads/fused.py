@@ -13,7 +13,7 @@ from torch import Tensor
 from logitclip.clip import Clip, clip_factor, eager_on_cpu
 from logitclip.criterion import Loss, check_weights, denominator, reduce, weights_of
 from logitclip.heads.blocks import BlockedHead, Gradients, LinearTerms, Shard, add_product, block_size, row_blocks
-from logitclip.losses.contract import call, evaluate
+from logitclip.losses.contract import call, evaluate, wanted_by
 from logitclip.losses.targets import check_target
 
 Run = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, tuple[bool, ...]], tuple[Tensor, Gradients]]
@@ -43,7 +43,6 @@ def _eager_loss(
     clip: Clip | None,
     example_weight: Tensor | None,
     group: dist.ProcessGroup | None,
-    smoothing: float = 0.0,
 ) -> Tensor:
     """The reduced loss of `criterion` on the logits of a linear layer."""
     if not isinstance(criterion, Loss):  # made here, as torch.compile cannot trace that
@@ -73,10 +72,11 @@ def _eager_loss(
     full = torch.promote_types(dtype, torch.float32)
     row_weight = None if row_weight is None else row_weight.to(full)
 
-    run = _by_autograd if soft or "log_probs" in criterion.function.takes else _closed_form
+    takes = criterion.function.takes
+    run = _by_autograd if soft or takes[0] != "log_p" or "state" in takes else _closed_form
     if clip is not None and run is _closed_form:
         check_unmasked(bias)
-    run = run(criterion, target, clip, row_weight, dtype, shard, smoothing)
+    run = run(criterion, target, clip, row_weight, dtype, shard)
     values = _Fused.apply(run, torch.is_grad_enabled() and criterion.reduction != "none", rows, weight, bias)
     if criterion.reduction != "none":
         return values
@@ -148,7 +148,6 @@ def _closed_form(
     row_weight: Tensor | None,
     dtype: torch.dtype,
     shard: Shard,
-    smoothing: float,
 ) -> Run:
     """A `run` in terms of four numbers per row.
 
@@ -156,7 +155,9 @@ def _closed_form(
     v = 1/K. Then log p_y = s z_y - L, the mean log-probability is s v.z - L sum v, and dL = s p, dn = z / n. The other
     two are linear in the hidden states: z_y = W_y h + b_y and v.z = (v W) h + v.b.
     """
-    function, knobs, classes = criterion.function, criterion.knobs, shard.num_classes
+    function, classes, (knobs, smoothing) = criterion.function, shard.num_classes, _without_smoothing(criterion)
+    wanted = wanted_by(function, knobs)
+    sums = wanted.sums()
     full = torch.promote_types(dtype, torch.float32)
     class_weight = None if criterion.weight is None else criterion.weight.to(full)
     of_class = None if class_weight is None else class_weight[target]
@@ -165,8 +166,12 @@ def _closed_form(
         row_weight = ones if row_weight is None else row_weight
         row_weight = row_weight / denominator(weights_of(ones, target, row_weight, None, None, class_weight))
 
-    def value(log_p: Tensor, mean_log_p: Tensor | None, rows: slice) -> Tensor:
-        value = call(function, log_p, None if mean_log_p is None else classes * mean_log_p, knobs)
+    def value(log_p: Tensor, mean_log_p: Tensor | None, found: dict[str, Tensor], rows: slice) -> Tensor:
+        if mean_log_p is not None:
+            found["sum_log_p"] = classes * mean_log_p
+        if criterion.memory is not None and log_p.requires_grad:
+            criterion.memory.observe(log_p, None)
+        value = call(function, log_p, found, knobs, criterion.memory)
         if of_class is not None:
             value = value * of_class[rows]
         if smoothing and mean_log_p is not None:  # with class weights, v has them
@@ -176,37 +181,80 @@ def _closed_form(
     def run(hidden: Tensor, weight: Tensor, bias: Tensor | None, upstream: Tensor | None, needs: tuple[bool, ...]):
         hidden, bias = hidden.to(dtype), None if bias is None else bias.to(full)
         v = None
-        if smoothing or "sum_log_p" in function.takes:
+        if smoothing or "sum_log_p" in wanted.names:
             v = torch.full((len(weight),), 1 / classes, dtype=full, device=weight.device)
             if smoothing and class_weight is not None:
                 v *= class_weight[shard.first : shard.first + len(weight)]
         terms = LinearTerms(hidden, weight, bias, target, v, shard)
-        head = BlockedHead(hidden, weight, bias, clip, needs, shard)
+        head = BlockedHead(
+            hidden,
+            weight,
+            bias,
+            clip,
+            needs,
+            shard,
+            tuple(sums.values()),
+            bool({"max_log_p", "is_max"} & set(wanted.names)),
+        )
         values = torch.empty(len(hidden), dtype=full, device=weight.device)
         for rows in head.blocks:
             norm, log_total, expected = head.statistics(rows)
+            of_sums = head.sum_statistics(log_total)
             z_y, mean = terms.at_target[rows], None if terms.mean is None else terms.mean[rows]
-            leaves = [x.requires_grad_(any(needs)) for x in (z_y, log_total, norm, mean) if x is not None]
+            z_top = head.z_top if head.wants_top else None
+            leaves = [
+                x for x in (z_y, log_total, norm, mean, z_top, *(value for value, _, _ in of_sums)) if x is not None
+            ]
+            for leaf in leaves:
+                leaf.requires_grad_(any(needs))
             with torch.set_grad_enabled(any(needs)):
-                scale = 1.0
+                scale, moved = 1.0, 0.0
                 if norm is not None and clip is not None:
                     scale = clip_factor(norm, clip)
+                    moved = scale - scale.detach()
                     if expected is not None:  # dL/ds is the expectation of z under p
-                        log_total = log_total + expected * (scale - scale.detach())
-                log_p = scale * z_y - log_total
-                log_p = log_p - log_p.detach().clamp_min(0)  # p_y must not round to above 1; its gradient stays
-                result = value(log_p, None if mean is None else scale * mean - terms.v_sum * log_total, rows)
+                        log_total = log_total + expected * moved
+                log_p = _at_most_0(scale * z_y - log_total)
+                found = _found(head, target[rows], classes, None if z_top is None else scale * z_top - log_total)
+                for name, (leaf, slopes, along) in zip(sums, of_sums, strict=True):
+                    found[name] = leaf - slopes * (log_total - log_total.detach()) + along * moved
+                result = value(log_p, None if mean is None else scale * mean - terms.v_sum * log_total, found, rows)
             values[rows] = result.detach()
             if any(needs):
                 ones = torch.ones_like(result) if upstream is None else upstream.expand(len(hidden))[rows].to(full)
                 d = iter(torch.autograd.grad(result, leaves, ones, allow_unused=True, materialize_grads=True))
-                head.add_gradients(target[rows], next(d), next(d), None if norm is None else next(d))
+                picks, d_log_total, d_norm = [(target[rows], next(d))], next(d), None if norm is None else next(d)
                 if mean is not None:
                     terms.d_mean[rows] = next(d)
+                if z_top is not None:
+                    picks.append((head.at_top, next(d)))
+                head.add_gradients(picks, d_log_total, d_norm, list(d))
         gradients = terms.add_to(head.d_hidden, head.d_weight, head.d_bias)
         return values if criterion.reduction == "none" else values.sum(), gradients
 
     return run
+
+
+def _at_most_0(log_p: Tensor) -> Tensor:
+    """p must not round to above 1; the gradient stays."""
+    return log_p - log_p.detach().clamp_min(0)
+
+
+def _found(head: BlockedHead, target: Tensor, classes: int, max_log_p: Tensor | None) -> dict[str, Tensor]:
+    """The statistics that need no sum."""
+    found = {"classes": torch.full_like(head.log_total, classes)}
+    if max_log_p is not None:
+        found |= {"max_log_p": _at_most_0(max_log_p), "is_max": (head.at_top == target).to(max_log_p.dtype)}
+    return found
+
+
+def _without_smoothing(criterion: Loss) -> tuple[dict[str, Any], float]:
+    """The knobs of a criterion without its label smoothing, and the share that is smoothed.
+
+    With class weights, `nn.CrossEntropyLoss` weights the smoothed part class by class, which phi cannot do.
+    """
+    knobs = dict(criterion.knobs)
+    return knobs, knobs.pop("label_smoothing", 0.0)
 
 
 # -- losses of all log-probabilities, and probability targets ----------------------------------------------------------
@@ -219,10 +267,9 @@ def _by_autograd(
     row_weight: Tensor | None,
     dtype: torch.dtype,
     shard: Shard,
-    smoothing: float,
 ) -> Run:
     """A `run` that leaves the gradient with respect to the logits of a block to autograd."""
-    soft = target.is_floating_point()
+    soft, (knobs, smoothing) = target.is_floating_point(), _without_smoothing(criterion)
     if shard.group is not None:
         what = "Probability targets" if soft else criterion.name
         raise ValueError(f"{what} cannot be used with sharded classes: all classes of a row are needed at once.")
@@ -233,9 +280,7 @@ def _by_autograd(
         y = target[rows]
         if soft and smoothing:
             y = y * (1 - smoothing) + smoothing / shard.num_classes
-        values, own = evaluate(
-            criterion.function, logits, y, criterion.knobs, clip, criterion.weight, criterion.training_state()
-        )
+        values, own = evaluate(criterion.function, logits, y, knobs, clip, criterion.weight, criterion.training_state())
         if own is not None and count:
             criterion.count_removed(own, y)
         weights = weights_of(values, y, own, None if row_weight is None else row_weight[rows], None, criterion.weight)

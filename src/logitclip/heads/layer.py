@@ -75,11 +75,11 @@ def linear_cross_entropy(
     if ignore_index is not None and target.is_floating_point():
         raise ValueError(f"ignore_index={ignore_index} needs class indices, got probability targets.")
     ignored = -100 if ignore_index is None else ignore_index
-    criterion = partial(Loss, "ce", reduction=reduction, weight=weight, ignore_index=ignored)
-    clip = _optional_clip(tau, delta, temp)
-    return layer_loss(
-        criterion, input, linear_weight, linear_bias, target, clip, example_weight, group, smoothing=label_smoothing
+    criterion = partial(
+        Loss, "ce", reduction=reduction, weight=weight, ignore_index=ignored, label_smoothing=label_smoothing
     )
+    clip = _optional_clip(tau, delta, temp)
+    return layer_loss(criterion, input, linear_weight, linear_bias, target, clip, example_weight, group)
 
 
 class LinearLogitClip(nn.Linear):

@@ -9,6 +9,9 @@ Formulas are written in log-probabilities, so that values and gradients stay fin
 
     contract   what a phi may ask for, and how it is called
     classic    the losses of the paper, in its order
+    recent     losses since 2023: active negative, epsilon-softmax, joint asymmetric, optimised gradient clipping
+    other      divergences, other links than the softmax, corrections by a transition matrix
+    memory     the threshold of optimised gradient clipping
     targets    checks of logits and targets
     parts      what several losses share
 
@@ -20,15 +23,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from logitclip.losses import classic as _classic
+from logitclip.losses import other as _other
+from logitclip.losses import recent as _recent
 from logitclip.losses.contract import LOSSES, TrainingState, evaluate, loss
 from logitclip.losses.parts import at_least, one_minus_p
 from logitclip.losses.targets import check_classes, check_target
 
 if TYPE_CHECKING:
     from logitclip.losses.classic import *  # noqa: F403
+    from logitclip.losses.other import *  # noqa: F403
+    from logitclip.losses.recent import *  # noqa: F403
 
 _SHARED = (LOSSES, TrainingState, at_least, check_classes, check_target, evaluate, loss, one_minus_p)
-_FAMILIES = (_classic,)
+_FAMILIES = (_classic, _recent, _other)
 
 
 # A loss that a plugin registers can be called as `losses.name`, too.

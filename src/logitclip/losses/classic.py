@@ -15,31 +15,44 @@ from logitclip.losses.parts import above, at_least, one_minus_p, power_gap
 LOG_ZERO = math.log(1e-4)  # RCE's value for log 0 in every public code base (the SCE paper's text says -4)
 
 
-@loss
-def ce(log_p: Tensor) -> Tensor:
-    """Cross entropy, `-log p_y`.
+@loss(optional={"sum_log_p": "label_smoothing", "classes": "label_smoothing"})
+def ce(log_p: Tensor, sum_log_p: Tensor | None, classes: Tensor | None, *, label_smoothing: float = 0.0) -> Tensor:
+    """Cross entropy, `-log p_y`; with label smoothing r, `-(1-r) log p_y - r mean_k log p_k`.
+
+    When: first, with the clip: there is nothing else to tune. Without it only if the labels are clean.
 
     Args:
         logits: [..., K].
         target: class indices [...], or probabilities [..., K].
+        label_smoothing: r, at most 1: the share of the target that is spread evenly over all classes. Below 0 it is
+            negative label smoothing, which is not bounded below without a clip.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit.
+        ValueError: if the shapes do not fit or label_smoothing is above 1.
 
     >>> ce(torch.zeros(1, 4), torch.tensor([2]))
     tensor([1.3863])
 
+    Reference for smoothing below 0: Wei, Liu, Liu, Niu, Sugiyama and Liu (2022), To Smooth or Not? When Label Smoothing
+    Meets Noisy Labels, ICML 2022; arXiv 2106.04149.
+
     Paper: Eq. 1.
     """
-    return -log_p
+    if sum_log_p is None or classes is None:
+        return -log_p
+    if not -math.inf < label_smoothing <= 1:
+        raise ValueError(f"label_smoothing must be at most 1 and finite, got {label_smoothing}.")
+    return (label_smoothing - 1) * log_p - label_smoothing * (sum_log_p / classes)
 
 
 @loss
 def focal(log_p: Tensor, *, gamma: float = 0.5, detach_weight: bool = False) -> Tensor:
     """Focal loss, `-(1-p_y)^gamma log p_y`.
+
+    When: if you use it already. Under noise it behaves like `ce`, with and without the clip.
 
     Args:
         logits: [..., K].
@@ -69,6 +82,8 @@ def focal(log_p: Tensor, *, gamma: float = 0.5, detach_weight: bool = False) -> 
 def mae(log_p: Tensor, *, scale: float = 2.0) -> Tensor:
     """Mean absolute error, `|e_y - p|_1 = 2(1-p_y)`.
 
+    When: with few classes and the clip. `rce` is the same at another scale, so tune the learning rate.
+
     Args:
         logits: [..., K].
         target: class indices [...], or probabilities [..., K].
@@ -93,6 +108,8 @@ def mae(log_p: Tensor, *, scale: float = 2.0) -> Tensor:
 @loss
 def phuber_ce(log_p: Tensor, *, threshold: float = 10.0) -> Tensor:
     """Partially Huberised cross entropy: `-log p_y`, linear in p_y where `p_y <= 1/threshold`.
+
+    When: instead of `ce` if you want no clip: it bounds the gradient of labels that look impossible.
 
     Args:
         logits: [..., K].
@@ -119,6 +136,8 @@ def phuber_ce(log_p: Tensor, *, threshold: float = 10.0) -> Tensor:
 def rce(log_p: Tensor, *, log_zero: float = LOG_ZERO) -> Tensor:
     """Reverse cross entropy, `-log_zero (1-p_y)`.
 
+    When: with few classes and the clip. `mae` is the same at another scale, so tune the learning rate.
+
     Args:
         logits: [..., K].
         target: class indices [...], or probabilities [..., K].
@@ -144,6 +163,8 @@ def rce(log_p: Tensor, *, log_zero: float = LOG_ZERO) -> Tensor:
 @loss
 def sce(log_p: Tensor, *, alpha: float = 0.5, beta: float = 1.0, log_zero: float = LOG_ZERO) -> Tensor:
     """Symmetric cross entropy, `alpha CE + beta RCE`.
+
+    When: if `ce` memorises and `rce` underfits: `alpha` and `beta` weight the two.
 
     Args:
         logits: [..., K].
@@ -172,6 +193,8 @@ def sce(log_p: Tensor, *, alpha: float = 0.5, beta: float = 1.0, log_zero: float
 def gce(log_p: Tensor, *, q: float = 0.7) -> Tensor:
     """Generalised cross entropy, `(1 - p_y^q)/q`.
 
+    When: next after `ce`: robust by itself. Decrease `q` if it learns too slowly, as with many classes.
+
     Args:
         logits: [..., K].
         target: class indices [...], or probabilities [..., K].
@@ -196,6 +219,8 @@ def gce(log_p: Tensor, *, q: float = 0.7) -> Tensor:
 @loss
 def taylor_ce(log_p: Tensor, *, order: int = 2) -> Tensor:
     """Taylor cross entropy, `sum_i (1-p_y)^i / i` for i from 1 to `order`.
+
+    When: to go from MAE (`order=1`) towards `ce` (a high order) in steps.
 
     Args:
         logits: [..., K].
@@ -228,6 +253,8 @@ def taylor_ce(log_p: Tensor, *, order: int = 2) -> Tensor:
 def nce(log_p: Tensor, sum_log_p: Tensor, *, scale: float = 1.0) -> Tensor:
     """Normalised cross entropy, `log p_y / sum_k log p_k`.
 
+    When: in one of the sums such as `nce_rce`. By itself it underfits.
+
     Args:
         logits: [..., K].
         target: class indices [...], or probabilities [..., K].
@@ -255,6 +282,9 @@ def ael(log_p: Tensor, *, a: float = 2.5) -> Tensor:
 
     Its minimum is `exp(-1/a)`, not 0.
 
+    When: if most labels of each class are right, which is when theory promises robustness. It needs a learning rate of
+    its own.
+
     Args:
         logits: [..., K].
         target: class indices [...], or probabilities [..., K].
@@ -279,6 +309,9 @@ def ael(log_p: Tensor, *, a: float = 2.5) -> Tensor:
 @loss
 def aul(log_p: Tensor, *, a: float = 5.5, q: float = 3.0) -> Tensor:
     """Asymmetric unhinged loss, `((a-p_y)^q - (a-1)^q)/q`.
+
+    When: if most labels of each class are right, which is when theory promises robustness. It needs a learning rate of
+    its own.
 
     Args:
         logits: [..., K].
@@ -306,6 +339,8 @@ def aul(log_p: Tensor, *, a: float = 5.5, q: float = 3.0) -> Tensor:
 @loss
 def agce(log_p: Tensor, *, a: float = 0.6, q: float = 0.6) -> Tensor:
     """Asymmetric generalised cross entropy, `((a+1)^q - (a+p_y)^q)/q`.
+
+    When: if most labels of each class are right, which is when theory promises robustness.
 
     Args:
         logits: [..., K].
@@ -346,6 +381,8 @@ def cores(
 
     `Loss.start_epoch` sets the epoch e and the counts of the (noisy) labels, which give pi. Without an epoch beta is
     constant, pi is uniform, and no example is left out.
+
+    When: if the noise depends on the example: it stops using examples that look wrong. It needs epochs.
 
     Args:
         logits: [..., K].
@@ -394,6 +431,8 @@ def cores(
 def nce_mae(log_p: Tensor, sum_log_p: Tensor, *, alpha: float = 50.0, beta: float = 1.0, scale: float = 1.0) -> Tensor:
     """NCE + MAE, `alpha NCE + beta scale (1-p_y)`.
 
+    When: with 100 classes or more, if you can tune its weights. The defaults are the paper's for CIFAR-100.
+
     Args:
         logits: [..., K].
         target: class indices [...], or probabilities [..., K].
@@ -422,6 +461,8 @@ def nce_agce(
     log_p: Tensor, sum_log_p: Tensor, *, alpha: float = 50.0, beta: float = 0.1, a: float = 1.8, q: float = 3.0
 ) -> Tensor:
     """NCE + AGCE, `alpha NCE + beta AGCE`.
+
+    When: with 100 classes or more, if you can tune its weights. The defaults are the paper's for CIFAR-100.
 
     Args:
         logits: [..., K].
@@ -452,6 +493,8 @@ def nce_rce(
     log_p: Tensor, sum_log_p: Tensor, *, alpha: float = 1.0, beta: float = 1.0, log_zero: float = LOG_ZERO
 ) -> Tensor:
     """NCE + RCE, `alpha NCE + beta RCE`; not in the paper, with the defaults of its authors.
+
+    When: with 100 classes or more, if you can tune its weights.
 
     Args:
         logits: [..., K].

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, overload
 
 from torch import Tensor
 
-from logitclip.clip import Clip
-from logitclip.fused import clipped_log_probs, pick, row_log_probs, sum_log_probs
+from logitclip.clip import Clip, apply_clip, full_precision
+from logitclip.fused import (
+    ONLY_TARGET,
+    STATISTICS,
+    Wanted,
+    clipped_log_probs,
+    pick,
+    row_log_probs,
+    statistics_of,
+)
 from logitclip.losses.targets import check_target
 from logitclip.registry import Registry
 
@@ -31,33 +39,51 @@ class LossFunction(Protocol[Knobs]):
 
     phi: Callable[..., Any]
     takes: tuple[str, ...]  # names of the positional parameters of phi
+    settings: dict[str, str]  # of its authors, by dataset
+    defaults: dict[str, Any]  # of its knobs
 
     def __call__(self, logits: Tensor, target: Tensor, *args: Knobs.args, **kwargs: Knobs.kwargs) -> Tensor: ...
 
 
-@overload  # with a schedule
+@overload
+def loss(phi: Callable[Concatenate[Tensor, Tensor, TrainingState | None, Knobs], Any]) -> LossFunction[Knobs]: ...
+@overload
+def loss(phi: Callable[Concatenate[Tensor, Any, Any, Any, Knobs], Any]) -> LossFunction[Knobs]: ...
+@overload
+def loss(phi: Callable[Concatenate[Tensor, Any, Any, Knobs], Any]) -> LossFunction[Knobs]: ...
+@overload
+def loss(phi: Callable[Concatenate[Tensor, Any, Knobs], Any]) -> LossFunction[Knobs]: ...
+@overload
+def loss(phi: Callable[Concatenate[Tensor, Knobs], Any]) -> LossFunction[Knobs]: ...
+@overload
 def loss(
-    phi: Callable[Concatenate[Tensor, Tensor, TrainingState | None, Knobs], tuple[Tensor, Tensor | None]],
-) -> LossFunction[Knobs]: ...
-@overload
-def loss(phi: Callable[Concatenate[Tensor, Any, Knobs], Tensor]) -> LossFunction[Knobs]: ...
-@overload
-def loss(phi: Callable[Concatenate[Tensor, Knobs], Tensor]) -> LossFunction[Knobs]: ...
-def loss(phi: Callable[..., Any]) -> Any:
+    *, settings: Mapping[str, str] | None = None, optional: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., Any]], Any]: ...
+def loss(
+    phi: Callable[..., Any] | None = None,
+    *,
+    settings: Mapping[str, str] | None = None,
+    optional: Mapping[str, str] | None = None,
+) -> Any:
     """Make the public function of a loss from its `phi`, and register it under the name of phi.
 
     Args:
-        phi: called as ``phi(log_p, sum_log_p, **knobs)`` with tensors of one shape; returns values of that shape. The
-            names of its positional parameters say what it gets: `log_p`, then `sum_log_p` if the loss needs it. With
-            `log_probs`, all log-probabilities [..., K], instead, phi takes a `TrainingState` or None as its third
-            argument and returns its values with a weight per example, or None.
+        phi: called with tensors of one shape; returns values of that shape. The names of its positional parameters say
+            what it gets. The first is `log_p`, the log-probability of the label; then come any of the names in
+            `logitclip.fused.STATISTICS`, such as `sum_log_p`, the sum over the classes, or `max_log_p`. If the first is
+            `log_probs`, all log-probabilities [..., K], or `logits`, the clipped logits, phi returns the loss of every
+            possible label instead, [..., K]. A loss with a schedule takes `log_p`, `log_probs` and `state`, a
+            `TrainingState` or None, and returns its values with a weight per example, or None.
+        settings: the settings of its authors, by dataset: the options of `logitclip train`, as in
+            ``{"CIFAR-10": "mine:a=2 --penalty l1:weight=1e-5"}``.
+        optional: a statistic and the knob it belongs to: it is None where the knob is 0, and then costs nothing.
 
     Returns:
         ``fn(logits, target, **knobs)``, which returns one value per example. Its knobs are the keyword-only parameters
         of phi, and its docstring is that of phi.
 
     Raises:
-        ValueError: if the name is taken.
+        ValueError: if the name is taken, or a positional parameter is unknown.
 
     >>> import torch
     >>> from logitclip.losses import one_minus_p
@@ -68,7 +94,11 @@ def loss(phi: Callable[..., Any]) -> Any:
     >>> squared(torch.zeros(1, 4), torch.tensor([2]), scale=16.0)
     tensor([9.])
     """
+    if phi is None:
+        return functools.partial(loss, settings=settings, optional=optional)
     parameters = list(inspect.signature(phi, eval_str=True).parameters.values())
+    takes = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
+    _check_parameters(phi.__name__, takes)
 
     @functools.wraps(phi)
     def function(logits: Tensor, target: Tensor, **knobs: Any) -> Tensor:
@@ -85,9 +115,25 @@ def loss(phi: Callable[..., Any]) -> Any:
     vars(function).update(
         __signature__=inspect.Signature([*arguments, *knobs], return_annotation=Tensor),
         phi=phi,
-        takes=tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY),
+        takes=takes,
+        settings=dict(settings or {}),
+        optional=dict(optional or {}),
+        defaults={p.name: p.default for p in knobs},
     )
     return LOSSES.register(function)
+
+
+def _check_parameters(name: str, takes: tuple[str, ...]) -> None:
+    first, *others = takes or ("nothing",)
+    if first in ("log_probs", "logits") and not others:
+        return
+    unknown = [word for word in others if word not in (*STATISTICS, "_", "log_probs", "state", "threshold")]
+    if first != "log_p" or unknown:
+        word = unknown[0] if unknown else first
+        raise ValueError(
+            f"The loss {name!r} takes {word!r}: the first positional parameter is log_p, log_probs or logits, and the "
+            f"others are from {', '.join(STATISTICS)}."
+        )
 
 
 def evaluate(
@@ -97,7 +143,7 @@ def evaluate(
     knobs: dict[str, Any],
     clip: Clip | None = None,
     class_weight: Tensor | None = None,
-    state: TrainingState | None = None,
+    state: Any = None,
     kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute a loss over the last dimension of `logits`.
@@ -109,36 +155,70 @@ def evaluate(
         knobs: knobs of the loss.
         clip: the clip, or None.
         class_weight: weights of the terms of soft targets, [K]; ignored for class indices.
-        state: the epoch and class counts, for a loss with a schedule.
+        state: a `TrainingState` for a loss with a schedule, a `GradientMemory` for one with a threshold.
         kept: [...], False for examples that do not count; their values are finite, whatever their targets are.
 
     Returns:
         One value per example, [...], and one weight per example, or None if all weigh the same.
     """
-    soft = target.is_floating_point()
-    if not soft and "log_probs" not in function.takes:
-        log_p, total = row_log_probs(logits, target, clip, total="sum_log_p" in function.takes)
-        return call(function, _finite(log_p, kept), total, knobs), None
+    soft, takes = target.is_floating_point(), function.takes
+    wanted = wanted_by(function, knobs)
+    if not soft and takes[0] == "log_p" and "log_probs" not in takes:
+        log_p, *found = row_log_probs(logits, target, clip, wanted)
+        log_p = _finite(log_p, kept)
+        if state is not None:
+            state.observe(log_p, kept)
+        return call(function, log_p, dict(zip(wanted.names, found, strict=True)), knobs, state), None
 
-    log_probs = clipped_log_probs(logits, clip)
+    if takes[0] == "logits":
+        log_probs = full_precision(logits) if clip is None else apply_clip(full_precision(logits), clip)
+    else:
+        log_probs = clipped_log_probs(logits, clip)
     expected = log_probs
     if soft:
         target = target.to(log_probs.dtype)
         # 0 log 0 = 0 for masked classes, which no target names
         expected = log_probs.masked_fill(log_probs.isneginf() & (target == 0), 0.0)
-    if "log_probs" in function.takes:
+    if "log_probs" in takes[1:]:
         if soft and class_weight is not None:
             raise ValueError(f"{function.__name__} takes class weights with class-index targets only.")
         log_p = (target * expected).sum(-1) if soft else pick(log_probs, target)
         return function.phi(_finite(log_p, kept), log_probs, state, **knobs)
+    if takes[0] != "log_p":
+        values = function.phi(log_probs, **knobs)
+        if not soft:
+            values = pick(values, target)
+            return values if kept is None else values.masked_fill(~kept, 0.0), None
+        values = values.masked_fill(target == 0, 0.0)  # a masked class has an infinite loss
+    else:
+        values = call(function, expected, statistics_of(log_probs, logits, wanted), knobs, state)
     terms = target if class_weight is None else target * class_weight.to(target.dtype)
-    total = sum_log_probs(log_probs, keepdim=True) if "sum_log_p" in function.takes else None
-    return (terms * call(function, expected, total, knobs)).sum(-1), None
+    return (terms * values).sum(-1), None
 
 
-def call(function: Any, log_p: Tensor, sum_log_p: Tensor | None, knobs: dict[str, Any]) -> Tensor:
-    """Call the phi of a loss with what it takes."""
-    return function.phi(log_p, **knobs) if len(function.takes) == 1 else function.phi(log_p, sum_log_p, **knobs)
+def wanted_by(function: Any, knobs: dict[str, Any]) -> Wanted:
+    """The statistics that a loss needs with these knobs."""
+    takes = function.takes
+    if len(takes) == 1:
+        return ONLY_TARGET
+    names = tuple(name for name in takes[1:] if name in STATISTICS and _is_on(function, name, knobs))
+    return Wanted(names, {**function.defaults, **knobs}) if names else ONLY_TARGET
+
+
+def _is_on(function: Any, name: str, knobs: dict[str, Any]) -> bool:
+    knob = function.optional.get(name)
+    return knob is None or knobs.get(knob, function.defaults[knob]) != 0
+
+
+def call(function: Any, log_p: Tensor, found: Mapping[str, Tensor], knobs: dict[str, Any], state: Any = None) -> Tensor:
+    """Call the phi of a loss of log p_y with what it takes."""
+    if len(function.takes) == 1:
+        return function.phi(log_p, **knobs)
+    others = [
+        (None if state is None else state.threshold) if name == "threshold" else found.get(name)
+        for name in function.takes[1:]
+    ]
+    return function.phi(log_p, *others, **knobs)
 
 
 def _finite(log_p: Tensor, kept: Tensor | None) -> Tensor:

@@ -81,7 +81,7 @@ class Settings:
         schedule: "multistep", "cosine" or "constant", see `logitclip.engine.learning_rate`.
         milestones: Milestones of the schedule "multistep", as shares of the epochs.
         grad_clip: Largest global norm of the gradient; 0: no limit.
-        penalty: A function of a batch's logits [N, K] to a scalar that is added to the loss.
+        penalty: A function of a batch's logits [N, K], or of the parameters, to a scalar that is added to the loss.
         drop_last: Drop an incomplete last batch.
         seed: Seed of the weights, the order and the augmentation.
         channels_last: Keep images in the channels-last layout.

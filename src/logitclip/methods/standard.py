@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from logitclip.clip import is_on_parameters
 from logitclip.criterion import Linked, LogitClip, Loss
 from logitclip.methods import METHODS
 from logitclip.methods.base import Augment, Batch, Job, Step
@@ -53,6 +54,8 @@ class Standard:
         counts = labels.sum(0) if labels.is_floating_point() else torch.bincount(labels, minlength=classes)
         if hasattr(self.criterion, "start_epoch"):
             self.criterion.start_epoch(epoch, counts.float().to(self.fabric.device))
+        if hasattr(self.criterion, "set_lr"):
+            self.criterion.set_lr(lr)
 
     def optimizers(self) -> list[Optimizer]:
         """The optimisers that follow the learning-rate schedule."""
@@ -84,8 +87,14 @@ class Standard:
         return self.penalised(self.criterion(logits, y), logits)
 
     def penalised(self, loss: Tensor, logits: Tensor) -> Tensor:
-        """The loss, plus the penalty on the logits if there is one."""
-        return loss if self.settings.penalty is None else loss + self.settings.penalty(logits)
+        """The loss, plus the penalty on the logits or the parameters if there is one."""
+        penalty = self.settings.penalty
+        if penalty is None:
+            return loss
+        if is_on_parameters(penalty):
+            groups = [group for optimizer in self.optimizers() for group in optimizer.param_groups]
+            return loss + penalty(parameter for group in groups for parameter in group["params"])
+        return loss + penalty(logits)
 
     def update(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Step along the gradients, with their global norm clipped to `grad_clip` if it is set.

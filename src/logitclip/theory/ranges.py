@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from logitclip.losses import LOSSES
-from logitclip.losses.contract import call
+from logitclip.losses.contract import call, wanted_by
 
 Range = tuple[float, float]
 
@@ -235,11 +235,16 @@ def base_loss_bounds(
     ball = _ball(tau, num_classes, delta, p)
     if name in BOUNDS:
         return BOUNDS[name](ball, **knobs)
-    if "log_probs" in function.takes:
+    wanted = wanted_by(function, knobs).names
+    if function.takes[0] != "log_p" or "state" in function.takes or set(wanted) - {"sum_log_p", "classes"}:
+        if knobs.get("matrix") is None:
+            function(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64), **knobs)  # refuses knobs out of range
         return -math.inf, math.inf
     losses = _grid(ball)[:, None]  # -log p_y from the smallest to the largest, [C, 1]
-    sums = losses if "sum_log_p" not in function.takes else _sums(losses, ball)
-    values = call(function, *torch.broadcast_tensors(-losses, -sums), knobs)
+    sums = _sums(losses, ball) if "sum_log_p" in wanted else losses
+    log_p, sum_log_p = torch.broadcast_tensors(-losses, -sums)
+    found = {"sum_log_p": sum_log_p, "classes": torch.full_like(log_p, num_classes)}
+    values = call(function, log_p, {name: found[name] for name in wanted}, knobs)
     # Monotone in the sum for every p_y, and in p_y along both ends of the sum: the extremes are at the corners.
     if not (_monotone(values, 1) and _monotone(values[:, [0, -1]], 0)):
         return -math.inf, math.inf
@@ -277,6 +282,16 @@ def _monotone(values: Tensor, dim: int, tolerance: float = 1e-12) -> bool:
     before, after = values.narrow(dim, 0, count), values.narrow(dim, 1, count)
     slack = tolerance * (1 + before.abs().minimum(after.abs()))
     return bool((after <= before + slack).all() or (after >= before - slack).all())
+
+
+@bounds_of("unhinged")
+def _unhinged(ball: Ball) -> Range:
+    """mean(z) - z_y is -(K-1)/K times the lead of z_y over the mean of the others, which lies in [-lead, lead].
+
+    Both ends are reached, and the bound is linear in the radius. Without a clip the loss is not bounded below.
+    """
+    furthest = (ball.num_classes - 1) / ball.num_classes * ball.lead
+    return -furthest, furthest
 
 
 @bounds_of("cores")
@@ -317,7 +332,7 @@ def lipschitz_constant(
     """
     name, knobs = LOSSES.parse(loss, **knobs)
     function: Any = LOSSES[name]
-    if {"sum_log_p", "log_probs"} & set(function.takes):
+    if function.takes[0] != "log_p" or "state" in function.takes or wanted_by(function, knobs).names:
         raise ValueError(f"{name} depends on all probabilities, Prop 2.4 is about losses of p_y alone.")
     slopes = _log_slopes(function, -_grid(_ball(tau, num_classes, delta, p)), knobs)
     if not _monotone(slopes, 0, tolerance=1e-6):
@@ -333,7 +348,7 @@ def _log_slopes(function: Any, log_p: Tensor, knobs: dict[str, Any]) -> Tensor:
 
     def gradient(log_p: Tensor) -> Tensor:
         log_p = log_p.clone().requires_grad_()
-        return torch.autograd.grad(call(function, log_p, None, knobs).sum(), log_p)[0].abs()
+        return torch.autograd.grad(call(function, log_p, {}, knobs).sum(), log_p)[0].abs()
 
     probe = -torch.arange(700, dtype=torch.float64)
     size = gradient(probe)
