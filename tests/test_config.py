@@ -22,7 +22,7 @@ from logitclip.runs.config import (
     RunConfig,
     check_plugins,
     field_types,
-    noted,
+    notes_of,
     plugins_ignored,
     registries,
 )
@@ -383,7 +383,7 @@ def test_a_dataset_of_a_plugin_needs_no_import_either(tmp_path):
 def test_every_field_says_its_group_once():
     for name, notes in annotations_of(RunConfig).items():
         assert len([note for note in notes if isinstance(note, Group)]) == 1, name
-    assert set(noted(Group).values()) == set(Group)
+    assert set(notes_of(Group).values()) == set(Group)
 
 
 def test_training_fields_have_the_type_and_the_bounds_of_settings():
@@ -400,7 +400,7 @@ def test_training_fields_have_the_type_and_the_bounds_of_settings():
 
 
 def test_a_dataset_without_defaults_gets_those_of_settings():
-    defaults = noted(Otherwise)
+    defaults = notes_of(Otherwise)
     assert defaults.pop("augment").value == "none"
     assert {name: note.value for name, note in defaults.items()} == {
         name: getattr(Settings(), name) for name in defaults

@@ -23,7 +23,7 @@ from logitclip.runs import checkpoints, claims
 from logitclip.runs import train as training
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Result, read_result
-from logitclip.runs.train import _as_launched, build_model, prepare, train
+from logitclip.runs.train import _with_devices_of_torchrun, build_model, prepare, train
 
 SMALL = RunConfig(
     noise="symmetric:rate=0.5",
@@ -677,10 +677,10 @@ def test_the_same_run_twice_at_once(tmp_path):
 
 
 def test_what_torchrun_started_is_what_counts(monkeypatch):
-    assert _as_launched(SMALL) is SMALL
+    assert _with_devices_of_torchrun(SMALL) is SMALL
     for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     for config in (SMALL, replace(SMALL, devices=4), replace(SMALL, devices=2, nodes=2)):
-        assert (_as_launched(config).devices, _as_launched(config).nodes) == (2, 2)
+        assert (_with_devices_of_torchrun(config).devices, _with_devices_of_torchrun(config).nodes) == (2, 2)
     with pytest.raises(ValueError, match="torchrun started 4 processes, but devices and nodes ask for 3"):
-        _as_launched(replace(SMALL, devices=3))
+        _with_devices_of_torchrun(replace(SMALL, devices=3))

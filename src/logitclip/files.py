@@ -37,7 +37,7 @@ def write(path: Path, content: bytes) -> None:
     """
     if not path.name:
         raise ValueError(f"{path} is a folder: name a file in it.")
-    with explained(path):
+    with explain_errors(path):
         if path.exists() and not path.is_file() and not path.is_dir():
             path.write_bytes(content)
         else:
@@ -46,7 +46,7 @@ def write(path: Path, content: bytes) -> None:
 
 def replace(path: Path, content: bytes) -> None:
     """Write a file of ours atomically. A link, FIFO or device in its place is replaced, not followed."""
-    with explained(path):
+    with explain_errors(path):
         _replace(path, content)
 
 
@@ -86,7 +86,7 @@ def remove(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explain_errors(path: Path) -> Iterator[None]:
     """Raise an OSError of the block as `CannotWrite`, with a sentence that names `path`."""
     try:
         yield
@@ -166,9 +166,9 @@ def read_json(path: Path) -> Any:
 def append(path: Path, line: bytes) -> None:
     """Append a line to a file of ours, all of it or nothing; only a crash can cut it short."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    with explained(path):
+    with explain_errors(path):
         clear_place(path)
-    with explained(path), _open_regular(path, flags, "ab") as stream:
+    with explain_errors(path), _open_regular(path, flags, "ab") as stream:
         end = stream.seek(0, os.SEEK_END)
         try:
             if stream.write(line) < len(line):

@@ -47,7 +47,7 @@ def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, 
     1
     """
     try:
-        with _hidden("torchmetrics"):
+        with _hide_module("torchmetrics"):
             from lightning_fabric import Fabric
     except ImportError as error:
         raise ImportError("Training needs Lightning Fabric: pip install 'logitclip[train]'.") from error
@@ -70,7 +70,9 @@ def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, 
     except Exception as error:  # Fabric raises many types; its message lists the devices
         raise ValueError(f"Cannot use {devices} devices of the accelerator {accelerator}: {error}") from error
     if precision == "64":
-        fabric.strategy.precision.convert_output = _unchanged  # it would round the logits to 32 bits before the loss
+        fabric.strategy.precision.convert_output = (
+            _return_unchanged  # it would round the logits to 32 bits before the loss
+        )
     return fabric
 
 
@@ -96,7 +98,7 @@ def launch(function: Callable[..., None], *args: Any, devices: int, **options: A
     others = set(multiprocessing.active_children())
     try:
         with interrupts_blocked():  # or Ctrl-C would end a process that still imports torch with a traceback
-            started = torch.multiprocessing.spawn(
+            started: Any = torch.multiprocessing.spawn(
                 _in_process, (store.port, devices, options, function, args), devices, join=False
             )
         while not started.join():
@@ -177,7 +179,7 @@ def without_destructors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _hidden(module: str) -> Iterator[None]:
+def _hide_module(module: str) -> Iterator[None]:
     """Hide a module from imports: Fabric imports torchmetrics only to read its version, which takes seconds."""
     hide = module not in sys.modules
     if hide:
@@ -189,7 +191,7 @@ def _hidden(module: str) -> Iterator[None]:
             del sys.modules[module]
 
 
-def _unchanged(data: Any) -> Any:
+def _return_unchanged(data: Any) -> Any:
     return data
 
 

@@ -54,7 +54,7 @@ class Place:
 def run_options() -> Any:
     """Make a function from groups of options to a `RunConfig`, which tyro calls with the parsed command line."""
     defaults = _defaults()
-    group_of = config_module.noted(config_module.Group)
+    group_of = config_module.notes_of(config_module.Group)
     groups = {}
     for group in config_module.Group:
         names = tuple(name for name, its in group_of.items() if its is group)
@@ -79,7 +79,7 @@ def run_options() -> Any:
 def change_options() -> Any:
     """Make a function from options of a run to the fields that were given, which a sweep sets in every run."""
     kept = ("root", "runs", "plugin")  # options of the sweep itself
-    hints, helps, defaults = config_module._hints(), _helps(), RunConfig()
+    hints, helps, defaults = config_module.field_types(), _helps(), RunConfig()
     options: dict[str, Any] = {}
     for name in (field.name for field in dataclasses.fields(RunConfig) if field.name not in kept):
         if getattr(defaults, name) is False:  # a switch

@@ -81,7 +81,7 @@ def append_answers(path: Path, answers: Iterable[Answer]) -> None:
     if not lines:
         return
     new = not path.exists()
-    with files.explained(path), path.open("ab+", buffering=0) as stream:
+    with files.explain_errors(path), path.open("ab+", buffering=0) as stream:
         end = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, end - 1))
         whole = end == 0 or stream.read(1) == b"\n"

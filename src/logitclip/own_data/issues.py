@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 
 from logitclip import data, files
-from logitclip.data.augment import transform
 from logitclip.noise.estimate import NoiseEstimate, estimate_noise
 from logitclip.own_data.calibration import calibrated, find_temperature, given_the_label
 from logitclip.own_data.model import logits_of, plain
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Failed, Result, outcome
-from logitclip.runs.train import build_model
+from logitclip.runs.train import rebuild_network
 from logitclip.studies import executors, tuning
 
 
@@ -152,9 +151,7 @@ def held_out_logits(result: Result, config: RunConfig, dataset: Any = None) -> t
     """Return the held-out rows of a run that can be read, [n], and its final network's logits for them, [n, K]."""
     config = config.resolved()
     dataset = data.load(config.data, config.root) if dataset is None else dataset
-    view = transform(str(config.augment), dataset.mean, dataset.std)
-    network = build_model(str(config.model), dataset, view, seed=0)
-    network.load_state_dict(result.weights())
+    network, view = rebuild_network(result, dataset)
     logits = logits_of(network, dataset.test.x, view).double().numpy()
     known = ~np.isnan(logits).any(1)
     return dataset.test.rows.numpy()[known], logits[known]

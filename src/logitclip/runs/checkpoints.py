@@ -72,7 +72,7 @@ def save_checkpoint(
     contents["manifest.json"] = json.dumps(manifest, indent=1).encode()
     target = folder / CHECKPOINTS / f"{len(rows):06d}"
     scratch = files.scratch_name(target)
-    with files.explained(target):
+    with files.explain_errors(target):
         try:
             files.clear_place(target.parent)
             files.make_folder(target.parent)

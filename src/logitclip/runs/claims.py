@@ -48,7 +48,7 @@ def claim(folder: Path) -> Iterator[str]:
 
     heart = threading.Thread(target=beat, daemon=True)
     try:  # an interrupt at any point must not leave the claim behind
-        with files.explained(folder):
+        with files.explain_errors(folder):
             try:
                 _lock_and_take(file, key)
             except FileNotFoundError:  # the folder was empty, and `runs gc` has just removed it

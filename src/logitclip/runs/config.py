@@ -175,7 +175,7 @@ class RunConfig:
         if isinstance(self.milestones, str):
             object.__setattr__(self, "milestones", _shares(self.milestones))
         for name, hint in field_types().items():
-            object.__setattr__(self, name, checked(name, hint, getattr(self, name)))
+            object.__setattr__(self, name, check_type(name, hint, getattr(self, name)))
         check_bounds(self)
 
     def resolved(self) -> RunConfig:
@@ -220,7 +220,7 @@ class RunConfig:
         if missing:
             known = ours or registries()["data"].knows(filled["data"])
             own = HEAD if self.encoder != "none" else protocol_of(filled["data"]) if known else {}
-            defaults = {**{name: note.value for name, note in noted(Otherwise).items()}, **own}
+            defaults = {**{name: note.value for name, note in notes_of(Otherwise).items()}, **own}
             for name in missing:
                 if name not in defaults:
                     raise ValueError(
@@ -242,10 +242,10 @@ class RunConfig:
         return resolved_id(self.resolved())
 
 
-def noted(kind: type[N]) -> dict[str, N]:
+def notes_of(kind: type[N]) -> dict[str, N]:
     """Return the note of this type in the annotation of each field of `RunConfig` that has one.
 
-    >>> noted(Group)["lr"]
+    >>> notes_of(Group)["lr"]
     <Group.OPTIMISATION: 'optimisation'>
     """
     every = annotations_of(RunConfig).items()
@@ -350,7 +350,7 @@ def field_types() -> dict[str, Any]:
     return typing.get_type_hints(RunConfig)
 
 
-def checked(name: str, hint: Any, value: Any) -> Any:
+def check_type(name: str, hint: Any, value: Any) -> Any:
     """Return `value` if it has the annotated type of the field `name`; an int is accepted for a float."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     kinds = typing.get_args(hint) if union else (hint,)
@@ -363,7 +363,7 @@ def checked(name: str, hint: Any, value: Any) -> Any:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}; got {value!r}.")
         elif origin is tuple:
             if isinstance(value, list | tuple):
-                return tuple(checked(f"each of {name}", choices[0], item) for item in value)
+                return tuple(check_type(f"each of {name}", choices[0], item) for item in value)
         elif origin is float and isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
         elif isinstance(value, origin) and (origin is bool or not isinstance(value, bool)):

@@ -115,7 +115,7 @@ def select(runs: Iterable[Run], conditions: Iterable[str]) -> list[Run]:
     """
     chosen = list(runs)
     for condition in conditions:
-        name, sign, wanted = _parsed(condition)
+        name, sign, wanted = _parse_condition(condition)
         chosen = [run for run in chosen if _meets(run.record[name], sign, wanted)]
     return chosen
 
@@ -251,7 +251,7 @@ def _remove_unstarted(folder: Path) -> None:
         folder.rmdir()
 
 
-def _parsed(condition: str) -> tuple[str, str, str]:
+def _parse_condition(condition: str) -> tuple[str, str, str]:
     match = re.fullmatch(r"\s*(\w+)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", condition)
     if match is None:
         raise ValueError(f"A condition is an option, = or < or >, and a value, as in loss=ce; got {condition!r}.")

@@ -28,7 +28,7 @@ import numpy as np
 from logitclip import files
 from logitclip.runs import claims
 from logitclip.runs.checkpoints import CHECKPOINTS, as_safetensors, remove_temporary_files
-from logitclip.runs.config import UNCOUNTED, RunConfig, checked
+from logitclip.runs.config import UNCOUNTED, RunConfig, check_type
 from logitclip.text import first_line
 
 log = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ class Result:
         except Damaged:
             raise
         except Exception as error:
-            raise Damaged(_damage(self.folder, f"{name} cannot be read ({first_line(error)})")) from error
+            raise Damaged(describe_damage(self.folder, f"{name} cannot be read ({first_line(error)})")) from error
 
     def _read(self, name: str) -> bytes:
         """The content of a file that belongs to the result, if it is unchanged."""
@@ -161,9 +161,9 @@ class Result:
         try:
             content = files.read_bytes(self.folder / name)
         except OSError as error:
-            raise Damaged(_damage(self.folder, f"{name} is missing")) from error
+            raise Damaged(describe_damage(self.folder, f"{name} is missing")) from error
         if hashlib.sha256(content).hexdigest() != digests.get(name):
-            raise Damaged(_damage(self.folder, f"{name} has been changed"))
+            raise Damaged(describe_damage(self.folder, f"{name} has been changed"))
         return content
 
 
@@ -272,7 +272,7 @@ def outcome(config: RunConfig) -> Result | Failure | None:
 def read_outcome(folder: Path) -> Result | Failure | None:
     """Read the outcome in the folder of a run. A damaged result is logged and counts as a failure."""
     try:
-        result = _checked_result(folder)
+        result = _read_intact_result(folder)
     except Damaged as error:
         log.warning("%s", error)
         return Failure(id=folder.name, error=str(error), traceback="", attempts=0, final=False)
@@ -288,7 +288,7 @@ def read_result(folder: Path) -> Result | None:
     return found if isinstance(found, Result) else None
 
 
-def _checked_result(folder: Path) -> Result | None:
+def _read_intact_result(folder: Path) -> Result | None:
     if not (folder / RESULT).exists():
         return None
     content = files.read_json(folder / RESULT)
@@ -302,19 +302,19 @@ def _checked_result(folder: Path) -> Result | None:
         if not isinstance(digests, dict) or not {METRICS, NOISE, WEIGHTS} <= digests.keys():
             raise ValueError("it has no digests")
     except (TypeError, ValueError) as error:
-        raise Damaged(_damage(folder, f"{RESULT} cannot be read ({error})")) from error
+        raise Damaged(describe_damage(folder, f"{RESULT} cannot be read ({error})")) from error
     if result.id != folder.name:
-        raise Damaged(_damage(folder, f"{RESULT} belongs to the run {result.id}"))
+        raise Damaged(describe_damage(folder, f"{RESULT} belongs to the run {result.id}"))
     if signed is None:
         _warn_of_older_results(folder.parent)
     elif signed != right:
-        raise Damaged(_damage(folder, f"{RESULT} has been changed"))
+        raise Damaged(describe_damage(folder, f"{RESULT} has been changed"))
     for name, digest in digests.items():
         file = folder / Path(name).name
         if not file.is_file():
-            raise Damaged(_damage(folder, f"{name} is missing"))
+            raise Damaged(describe_damage(folder, f"{name} is missing"))
         if name != WEIGHTS and files.sha256(file) != digest:  # weights are large: they are checked when they are read
-            raise Damaged(_damage(folder, f"{name} has been changed"))
+            raise Damaged(describe_damage(folder, f"{name} has been changed"))
     result.config["runs"] = str(folder.parent)  # folders may be moved
     return result
 
@@ -354,7 +354,7 @@ def _as_fields(hints: dict[str, Any], content: Any) -> dict[str, Any]:
     for name, hint in hints.items():
         if name not in content:
             raise ValueError(f"it has no {name}")
-        value = checked(name, hint, content[name])
+        value = check_type(name, hint, content[name])
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, float) and not math.isfinite(number):
                 raise ValueError(f"{name} must be finite, got {number}.")
@@ -364,8 +364,8 @@ def _as_fields(hints: dict[str, Any], content: Any) -> dict[str, Any]:
 def _as_noise_record(content: Any) -> dict[str, Any]:
     """Return the content of `noise.json` if what readers need is there: the classes and their transition matrix."""
     names, matrix = content["class_names"], content["transition"]
-    checked("class_names", tuple[str, ...], names)
-    checked("num_classes", int, content["num_classes"])
+    check_type("class_names", tuple[str, ...], names)
+    check_type("num_classes", int, content["num_classes"])
     if len(names) != content["num_classes"]:
         raise ValueError("it does not name every class")
     if matrix is not None and np.array(matrix, dtype=float).shape != (len(names), len(names)):
@@ -373,5 +373,6 @@ def _as_noise_record(content: Any) -> dict[str, Any]:
     return content
 
 
-def _damage(folder: Path, reason: str) -> str:
+def describe_damage(folder: Path, reason: str) -> str:
+    """The message of `Damaged`."""
     return f"The result in {folder} is not used: {reason}. Repeat the command to train it again."

@@ -39,6 +39,7 @@ from logitclip.rng import stream
 from logitclip.runs import checkpoints, claims, encoding, results
 from logitclip.runs.config import RunConfig, load_plugins, resolved_id
 from logitclip.runs.results import LAST, Result, read_result
+from logitclip.text import first_line
 
 MOST_WEIGHT = 10.0  # largest class weight with `balance`: a few wrong labels must not count as hundreds
 
@@ -92,7 +93,7 @@ def train(
     50.0
     """
     with downloads_allowed(download):
-        config = _as_launched(config).resolved()
+        config = _with_devices_of_torchrun(config).resolved()
         id = resolved_id(config)
     folder = Path(config.runs) / id
     finished = read_result(folder)
@@ -118,11 +119,11 @@ def train(
         if finished is not None:
             return finished
         load = partial(data.load, root=config.root, download=download or mirror is not None, mirror=mirror)
-        with _memory_explained(config):
+        with _explain_memory_errors(config):
             return _work(fabric, config, id, key, on_epoch, criterion, how, load, on_batch)
 
 
-def _as_launched(config: RunConfig) -> RunConfig:
+def _with_devices_of_torchrun(config: RunConfig) -> RunConfig:
     """The config with the devices and nodes of torchrun, if torchrun started this process."""
     asked = config.devices * config.nodes
     if not torch.distributed.is_torchelastic_launched():
@@ -142,7 +143,7 @@ class OutOfMemory(MemoryError, ValueError):
 
 
 @contextlib.contextmanager
-def _memory_explained(config: RunConfig) -> Iterator[None]:
+def _explain_memory_errors(config: RunConfig) -> Iterator[None]:
     """Name the options to lower when memory runs out."""
     try:
         yield
@@ -164,7 +165,7 @@ def _spawn(options: dict[str, Any], config: RunConfig, id: str, key: str, on_epo
     """Train in one spawned process per device. An error in any of them is raised here."""
     failures = multiprocessing.get_context("spawn").SimpleQueue()
     try:
-        launch(_spawned, vars(config), id, key, on_epoch, failures, **options)
+        launch(_work_in_process, vars(config), id, key, on_epoch, failures, **options)
     except ProcessExitedException as error:
         raise ChildProcessError(f"A training process has died ({error}). The run can be resumed.") from error
     except ProcessRaisedException:
@@ -178,7 +179,7 @@ def _spawn(options: dict[str, Any], config: RunConfig, id: str, key: str, on_epo
     return result
 
 
-def _spawned(
+def _work_in_process(
     fabric: Fabric,
     config: dict[str, Any],
     id: str,
@@ -197,7 +198,7 @@ def _spawned(
         run = RunConfig(**config)
         load_plugins(run.plugin)
         load = partial(data.load, root=run.root)
-        with _memory_explained(run):
+        with _explain_memory_errors(run):
             _work(fabric, run, id, key, on_epoch, clipped(run.loss, run.clip), settings(run), load)
     except (ValueError, OSError, ImportError, claims.Claimed) as error:
         failures.put(error)
@@ -237,7 +238,7 @@ def _work(
             worker = engine.fit(
                 dataset,
                 partial(build_model, str(config.model), dataset, view),
-                _balanced(config, dataset, held.train) if config.balance else criterion,
+                _build_balanced_criterion(config, dataset, held.train) if config.balance else criterion,
                 METHODS.build(config.method),
                 settings,
                 view=view,
@@ -339,7 +340,7 @@ class _Record:
         if time.monotonic() - self.saved >= self.config.checkpoint_seconds:
             self.save()
         else:  # copy: training continues in these tensors, and may be interrupted in the next epoch
-            self.unsaved = _copied(weights), _copied(state), rows
+            self.unsaved = _copy_to_cpu(weights), _copy_to_cpu(state), rows
         checkpoints.append_row(self.folder / results.METRICS, progress.row)
         if self.board is not None:
             for name, value in progress.row.items():
@@ -366,7 +367,7 @@ class _Record:
             self.board.close()
 
 
-def _copied(tensors: Any) -> Any:
+def _copy_to_cpu(tensors: Any) -> Any:
     """A copy in main memory of the tensors in nested collections."""
     from lightning_utilities.core.apply_func import apply_to_collection
 
@@ -387,7 +388,7 @@ def prepare(config: RunConfig, load: Load | None = None) -> tuple[data.Dataset, 
     raw = functools.cache(partial(load, raw=True))
     dataset, record = _with_noise(config, load if reads_inputs(config.noise) else raw)
     features = encoding.encode_dataset(config, raw(config.data))
-    limited = _limited(features, config.limit, config.test_limit)
+    limited = _limit_examples(features, config.limit, config.test_limit)
     splits = {
         name: _with_features(getattr(dataset, name), getattr(features, name), getattr(limited, name).x)
         for name in ("train", "test")
@@ -409,7 +410,7 @@ def _with_features(split: data.Split, features: data.Split, limited: data.Exampl
 
 def _with_noise(config: RunConfig, load: Load) -> tuple[data.Dataset, noise.NoisyLabels]:
     whole = load(config.data)
-    dataset = _limited(whole, config.limit, config.test_limit)
+    dataset = _limit_examples(whole, config.limit, config.test_limit)
     if not len(dataset.test):
         raise ValueError(f"{config.data} has no test examples, and a run is judged by them: use lc.engine.fit instead.")
     if config.noise == "none":  # the dataset may come with wrong labels
@@ -444,7 +445,7 @@ def settings(config: RunConfig) -> engine.Settings:
     return engine.Settings(**shared)
 
 
-def _balanced(config: RunConfig, dataset: data.Dataset, index: Tensor) -> nn.Module:
+def _build_balanced_criterion(config: RunConfig, dataset: data.Dataset, index: Tensor) -> nn.Module:
     """The loss of a resolved config behind its clip, with each class weighted by its share of the labels at `index`."""
     labels = dataset.train.labels[index]
     if labels.is_floating_point():
@@ -458,6 +459,22 @@ def build_model(spec: str, dataset: data.Dataset, view: engine.View, seed: int) 
     """The network that `spec` names, for the inputs that `view` makes of the dataset."""
     shape = view(dataset.test.x[torch.tensor([0])], None).shape[1:]
     return models.build(spec, dataset.num_classes, shape, seed=seed)
+
+
+def rebuild_network(result: Result, dataset: data.Dataset) -> tuple[nn.Module, engine.View]:
+    """Return the trained network of a run, in evaluation mode, and the view that makes its inputs from the dataset.
+
+    Raises:
+        logitclip.runs.results.Damaged: The weights are damaged, or not those of this network.
+    """
+    view = transform(str(result.config["augment"]), dataset.mean, dataset.std)
+    network = build_model(str(result.config["model"]), dataset, view, seed=0)
+    try:
+        network.load_state_dict(result.weights())
+    except RuntimeError as error:
+        reason = f"{results.WEIGHTS} is not of the network {result.config['model']} ({first_line(error)})"
+        raise results.Damaged(results.describe_damage(result.folder, reason)) from error
+    return network.eval(), view
 
 
 def versions() -> dict[str, str]:
@@ -478,7 +495,7 @@ def device_name(device: torch.device) -> str:
     return f"{device.type} ({platform.machine()})"
 
 
-def _limited(dataset: data.Dataset, train: int, test: int) -> data.Dataset:
+def _limit_examples(dataset: data.Dataset, train: int, test: int) -> data.Dataset:
     """Select a fixed random subset of the training and test examples, the same for every seed; 0: all."""
     if train:
         index = _choice(len(dataset.train), train, "train")

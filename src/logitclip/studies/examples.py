@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from logitclip.data import Dataset
-from logitclip.data.augment import transform
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Result
-from logitclip.runs.train import build_model, prepare
+from logitclip.runs.train import prepare, rebuild_network
 from logitclip.studies.sweeping import Row
 from logitclip.studies.tables import pairs_of
 
@@ -86,11 +85,8 @@ def _config(result: Result) -> RunConfig:
 @torch.no_grad()
 def _predicted(result: Result, dataset: Dataset, index: Tensor) -> Tensor:
     """The classes that the trained network of a run predicts for some training examples."""
-    config = _config(result)
-    view = transform(str(config.augment), dataset.mean, dataset.std)
-    model = build_model(str(config.model), dataset, view, seed=config.seed)
-    model.load_state_dict(result.weights())
-    return torch.cat([model.eval()(view(dataset.train.x[part], None)).argmax(1) for part in index.split(200)])
+    network, view = rebuild_network(result, dataset)
+    return torch.cat([network(view(dataset.train.x[part], None)).argmax(1) for part in index.split(200)])
 
 
 def _picture(x: Tensor) -> str | None:
