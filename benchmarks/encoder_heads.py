@@ -93,9 +93,10 @@ def as_dataset(found: tuple[Tensor, np.ndarray, np.ndarray, Tensor, np.ndarray])
     labels = [torch.from_numpy(np.asarray(part)).long() for part in (given, true, test_true)]
     classes = int(max(part.max() for part in labels)) + 1
     std = x.std(0, correction=0)
-    scale = {"mean": tuple(x.mean(0).tolist()), "std": tuple(torch.where(std > 1e-6, std, 1.0).tolist())}
+    mean, std = tuple(x.mean(0).tolist()), tuple(torch.where(std > 1e-6, std, 1.0).tolist())
     train = Split(x, labels[0], labels[1])
-    return Dataset("features", train, Split(test, labels[2]), classes, tuple(map(str, range(classes))), **scale)
+    names = tuple(map(str, range(classes)))
+    return Dataset("features", train, Split(test, labels[2]), classes, names, mean=mean, std=std)
 
 
 def train_head(dataset: Dataset, seed: int, *, val: float, clip: str, model: str, **options: Any) -> dict[str, Any]:
@@ -155,7 +156,7 @@ def report(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("step", choices=("decide", "report"))
     parser.add_argument("--real", type=Path, required=True)
     parser.add_argument("--cifar", required=True)

@@ -137,7 +137,7 @@ def measure_ray(files: ImageFiles, cache: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--cifar", required=True)
     parser.add_argument("--photos", type=int, default=4096)
     parser.add_argument("--repeats", type=int, default=5)

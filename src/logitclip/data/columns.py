@@ -201,12 +201,13 @@ def _parts(name: str, values: Any) -> dict[str, Column]:
     if not (is_a.is_integer(inner) or is_a.is_floating(inner)):
         return {name: Unusable(len(values), f"is of type {kind}, neither numbers nor text")}
     import pyarrow as pa
-    import pyarrow.compute as pc
+    from pyarrow import compute
 
+    length: Any = compute.list_value_length  # type: ignore[attr-defined]  # made at import
     chunk = values.combine_chunks()
     chunk = pa.concat_arrays(chunk.chunks) if isinstance(chunk, pa.ChunkedArray) else chunk
     known = chunk.drop_null()
-    lengths = np.unique(pc.list_value_length(known).to_numpy(zero_copy_only=False))
+    lengths = np.unique(length(known).to_numpy(zero_copy_only=False))
     if len(lengths) != 1 or not lengths[0]:
         found = f"lists of {lengths[0]} to {lengths[-1]} numbers" if len(lengths) else "no list"
         return {name: Unusable(len(values), f"holds {found}; vectors must have one length")}

@@ -149,7 +149,7 @@ class Examples(Protocol):
     """
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: Tensor, /) -> Tensor: ...
+    def __getitem__(self, index: Tensor, /) -> Any: ...  # a tensor; of texts, a list
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,7 @@ def digest_inputs(inputs: Inputs) -> str:
     found = hashlib.sha256(f"{type(inputs).__name__} {len(inputs)}".encode())
     if isinstance(inputs, Tensor):
         found.update(f"{tuple(inputs.shape)}".encode())
-        found.update(memoryview(inputs.contiguous().numpy()).cast("B"))
+        found.update(inputs.contiguous().numpy().data.cast("B"))
     elif isinstance(inputs, Texts):
         for text in inputs.values:
             encoded = text.encode("utf-8", "surrogatepass")
@@ -191,13 +192,13 @@ def select(inputs: Inputs, index: Tensor) -> Inputs:
 def read_examples(inputs: Inputs, size: int) -> Sequence[Callable[[], Any]]:
     """Return a function for each input that reads it: a PIL image in RGB, or a text."""
     if isinstance(inputs, Texts):
-        return [lambda i=i: inputs.values[i] for i in range(len(inputs))]
+        return [partial(inputs.values.__getitem__, i) for i in range(len(inputs))]
     if isinstance(inputs, ImageFiles):
-        return [lambda i=i: inputs.open(i, size) for i in range(len(inputs))]
+        return [partial(inputs.open, i, size) for i in range(len(inputs))]
     from PIL import Image
 
     pixels = inputs.expand(-1, 3, -1, -1).permute(0, 2, 3, 1).contiguous().numpy()
-    return [lambda i=i: Image.fromarray(pixels[i]) for i in range(len(pixels))]
+    return [partial(Image.fromarray, pixels[i]) for i in range(len(pixels))]
 
 
 def remove_unused(*, dry: bool = False) -> dict[str, int]:
