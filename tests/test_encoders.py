@@ -497,7 +497,7 @@ def test_an_image_that_cannot_be_read_is_left_out(vit, tmp_path):
 def test_defaults_are_those_of_the_head_and_augmentation_is_refused(vit):
     config = RunConfig(data="cifar10", encoder=f"hf:{vit}").resolved()
     for name, value in encoders.HEAD.items():
-        assert getattr(config, name) == value or name == "model"
+        assert getattr(config, name) == value
     with pytest.raises(ValueError, match="without augmentation: leave out 'flip_crop'"):
         RunConfig(data="cifar10", encoder=f"hf:{vit}", augment="flip_crop").resolved()
 
