@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 import statistics
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -260,6 +261,19 @@ def test_figures_command(monkeypatch, capsys, folder, tmp_path):
     out = tmp_path / "curves.svg"
     assert run(folder / "curves.toml", "--runs", folder / "runs", "-o", out) == (0, f"logitclip: wrote {out}\n")
     assert out.read_text().startswith("<svg")
+    more = [tmp_path / name for name in ("a.svg", "b.html")]
+    words = ["-o", more[0], "-o", more[1]]
+    assert run(folder / "curves.toml", "--runs", folder / "runs", *words)[0] == 0
+    assert all(path.stat().st_size for path in more)
+    some = tmp_path / "runs"
+    shutil.copytree(folder / "runs", some)
+    shutil.rmtree(next(some.glob("*/result.json")).parent)
+    code, err = run(folder / "curves.toml", "--runs", some, "-o", out)
+    assert code == 0
+    assert "1 of 24 runs have no result yet: logitclip sweep " in err
+    code, err = run("figure1", "-o", tmp_path / ".svg")
+    assert (code, "is only an ending: name the file, as in figure.svg." in err) == (2, True)
+    assert run("figure1")[0] == 2
     code, err = run("figure1", "-o", tmp_path / "figure.bmp")
     assert code == 2
     assert err.startswith("logitclip: A figure is written as")

@@ -12,7 +12,7 @@ import shutil
 import sys
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -450,3 +450,15 @@ def test_the_config_of_a_finished_run_is_that_of_its_result(folder):
     (done / "config.json").write_text(json.dumps({**content, "lr": 777.0}))
     assert studies.select(studies.read_runs(folder), ["lr=777"]) == []
     assert studies.read_run(done).config.lr == 0.05
+
+
+def test_no_form_of_the_list_prints_escapes(tmp_path, command):
+    run = tmp_path / "0123456789abcdef"
+    run.mkdir()
+    config = asdict(RunConfig(data="folder:path=\x1b]0;pwned\x07"))
+    (run / "config.json").write_text(json.dumps(config))
+    for form in ([], ["--csv"], ["--json"]):
+        code, out, err = command("runs", "list", *form, "--runs", tmp_path)
+        assert code == 0
+        assert "pwned" in out
+        assert not set("\x1b\x07") & set(out + err)

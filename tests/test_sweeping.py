@@ -359,7 +359,7 @@ def test_summary_exit_code_and_failures_in_a_sentence_each(tmp_path, typed):
     assert "and 1 more: No value can be chosen: all trials failed." in sentences[1]
     code, out, err = typed(own, "--runs", tmp_path / "runs")
     assert code == 3
-    assert out.startswith("0 runs done, 4 done before, 4 failed, in ")
+    assert out.startswith("0 runs done, 12 done before, 12 failed, in ")
     assert "Diverged" in err
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -161,6 +162,28 @@ def test_of_several_processes_the_first_is_interrupted_and_all_stop_and_save(tmp
     assert found[2][: len(before)] == before
     assert len(found[2]) - len(before) in (0, 1)
     assert not (tmp_path / PAIR.id / "claim").exists()
+
+
+def test_an_interrupt_while_processes_start_prints_no_traceback(tmp_path):
+    """They import torch for seconds, and the terminal sends Ctrl-C to all of them."""
+    process = started(replace(PAIR, runs=str(tmp_path)))
+
+    def starting() -> bool:
+        commands = [Path(f"/proc/{entry}/cmdline") for entry in os.listdir("/proc") if entry.isdecimal()]
+        with contextlib.suppress(OSError):
+            return sum(_is_child(path, process.pid) for path in commands) == 2
+        return False
+
+    wait_until(starting, process)
+    os.killpg(process.pid, signal.SIGINT)
+    code, _, err = finished(process)
+    assert code == 130
+    assert "Traceback" not in err
+
+
+def _is_child(command, pid) -> bool:
+    """Return whether a process is one of those that multiprocessing has spawned for `pid`."""
+    return b"spawn_main" in command.read_bytes() and os.getpgid(int(command.parent.name)) == pid
 
 
 @pytest.mark.slow

@@ -470,3 +470,10 @@ def test_a_study_whose_file_is_lost_is_one_sentence(tmp_path, name, damage) -> N
     with pytest.raises(ValueError, match=f"^The study cannot be stored in .*{name}'?: .*"):
         tuning.study(config, "lr", 0.01, 0.1, 2, storage=str(file), listener=Log(damaged))
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 1
+
+
+def test_one_value_is_tuned_at_a_time(command, tmp_path) -> None:
+    typed = ("tune", "--clip", "norm:temp=auto", "--option", "lr", "--values", "0.05,0.1", "--runs", tmp_path)
+    code, out, err = command(*typed)
+    sentence = "One value is tuned at a time: give temp in --clip norm:temp=auto a number, or leave out --option lr."
+    assert (code, out, err) == (2, "", f"logitclip: {sentence}\n")

@@ -70,19 +70,19 @@ def main() -> None:
     logging.basicConfig(format="logitclip: %(message)s", handlers=[handler])
     atexit.register(gc.freeze)  # with torch imported, the last garbage collection would take a second
     try:
-        _run(sys.argv[1:])
+        _run_command(sys.argv[1:])
     except BrokenPipeError:  # `logitclip list losses | head`
         raise SystemExit(0) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except Exception as error:
-        _flush()
-        _explain(error)
+        _flush_streams()
+        _explain_error(error)
     finally:
-        _flush()
+        _flush_streams()
 
 
-def _flush() -> None:
+def _flush_streams() -> None:
     """Write what is buffered; if nobody reads it any more, to nowhere, or the interpreter would fail at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -108,14 +108,14 @@ class Once(logging.Filter):
         return not known
 
 
-def _run(arguments: list[str]) -> None:
+def _run_command(arguments: list[str]) -> None:
     first = arguments[0] if arguments else None
     if first in COMMANDS:
         tyro.cli(COMMANDS[first], prog=f"logitclip {first}", args=arguments[1:], config=MARKERS)
     elif first == "--version":
         put(f"logitclip {logitclip.__version__}", sys.stdout)
     elif first in (None, "-h", "--help"):
-        _overview(every_command=first is not None)
+        _show_overview(every_command=first is not None)
     elif first is not None and first.startswith("--tyro-"):  # the shell's completion
         tyro.extras.subcommand_cli_from_dict(
             COMMANDS, prog="logitclip", args=arguments, config=(tyro.conf.OmitArgPrefixes,)
@@ -124,7 +124,7 @@ def _run(arguments: list[str]) -> None:
         raise ValueError(f"Unknown command {first!r}. {suggest(str(first), COMMANDS)} `logitclip --help` lists them.")
 
 
-def _overview(*, every_command: bool) -> None:
+def _show_overview(*, every_command: bool) -> None:
     """Show what logitclip is and the first things to try, or all commands."""
     show(
         f"[bold]logitclip {logitclip.__version__}[/]: train on labels you do not trust. It clips the norm of the "
@@ -143,12 +143,12 @@ def _overview(*, every_command: bool) -> None:
     show("\n`logitclip --help` lists all commands.")
 
 
-def _explain(error: Exception) -> NoReturn:
+def _explain_error(error: Exception) -> NoReturn:
     """Print what went wrong in one sentence, and exit."""
-    place = _in_plugin(error)
+    place = _find_plugin_line(error)
     if isinstance(error, ValueError | OSError | ImportError | Claimed):
         where = "" if place is None else f" (raised in the plugin {place})"
-        fail(Exit.MISTAKE, f"{error}{_hint(error)}{where}")
+        fail(Exit.MISTAKE, f"{error}{_suggest_remedy(error)}{where}")
     with tempfile.NamedTemporaryFile("w", prefix="logitclip-", suffix=".txt", delete=False) as file:
         file.write("".join(traceback.format_exception(error)))
     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200] or 'no reason given'}"
@@ -157,7 +157,7 @@ def _explain(error: Exception) -> NoReturn:
     fail(Exit.UNEXPECTED, f"Unexpected {reason}. The traceback is in {file.name}.")
 
 
-def _in_plugin(error: Exception) -> str | None:
+def _find_plugin_line(error: Exception) -> str | None:
     """Return the line of a plugin that is nearest to an error; None if no plugin was involved."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         if str(frame.f_globals.get("__name__")).startswith(PLUGIN_MODULE):
@@ -165,7 +165,7 @@ def _in_plugin(error: Exception) -> str | None:
     return None
 
 
-def _hint(error: BaseException | None) -> str:
+def _suggest_remedy(error: BaseException | None) -> str:
     """Suggest what to do about an unknown name."""
     while error is not None and not isinstance(error, UnknownName):
         error = error.__cause__

@@ -53,12 +53,12 @@ class Place:
 
 def run_options() -> Any:
     """Make a function from groups of options to a `RunConfig`, which tyro calls with the parsed command line."""
-    defaults = _defaults()
+    defaults = _read_defaults()
     group_of = config_module.notes_of(config_module.Group)
     groups = {}
     for group in config_module.Group:
         names = tuple(name for name, its in group_of.items() if its is group)
-        kind = _group(group.value, names, defaults)
+        kind = _make_group(group.value, names, defaults)
         groups[group.value.replace(" ", "_")] = Annotated[kind, arg(name=group.value)]
 
     def build(**typed: Any) -> RunConfig:
@@ -79,7 +79,7 @@ def run_options() -> Any:
 def change_options() -> Any:
     """Make a function from options of a run to the fields that were given, which a sweep sets in every run."""
     kept = ("root", "runs", "plugin")  # options of the sweep itself
-    hints, helps, defaults = config_module.field_types(), _helps(), RunConfig()
+    hints, helps, defaults = config_module.field_types(), _read_helps(), RunConfig()
     options: dict[str, Any] = {}
     for name in (field.name for field in dataclasses.fields(RunConfig) if field.name not in kept):
         if getattr(defaults, name) is False:  # a switch
@@ -87,7 +87,7 @@ def change_options() -> Any:
             continue
         hint = str if name == "milestones" else hints[name]
         hint = hint if type(None) in typing.get_args(hint) else hint | None
-        options[name] = Annotated[hint, arg(help=helps[name], metavar=_metavar(hint), help_behavior_hint="")]
+        options[name] = Annotated[hint, arg(help=helps[name], metavar=_format_metavar(hint), help_behavior_hint="")]
 
     unset = {name: False if getattr(defaults, name) is False else None for name in options}
 
@@ -107,9 +107,9 @@ RunOptions = Annotated[RunConfig, arg(constructor_factory=run_options, name="")]
 ChangeOptions = Annotated[dict[str, Any], arg(constructor_factory=change_options, name="every run")]
 
 
-def _group(title: str, names: tuple[str, ...], defaults: RunConfig) -> type:
+def _make_group(title: str, names: tuple[str, ...], defaults: RunConfig) -> type:
     """Make a dataclass of some fields of `RunConfig`, with their help and the given defaults."""
-    hints, helps = config_module.field_types(), _helps()
+    hints, helps = config_module.field_types(), _read_helps()
     fields = []
     for name in names:
         hint, default = hints[name], getattr(defaults, name)
@@ -117,9 +117,9 @@ def _group(title: str, names: tuple[str, ...], defaults: RunConfig) -> type:
             hint, default = str | None, None if default is None else ",".join(map(str, default))
         more: dict[str, Any] = {}
         if type(None) in typing.get_args(hint):
-            more["metavar"] = _metavar(hint)
+            more["metavar"] = _format_metavar(hint)
         if default is None:
-            more["help_behavior_hint"] = "" if name == "root" else functools.partial(_default_of_dataset, name)
+            more["help_behavior_hint"] = "" if name == "root" else functools.partial(_describe_default, name)
         elif default == ():
             more["help_behavior_hint"] = ""
         fields.append((name, Annotated[hint, arg(help=helps[name], **more)], default))
@@ -133,10 +133,10 @@ def _group(title: str, names: tuple[str, ...], defaults: RunConfig) -> type:
     return group
 
 
-def _metavar(hint: Any) -> str:
+def _format_metavar(hint: Any) -> str:
     """Return how the help shows an option that may default to the dataset's value.
 
-    >>> _metavar(int | None), _metavar(typing.Literal["cosine", "constant"] | None)
+    >>> _format_metavar(int | None), _format_metavar(typing.Literal["cosine", "constant"] | None)
     ('INT', '{cosine,constant}')
     """
     kind, _ = typing.get_args(hint)
@@ -145,7 +145,7 @@ def _metavar(hint: Any) -> str:
 
 
 @functools.cache
-def _helps() -> dict[str, str]:
+def _read_helps() -> dict[str, str]:
     """Return the docstring of each field of `RunConfig`."""
     (body,) = (node.body for node in ast.parse(inspect.getsource(RunConfig)).body if isinstance(node, ast.ClassDef))
     pairs = itertools.pairwise(body)
@@ -172,7 +172,7 @@ def _parse_first(arguments: tuple[str, ...]) -> _First:
     return tyro.cli(_First, args=arguments, return_unknown_args=True, add_help=False)[0]
 
 
-def _defaults() -> RunConfig:
+def _read_defaults() -> RunConfig:
     """Return the defaults: those of the file of --config, if given, and $LOGITCLIP_RUNS."""
     path = _parse_first(tuple(sys.argv[2:])).config
     values = {} if path is None else read_config(path)
@@ -208,16 +208,16 @@ def runs_folder(given: Path | None = None) -> Path:
     return given or Path(os.environ.get("LOGITCLIP_RUNS") or "runs")
 
 
-def _default_of_dataset(field: str, _: str) -> str:
+def _describe_default(field: str, _: str) -> str:
     """Return the help for an option whose default depends on the dataset."""
     data = _parse_first(tuple(sys.argv[2:])).data
     try:
-        default = getattr(_resolved(data), field)
+        default = getattr(_resolve_defaults(data), field)
         return f"(default for {data}: {','.join(map(str, default)) if isinstance(default, tuple) else default})"
     except (ValueError, OSError, ImportError):
         return "(default: the dataset's)"
 
 
 @functools.cache
-def _resolved(data: str) -> RunConfig:
+def _resolve_defaults(data: str) -> RunConfig:
     return RunConfig(data=data).resolved()

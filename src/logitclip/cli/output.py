@@ -114,14 +114,14 @@ def tell(sentence: str) -> None:
 
 def show_json(what: Any) -> None:
     """Print JSON to stdout; NaN and infinity, which it does not have, become null."""
-    print(json.dumps(_finite(what), indent=2, default=str))
+    print(json.dumps(_replace_nonfinite(what), indent=2, default=str))
 
 
-def _finite(what: Any) -> Any:
+def _replace_nonfinite(what: Any) -> Any:
     if isinstance(what, dict):
-        return {key: _finite(value) for key, value in what.items()}
+        return {key: _replace_nonfinite(value) for key, value in what.items()}
     if isinstance(what, list | tuple):
-        return [_finite(value) for value in what]
+        return [_replace_nonfinite(value) for value in what]
     return None if isinstance(what, float) and not math.isfinite(what) else what
 
 

@@ -82,7 +82,7 @@ def _explain_name(registry: Registry, name: str, json: bool) -> None:
     rows = [
         {
             "knob": knob.name,
-            "type": "|".join(map(_type_name, typing.get_args(knob.annotation) or (knob.annotation,))),
+            "type": "|".join(map(_name_type, typing.get_args(knob.annotation) or (knob.annotation,))),
             "default": "required" if knob.required else knob.default,
             "help": helps.get(knob.name, ""),
         }
@@ -118,7 +118,7 @@ def knob_helps(function: Any) -> dict[str, str]:
     }
 
 
-def _type_name(kind: Any) -> str:
+def _name_type(kind: Any) -> str:
     return "none" if kind is type(None) else getattr(kind, "__name__", str(kind))
 
 
@@ -178,7 +178,7 @@ def bound(
 
     loss_name, loss_knobs = LOSSES.parse(loss)
     rows = theory.all_bounds(
-        tau, classes, delta=delta, p=p, loss=loss_name, knobs=loss_knobs, **_noise_for_theory(noise, classes, data)
+        tau, classes, delta=delta, p=p, loss=loss_name, knobs=loss_knobs, **_describe_noise(noise, classes, data)
     )
     if json:
         show_json([{**asdict(row), "applies": row.applies} for row in rows])
@@ -205,17 +205,17 @@ def paper(item: Name = "", /) -> None:
     """
     from logitclip.registry import suggest
 
-    homes = _homes()
+    homes = _find_homes()
     if not item:
         table = make_table("The paper in the code", "item", "name", "file", whole=("file",))
-        for tag, home in sorted(homes.items(), key=lambda pair: _by_number(pair[0])):
+        for tag, home in sorted(homes.items(), key=lambda pair: _natural_key(pair[0])):
             table.add_row(tag, home.name, f"{home.file}:{home.line}")
         show(table)
         return
-    known = {_normalised(tag): tag for tag in homes}
-    if _normalised(item) not in known:
+    known = {_normalise(tag): tag for tag in homes}
+    if _normalise(item) not in known:
         raise ValueError(f"The code has no item {item!r} of the paper. {suggest(item, homes)}")
-    tag = known[_normalised(item)]
+    tag = known[_normalise(item)]
     home = homes[tag]
     show(f"[bold]{tag}[/] is [bold]{home.name}[/] in src/logitclip/{home.file}, line {home.line}\n")
     put(home.doc, sys.stdout)
@@ -264,7 +264,7 @@ def noise(
         show(noise_preview(record, dataset.class_names))
 
 
-def _noise_for_theory(spec: str | None, classes: int, data: str | None) -> dict[str, Any]:
+def _describe_noise(spec: str | None, classes: int, data: str | None) -> dict[str, Any]:
     from logitclip.data.dataset import asymmetric_of, classes_of
     from logitclip.noise import NOISES, arrow_matrix, read_matrix
 
@@ -302,7 +302,7 @@ class _Home(NamedTuple):
     doc: str
 
 
-def _homes() -> dict[str, _Home]:
+def _find_homes() -> dict[str, _Home]:
     """Find the functions and classes with a line `Paper: ...` in their docstrings, and the recipes, without imports."""
     root, homes = Path(__file__).parents[1], dict[str, _Home]()
     for file in sorted(root.rglob("*.py")):
@@ -323,12 +323,12 @@ def _homes() -> dict[str, _Home]:
     return homes
 
 
-def _by_number(item: str) -> list[tuple[int, str]]:
+def _natural_key(item: str) -> list[tuple[int, str]]:
     """Return a sort key that puts Table 2 before Table 10."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", item)]
 
 
-def _normalised(item: str) -> str:
+def _normalise(item: str) -> str:
     words = {"equation": "eq", "proposition": "prop", "theorem": "thm", "fig": "figure", "tab": "table"}
     text = item.lower().replace(".", " ").split()
     return " ".join(words.get(word, word) for word in text)

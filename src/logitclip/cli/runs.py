@@ -73,7 +73,7 @@ def runs(
     if wanted is not None and len(ids) != wanted:
         raise ValueError(f"runs {action} needs {'one id' if wanted == 1 else 'two ids'}, got {len(ids)}.")
     if action == "gc":
-        _freed(studies.collect_garbage(folder, dry=dry), dry)
+        _print_removed(studies.collect_garbage(folder, dry=dry), dry)
         return
     every = studies.read_runs(folder)
     found = [studies.find(every, start) for start in ids] if ids else every
@@ -83,20 +83,20 @@ def runs(
     if action == "rm":
         if not ids and not where:
             raise ValueError("runs rm needs the ids of runs, or --where.")
-        _remove(found, dry)
+        _remove_runs(found, dry)
     elif action == "show":
-        _show(found[0], json)
+        _show_run(found[0], json)
     elif action == "diff":
-        _diff(found[0], found[1])
+        _show_difference(found[0], found[1])
     elif csv:
         print(printable(studies.as_csv(found)), end="")
     elif json:
         show_json([run.record for run in found])
     else:
-        _list(found)
+        _show_list(found)
 
 
-def _list(found: list[Any]) -> None:
+def _show_list(found: list[Any]) -> None:
     from logitclip.data.dataset import trusted_test
 
     records = [run.record for run in found]
@@ -106,7 +106,7 @@ def _list(found: list[Any]) -> None:
     numbers = [name for name in titles if any(record[name] is not None for record in records)]
     table = make_table(counted(len(found), "run"), "id", "status", *(titles[name] for name in numbers), *varied)
     for record in records:
-        texts = [_text(record[name]) for name in varied]
+        texts = [_format_value(record[name]) for name in varied]
         shown = ["" if record[name] is None else f"{record[name]:.1f}" for name in numbers]
         table.add_row(record["id"][:8], record["status"], *shown, *texts)
     for column in table.columns:  # on a narrow terminal, ids and numbers stay whole
@@ -124,7 +124,7 @@ def _list(found: list[Any]) -> None:
         show("The test labels of your own data may be noisy too; a perfect classifier scores 1 - their noise rate.")
 
 
-def _show(run: Any, json: bool) -> None:
+def _show_run(run: Any, json: bool) -> None:
     from logitclip.runs.listing import changed_options
 
     options = {} if run.config is None else {"data": run.config.data, **changed_options(run.config)}
@@ -132,32 +132,32 @@ def _show(run: Any, json: bool) -> None:
     if json:
         show_json({**run.record, "folder": run.folder, "bytes": run.bytes, "changed": options, "error": failure})
         return
-    show(_text(f"Run {run.id}: {run.status}. {run.folder}, {_size(run.bytes)}"))
+    show(_format_value(f"Run {run.id}: {run.status}. {run.folder}, {_format_bytes(run.bytes)}"))
     table = make_table("", "option", "value")
     for name, value in options.items():
-        table.add_row(name, _text(value))
+        table.add_row(name, _format_value(value))
     show(table)
     if isinstance(run.outcome, Result):
         show(result_table(run.outcome))
     elif failure is not None:
-        show(_text(failure))
+        show(_format_value(failure))
         trace = run.outcome.traceback
         if trace:
-            show(_text(trace))
+            show(_format_value(trace))
     elif run.owner is not None:
-        show(_text(f"Trained now by {run.owner}."))
+        show(_format_value(f"Trained now by {run.owner}."))
 
 
-def _diff(one: Any, other: Any) -> None:
+def _show_difference(one: Any, other: Any) -> None:
     """Show the options and numbers that differ between two runs."""
     table = make_table("What differs", "", one.id[:8], other.id[:8])
     for name, value in one.record.items():
         if name != "id" and value != other.record[name]:
-            table.add_row(name, _text(value), _text(other.record[name]))
+            table.add_row(name, _format_value(value), _format_value(other.record[name]))
     show(table)
 
 
-def _remove(found: list[Any], dry: bool) -> None:
+def _remove_runs(found: list[Any], dry: bool) -> None:
     """Remove the runs that can be removed, then name the others."""
     from logitclip.runs.listing import NotARun, remove
 
@@ -167,26 +167,26 @@ def _remove(found: list[Any], dry: bool) -> None:
             freed[run.id] = remove(run, dry=dry)
         except (Claimed, NotARun, OSError) as error:
             kept.append(str(error))
-    _freed(freed, dry)
+    _print_removed(freed, dry)
     if kept:
         raise ValueError(" ".join(kept))
 
 
-def _freed(freed: dict[str, int], dry: bool) -> None:
+def _print_removed(freed: dict[str, int], dry: bool) -> None:
     for name, size in freed.items():
-        put(f"{name} ({_size(size)})", sys.stdout)
-    tell(f"{'would remove' if dry else 'removed'} {counted(len(freed), 'item')}, {_size(sum(freed.values()))}.")
+        put(f"{name} ({_format_bytes(size)})", sys.stdout)
+    tell(f"{'would remove' if dry else 'removed'} {counted(len(freed), 'item')}, {_format_bytes(sum(freed.values()))}.")
 
 
-def _text(value: Any) -> str:
+def _format_value(value: Any) -> str:
     from rich.markup import escape
 
     if isinstance(value, tuple | list):
-        return ",".join(map(_text, value))
+        return ",".join(map(_format_value, value))
     return "" if value is None else escape(f"{value:g}" if isinstance(value, float) else str(value))
 
 
-def _size(count: float) -> str:
+def _format_bytes(count: float) -> str:
     for unit in ("bytes", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"

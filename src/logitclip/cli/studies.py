@@ -68,7 +68,7 @@ def sweep(
         plugin: The Python files that the recipe names as plugins; without this they are not run.
         yes: Start without asking, however long it takes.
     """
-    part, parts = _shard(shard)
+    part, parts = _parse_shard(shard)
     set_verbosity(quiet, verbose)
     stop_on_sigterm()
     kept = runs_folder(runs)
@@ -94,12 +94,12 @@ def sweep(
     with board:
         rows = sweeping.sweep(loaded, **asdict(place), shard=(part, parts), listener=board)
     if quiet:
-        return _exit(rows)
+        return _exit_unless_done(rows)
     failed = f", {board.failed} failed" if board.failed else ""
     put(f"{board.done} runs done, {board.before} done before{failed}, in {duration(board.seconds)}.", sys.stdout)
     figure = f"{loaded.command('figures')} -o {shlex.quote(loaded.name)}.svg"  # a figure may have no table
     put(f"Next: {loaded.command('report') if loaded.rows else figure}", sys.stdout)
-    _exit(rows)
+    _exit_unless_done(rows)
 
 
 def _ask_before_a_long_sweep(recipe: Recipe, datasets: list[Dataset], parts: int) -> None:
@@ -143,7 +143,7 @@ def _estimate_hours(recipe: Recipe, datasets: list[Dataset], cells: Iterable[Cel
     return (total + sum(trials.values())) / 3600
 
 
-def _exit(rows: Iterable[Row]) -> None:
+def _exit_unless_done(rows: Iterable[Row]) -> None:
     """Exit unless every run has a result."""
     outcomes = [row.outcome for row in rows]
     if any(isinstance(outcome, Failure) for outcome in outcomes):
@@ -152,7 +152,7 @@ def _exit(rows: Iterable[Row]) -> None:
         raise SystemExit(Exit.MISSING)
 
 
-def _shard(text: str) -> tuple[int, int]:
+def _parse_shard(text: str) -> tuple[int, int]:
     part, _, parts = text.partition("/")
     if part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts):
         return int(part), int(parts)
@@ -205,7 +205,7 @@ def report(
     else:
         show(reporting.terminal(table))
     if strict:
-        _exit(rows)
+        _exit_unless_done(rows)
 
 
 @plugins_ignored()

@@ -109,7 +109,7 @@ class SweepBoard(Listener):
         now = monotonic()
         self.first = min(self.first, now)
         self.epochs[config] = config.resolved().epochs
-        self.running[config] = _epochs_in(row), row
+        self.running[config] = _count_epochs(row), row
         self._line(now, f"started {self.label(config)}", self.PAUSE)
 
     def on_epoch(self, config: RunConfig, row: dict[str, Any]) -> None:
@@ -157,7 +157,7 @@ class SweepBoard(Listener):
         done, running = self.done + self.before, len(self.running)
         left = total - done - running - self.failed
         text = f"{self.name}: of {total} runs {done} done, {running} running, {self.failed} failed, {left} left"
-        parts = [(_epochs_in(row) - first) / (self.epochs[c] or 1) for c, (first, row) in list(self.running.items())]
+        parts = [(_count_epochs(row) - first) / (self.epochs[c] or 1) for c, (first, row) in list(self.running.items())]
         seconds = seconds_left(monotonic() - self.first, self.ended + sum(parts), self.ended + running + left)
         text = f"{text}. {self.encoding}" if self.encoding else text
         return text if seconds is None or not left + running else f"{text}, about {duration(seconds)}"
@@ -173,7 +173,7 @@ class SweepBoard(Listener):
         for config, (_, row) in list(self.running.items())[: max(1, self.console.height - 6)]:
             noisy = "" if trusted_test(config.data) else " (noisy labels)"
             accuracy = "" if row is None else f"{row['test_accuracy']:.1f} %{noisy}"
-            table.add_row(escape(self.label(config)), f"{_epochs_in(row)}/{self.epochs[config]}", accuracy)
+            table.add_row(escape(self.label(config)), f"{_count_epochs(row)}/{self.epochs[config]}", accuracy)
         return Printable(Group(escape(self.state()), table) if self.running else escape(self.state()))
 
     @property
@@ -196,7 +196,7 @@ class SweepBoard(Listener):
             tell("interrupted. Repeat the command to resume.")
 
 
-def _epochs_in(row: dict[str, Any] | None) -> int:
+def _count_epochs(row: dict[str, Any] | None) -> int:
     """Return how many epochs have ended, by the last row of a run."""
     return 0 if row is None else row["epoch"] + 1
 
@@ -233,7 +233,7 @@ class TrainingBar:
         """Show the row of an epoch; the first call, with the last row of a resumed run or None, starts the bar."""
         if self.quiet:
             return
-        done = _epochs_in(row)
+        done = _count_epochs(row)
         if self.started == -math.inf:
             self._start(config, done)
             return
@@ -312,10 +312,10 @@ def result_table(result: Result) -> Any:
         f"{test}, mean of the last 10 epochs": f"[bold]{result.last10_accuracy:.2f} %[/]",
         f"{test}, best epoch (chosen on the test set)": f"{result.best_accuracy:.2f} %",
         "of noisy labels, a perfect classifier predicts": None if test == "test accuracy" else "1 - their noise rate",
-        "validation accuracy, on noisy labels": _percent(result.val_accuracy),
+        "validation accuracy, on noisy labels": _format_percent(result.val_accuracy),
         "wrong labels among the training labels": f"{result.noise_rate:.2f} %" if known else "unknown or none",
-        "of these memorised (predicted as given)": _percent(result.memorised),
-        "of these recovered (predicted as true)": _percent(result.recovered),
+        "of these memorised (predicted as given)": _format_percent(result.memorised),
+        "of these recovered (predicted as true)": _format_percent(result.recovered),
         "time": f"{result.seconds:.1f} s for {counted(result.epochs, 'epoch')} on {result.device}",
     }
     setting = f"{result.config['data']}, {result.config['loss']}, clip {result.clip}, noise {result.config['noise']}"
@@ -327,7 +327,7 @@ def result_table(result: Result) -> Any:
     return Group(table, f"Folder: {result.folder}")
 
 
-def _percent(value: float | None) -> str | None:
+def _format_percent(value: float | None) -> str | None:
     return None if value is None else f"{value:.2f} %"
 
 
@@ -357,7 +357,7 @@ def noise_preview(record: NoisyLabels, class_names: Sequence[str] | None = None)
         for title in ("examples", " wrong ", *(escape(f"{name[:4]} ") for name in names)):
             table.add_column(title, justify="right", no_wrap=True)
         for j, (name, size) in enumerate(zip(names, record.class_sizes.tolist(), strict=True)):
-            cells = [_cell(value, right=j == k) for k, value in enumerate(percent[j].tolist())]
+            cells = [_colour_cell(value, right=j == k) for k, value in enumerate(percent[j].tolist())]
             table.add_row(escape(name), f"{size:,}", f"{rates[j]:.1f} ", *cells)
         return Group(head, table)
 
@@ -372,11 +372,11 @@ def noise_preview(record: NoisyLabels, class_names: Sequence[str] | None = None)
     for cell in wrong_only.flatten().topk(15).indices.tolist():
         j, k = divmod(cell, record.num_classes)
         if wrong_only[j, k] > 0:
-            table.add_row(escape(names[j]), escape(names[k]), _cell(float(percent[j, k]), right=False))
+            table.add_row(escape(names[j]), escape(names[k]), _colour_cell(float(percent[j, k]), right=False))
     return Group(head, table)
 
 
-def _cell(percent: float, *, right: bool) -> Any:
+def _colour_cell(percent: float, *, right: bool) -> Any:
     """A number on a background that brightens with it, green for right labels and red for wrong ones."""
     from rich.text import Text
 

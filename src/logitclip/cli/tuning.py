@@ -72,7 +72,7 @@ def tune(
     """
     set_verbosity(quiet, verbose)
     stop_on_sigterm()
-    _check(config, search, place)
+    _check_options(config, search, place)
     if not quiet:
         announce(f"tuning on {config.data}", config.runs)
     from logitclip import data  # slow: they import torch
@@ -86,7 +86,7 @@ def tune(
     board = SweepBoard(f"tune {named}", [config], named.partition(".")[0], quiet=quiet, verbose=verbose)
     where = {**asdict(place), "listener": board}
     with board:
-        tried = _study(config, search, board) if search.between else _search(config, search, where)
+        tried = _run_study(config, search, board) if search.between else _search_values(config, search, where)
         chosen = config
         if tried.best is not None:
             chosen = replace(tuning.with_value(config, tried.option, tried.best), val=0.0)
@@ -97,13 +97,15 @@ def tune(
     if hasattr(result, "error"):
         fail(Exit.FAILED, f"The run with {tried.option} = {tried.best}, the best value, failed: {result.error}")
     if json:
-        show_json({"option": tried.option, "tried": _as_json(tried), "chosen": tried.best, "result": asdict(result)})
+        show_json(
+            {"option": tried.option, "tried": _list_as_json(tried), "chosen": tried.best, "result": asdict(result)}
+        )
         return
     show(tried_table(tried if search.values else replace(tried, scores=dict(sorted(tried.scores.items())))))
     show(result_table(result))
 
 
-def _check(config: RunConfig, search: SearchOptions, place: Place) -> None:
+def _check_options(config: RunConfig, search: SearchOptions, place: Place) -> None:
     """Refuse options that exclude each other."""
     if sum([search.values is not None, search.fast, search.between is not None]) != (search.option is not None):
         raise ValueError("Give --option with one of --values, --fast and --between; or neither, and temp=auto.")
@@ -123,7 +125,7 @@ def _check(config: RunConfig, search: SearchOptions, place: Place) -> None:
         )
 
 
-def _search(config: RunConfig, options: SearchOptions, where: dict[str, Any]) -> Tried:
+def _search_values(config: RunConfig, options: SearchOptions, where: dict[str, Any]) -> Tried:
     """Try the values of a grid, or those of the fast search."""
     from logitclip.search import scored
     from logitclip.studies import sweeping, tuning
@@ -142,12 +144,12 @@ def _search(config: RunConfig, options: SearchOptions, where: dict[str, Any]) ->
     return Tried(search.option, scores, best, parts)
 
 
-def _study(config: RunConfig, options: SearchOptions, board: SweepBoard) -> Tried:
+def _run_study(config: RunConfig, options: SearchOptions, board: SweepBoard) -> Tried:
     """Try the values that Optuna proposes."""
     from logitclip.studies import tuning
 
     option = str(options.option)
-    low, high = _two_numbers(options.between or "")
+    low, high = _parse_bounds(options.between or "")
     count = 20 if options.trials is None else options.trials
     more = {"storage": options.storage, "log": not options.linear, "listener": board}
     study = tuning.study(config, option, low, high, count, **more)
@@ -157,14 +159,14 @@ def _study(config: RunConfig, options: SearchOptions, board: SweepBoard) -> Trie
     return Tried(option, scores, tuning.highest(scores) if known else None)
 
 
-def _as_json(tried: Tried) -> list[dict[str, Any]]:
+def _list_as_json(tried: Tried) -> list[dict[str, Any]]:
     return [
-        {"value": value, "val_accuracy": score} | _in_points(tried.parts.get(value))
+        {"value": value, "val_accuracy": score} | _score_in_points(tried.parts.get(value))
         for value, score in tried.scores.items()
     ]
 
 
-def _in_points(score: Any) -> dict[str, Any]:
+def _score_in_points(score: Any) -> dict[str, Any]:
     """Return the parts of a score of the fast search, in points; none if there is no score."""
     if score is None:
         return {}
@@ -194,7 +196,7 @@ def tried_table(tried: Tried) -> Any:
     table = make_table("Values tried", option, "accuracy on held-out labels", *heads, "")
     for value, score in scores.items():
         cells = ["failed" if score is None else f"{score:.2f}"]
-        points = _in_points(parts.get(value))
+        points = _score_in_points(parts.get(value))
         cells += ["" if (number := points.get(name)) is None else f"{number:.2f}" for name in names]
         cells += ["yes" if points.get("contender") else ""] if parts else []
         winner = ("chosen", "bold green") if value == best else ("", "")
@@ -212,10 +214,12 @@ def parse_values(option: str, text: str) -> tuple[bool | int | float | str, ...]
     """The values to choose from. An option that takes text gets text, even if it looks like a number."""
     parts = [part.strip() for part in text.split(";" if ";" in text else ",")]
     kind = str(RunConfig.__annotations__.get(option))
-    return tuple(parts) if any(word in kind for word in ("str", "Literal", "tuple")) else tuple(map(_value, parts))
+    return (
+        tuple(parts) if any(word in kind for word in ("str", "Literal", "tuple")) else tuple(map(_parse_value, parts))
+    )
 
 
-def _value(text: str) -> bool | int | float | str:
+def _parse_value(text: str) -> bool | int | float | str:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     for kind in (int, float):
@@ -224,7 +228,7 @@ def _value(text: str) -> bool | int | float | str:
     return text
 
 
-def _two_numbers(text: str) -> tuple[float, float]:
+def _parse_bounds(text: str) -> tuple[float, float]:
     try:
         low, high = map(float, text.split(","))
     except ValueError:
