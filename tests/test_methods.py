@@ -38,6 +38,9 @@ TRAININGS = {
     "sop": {"method": "sop"},
     "sop_plus": {"method": "sop_plus", "model": MODEL + ",dropout=0.2"},
     "dividemix": {"method": "dividemix:warm_up=2,loss_window=2"},
+    "elr": {"method": "elr"},
+    "co_teaching": {"method": "co_teaching:gradual=3"},
+    "gjs": {"method": "gjs", "model": MODEL + ",dropout=0.2"},
     "cores": {"loss": "cores:warmup=1,ramp=2,sieve_after=1"},
 }
 NOISES = ("symmetric:rate=0.5", "asymmetric:rate=0.4")
@@ -131,7 +134,7 @@ def train(
     return rows
 
 
-ALL_METHODS = ["standard", "sam", "sop", "sop_plus:strong=false", "dividemix:warm_up=1"]
+ALL_METHODS = ["standard", "sam", "sop", "sop_plus:strong=false", "dividemix:warm_up=1", "elr", "co_teaching", "gjs"]
 
 
 def test_all_methods_are_here() -> None:

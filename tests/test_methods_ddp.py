@@ -1,4 +1,4 @@
-"""SAM, SOP, SOP+ and CORES in two gloo processes: each step against a plain loop over two replicas, and resuming."""
+"""SAM, SOP, SOP+, ELR, GJS and CORES in two gloo processes: each step against a plain loop over two replicas, and resuming."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ JOBS = {
     "sam": ("sam:rho=0.3", "ce"),
     "sop": ("sop:lr_u=0.5,lr_v=0.7", "ce"),
     "sop_plus": ("sop_plus:lr_u=0.5,lr_v=0.7,strong=false", "ce"),
+    "elr": ("elr:beta=0.6,weight=2", "ce"),
+    "gjs": ("gjs:weight=0.4", "ce"),
     "cores": ("standard", "cores:warmup=0,ramp=1,sieve_after=0"),
 }
 EPOCHS = (0, 1, 2)
@@ -61,7 +63,7 @@ def in_each_process(fabric: Any, path: Path) -> None:
             "apart": [float((other - flat).abs().max()) for other in fabric.all_gather(flat)],
             "counts": counts,
             "removed": [v.tolist() for k, v in state["criterion"].items() if k.endswith("removed")],
-            "tables": {key: state[key].tolist() for key in ("u", "v") if key in state},
+            "tables": {key: state[key].tolist() for key in ("u", "v", "targets") if key in state},
         }
     if fabric.is_global_zero:
         path.write_text(json.dumps(results))
@@ -158,6 +160,40 @@ def test_sop_keeps_the_rows_of_each_process_and_gathers_them(results: dict[str, 
     replicas.compare(results[name])
     np.testing.assert_allclose(results[name]["tables"]["u"], u, rtol=1e-8, atol=1e-10)
     np.testing.assert_allclose(results[name]["tables"]["v"], v, rtol=1e-8, atol=1e-10)
+
+
+def test_elr_keeps_the_rows_of_each_process_and_gathers_them(results: dict[str, Any]) -> None:
+    replicas, targets = Replicas(), torch.zeros(N, CLASSES, dtype=torch.float64)
+    for epoch in EPOCHS:
+        gradients = []
+        for net, own in zip(replicas.nets, OWN, strict=True):
+            z = link(net(second_view(X[own], epoch)))
+            p = z.softmax(1).clamp(1e-4, 1 - 1e-4)
+            targets[own] = 0.6 * targets[own] + 0.4 * (p / p.sum(1, keepdim=True)).detach()
+            term = (1 - (targets[own] * p).sum(1)).log().mean()
+            gradients.append(gradient(nn.functional.cross_entropy(z, Y[own]) + 2 * term, net))
+        replicas.step(gradients)
+        replicas.share_statistics()
+    replicas.compare(results["elr"], 1e-6)  # the targets are kept in single precision
+    np.testing.assert_allclose(results["elr"]["tables"]["targets"], targets, atol=1e-6)
+
+
+def test_gjs_averages_the_gradients_of_both_views(results: dict[str, Any]) -> None:
+    replicas = Replicas()
+    for _ in EPOCHS:
+        gradients, first = [], [net(X[own]) for net, own in zip(replicas.nets, OWN, strict=True)]
+        for own, other in zip(replicas.nets[0].buffers(), replicas.nets[1].buffers(), strict=True):
+            other.data.copy_(own.data)  # as DDP does before each pass
+        for net, own, z in zip(replicas.nets, OWN, first, strict=True):
+            y = nn.functional.one_hot(Y[own], CLASSES).double()
+            p, q = link(z).softmax(1), link(net(second_view(X[own], 1))).softmax(1)
+            m = 0.4 * y + 0.3 * p + 0.3 * q
+            parts = [-m[range(len(own)), Y[own]].log(), (p * (p / m).log()).sum(1), (q * (q / m).log()).sum(1)]
+            loss = (0.4 * parts[0] + 0.3 * parts[1] + 0.3 * parts[2]).mean() / -(0.6 * np.log(0.6))
+            gradients.append(gradient(loss, net))
+        replicas.step(gradients)
+        replicas.share_statistics()
+    replicas.compare(results["gjs"])
 
 
 def test_cores_sums_what_is_left_out_over_the_processes(results: dict[str, Any]) -> None:

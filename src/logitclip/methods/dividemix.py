@@ -22,7 +22,7 @@ from logitclip.data.loading import batches
 from logitclip.losses import at_least
 from logitclip.methods import METHODS
 from logitclip.methods.base import Augment, Batch, Job, Step
-from logitclip.methods.standard import Standard
+from logitclip.methods.two_networks import TwoNetworks
 from logitclip.noise import NOISES
 from logitclip.rng import derived_seed, stream
 
@@ -34,7 +34,7 @@ LAMBDA_U = {"cifar10": {0.2: 0.0, 0.5: 25.0, 0.8: 25.0, 0.9: 50.0}, "cifar100": 
 
 # Revision 1: the guesses are made before the labels are refined, as in the authors' code, which batch norm notices.
 @partial(METHODS.register, name="dividemix", revision=1)
-class DivideMix(Standard):
+class DivideMix(TwoNetworks):
     """DivideMix: split the examples by their loss, and train semi-supervised.
 
     After `warm_up` epochs a mixture of two Gaussians is fitted to the losses of each network. The other network trains
@@ -51,7 +51,6 @@ class DivideMix(Standard):
     """
 
     losses = ("ce",)
-    distributed = False
 
     def __init__(
         self,
@@ -102,10 +101,6 @@ class DivideMix(Standard):
         self.alpha, self.views, self.ramp, self.loss_window = alpha, views, ramp, loss_window
         self.confidence_penalty, self.clip_warm_up, self.clip_guesses = confidence_penalty, clip_warm_up, clip_guesses
         self.clip_mixed, self.clip_mixture = clip_mixed, clip_mixture
-        second = self.set_up(derived_seed(self.settings.seed, "second network") % 2**31)
-        if second[0] is self.network:
-            raise ValueError("dividemix trains two networks: give a function that makes one from a seed.")
-        self.nets = [(self.network, self.model, self.optimizer), second]
         self.history: list[list[Tensor]] = [[], []]  # scaled losses of the last epochs, for each network
 
     @staticmethod
@@ -132,9 +127,6 @@ class DivideMix(Standard):
             "loss_window": 5 if rate >= 0.9 else 1,
             "confidence_penalty": kind in ("asymmetric", "pair"),
         }
-
-    def optimizers(self) -> list[Optimizer]:
-        return [optimizer for _, _, optimizer in self.nets]
 
     def train_epoch(
         self, epoch: int, batches: Iterable[Batch], augment: Augment
@@ -234,17 +226,11 @@ class DivideMix(Standard):
             network.eval()
         return self.nets[0][1](x) + self.nets[1][1](x)
 
-    def weights(self) -> dict[str, Tensor]:
-        return {f"net{i}.{k}": v for i, net in enumerate(self.nets, 1) for k, v in net[0].state_dict().items()}
-
     def state_dict(self) -> dict[str, Any]:
-        return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers()], "history": self.history}
+        return {**super().state_dict(), "history": self.history}
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
-        for i, (network, _, optimizer) in enumerate(self.nets, 1):
-            prefix = f"net{i}."
-            network.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)})
-            optimizer.load_state_dict(state["optimizers"][i - 1])
+        super().load(weights, state)
         self.history = state["history"]
 
     def _order(self, index: Tensor, size: int, epoch: int, purpose: str) -> Iterator[Batch]:

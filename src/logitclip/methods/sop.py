@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from logitclip.data.autoaugment import autoaugment, cutout
 from logitclip.losses import at_least
 from logitclip.methods import METHODS
 from logitclip.methods.base import Augment, Job, Step
-from logitclip.methods.standard import Standard
+from logitclip.methods.standard import Standard, gather_rows
 from logitclip.rng import stream
 
 FLOOR = 1e-4  # least probability, as in the authors' code
@@ -72,14 +72,8 @@ class SOP(Standard):
         return torch.nn.functional.one_hot(y, self.job.num_classes).float()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "u": self._gathered(self.u), "v": self._gathered(self.v)}
-
-    def _gathered(self, table: Tensor) -> Tensor:
-        """The whole table; rank r owns the rows with index % world_size == r."""
-        if self.fabric.world_size == 1:
-            return table
-        rows = torch.arange(len(table), device=table.device) % self.fabric.world_size == self.fabric.global_rank
-        return cast(Tensor, self.fabric.all_reduce(table * rows[:, None], reduce_op="sum"))
+        tables = {"u": self.u, "v": self.v}
+        return {**super().state_dict(), **{name: gather_rows(table, self.fabric) for name, table in tables.items()}}
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
         super().load(weights, state)

@@ -145,6 +145,14 @@ class Standard:
             )
 
 
+def gather_rows(table: Tensor, fabric: Any) -> Tensor:
+    """Return a table of examples [N, D] with the rows of all ranks; rank r owns those with index % world_size == r."""
+    if fabric.world_size == 1:
+        return table
+    rows = torch.arange(len(table), device=table.device) % fabric.world_size == fabric.global_rank
+    return fabric.all_reduce(table * rows[:, None], reduce_op="sum")
+
+
 def average_buffers(network: nn.Module, fabric: Any) -> None:
     """Average the batch-norm statistics over the ranks; DDP synchronises only the gradients."""
     for buffer in network.buffers():
