@@ -34,7 +34,8 @@ NAMES = {"none": "none", "norm:temp=1": "temp=1", "norm:temp=grid": "grid", "nor
 def cost(cell: Cell) -> float:
     """Sum epochs times the share of examples trained on over all trials of a tuned cell."""
     search = tuning.search_for(cell.config)
-    trials = [tuning.trial(cell.config, search, value) for value in tuning.tried(cell.config, outcome, search)]
+    values = tuning.scores_of_trials(cell.config, outcome, search)
+    trials = [tuning.trial(cell.config, search, value) for value in values]
     return sum((1 - trial.val) * (trial.resolved().epochs or 0) for trial in trials)
 
 
@@ -44,7 +45,7 @@ def compare(rows: list[sweeping.Row]) -> list[dict[str, Any]]:
     for row in rows:
         at = row.cell.coordinates
         if isinstance(row.outcome, Result):
-            spent = cost(row.cell) if tuning.tuned(row.cell.config) else 0.0
+            spent = cost(row.cell) if tuning.is_tuned(row.cell.config) else 0.0
             found = row.outcome.last10_accuracy, row.outcome.clip, spent
             cells.setdefault((at["setting"], at["noise"]), {}).setdefault(NAMES[at["clip"]], {})[at["seed"]] = found
     lines = []

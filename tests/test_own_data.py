@@ -17,12 +17,12 @@ from logitclip import files
 from logitclip.data import load as load_dataset
 from logitclip.own_data import facts, find_issues, fitting
 from logitclip.own_data import issues as judging
-from logitclip.own_data.model import original, plain
 from logitclip.own_data.planning import make_plan
 from logitclip.own_data.source import look
 from logitclip.runs.results import Failed, read_result
 from logitclip.runs.train import train
 from logitclip.studies import tuning
+from logitclip.text import guard_formula, unguard_formula
 
 QUICK = {"clip": "norm:temp=2.5", "epochs": 12}
 
@@ -700,8 +700,8 @@ def test_names_of_classes_are_shown_as_they_are(tmp_path, capsys, monkeypatch):
 
 def test_each_name_comes_back_from_a_csv_file():
     names = ["=a", "'=a", "''=a", "'a", "'", "", "-", "-1", "'-1", "-a", "+1", "@", "\tx", "a"]
-    assert [original(plain(name)) for name in names] == names
-    assert not [name for name in names if plain(name).startswith(("=", "+", "@", "-a", "\t"))]
+    assert [unguard_formula(guard_formula(name)) for name in names] == names
+    assert not [name for name in names if guard_formula(name).startswith(("=", "+", "@", "-a", "\t"))]
 
 
 def test_train_points_to_fit(capsys, monkeypatch):

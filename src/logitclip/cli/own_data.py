@@ -15,7 +15,7 @@ from logitclip.cli.terminal import seconds_left
 from logitclip.cli.training import stop_on_sigterm
 from logitclip.runs.results import Failed
 from logitclip.studies.listener import Listener
-from logitclip.text import duration
+from logitclip.text import duration, guard_formula
 
 Out = Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
 Data = Annotated[Positional[Path], arg(metavar="DATA")]
@@ -151,7 +151,6 @@ def predict(model: Positional[Path], data: Data, /, *, out: Out = Path("predicti
     """
     from logitclip.files import write
     from logitclip.own_data import load
-    from logitclip.own_data.model import plain
 
     if not json and out.resolve() == data.resolve():
         raise ValueError(f"{out} is the data itself: name another file with -o.")
@@ -160,7 +159,7 @@ def predict(model: Positional[Path], data: Data, /, *, out: Out = Path("predicti
     if json:
         show_json(found.to_dict("records"))
     else:
-        names = {name: found[name].map(plain, na_action="ignore") for name in ("row", "class")}
+        names = {name: found[name].map(guard_formula, na_action="ignore") for name in ("row", "class")}
         write(out, found.assign(**names).to_csv(index=False).encode())
         tell(f"{len(found):,} predictions in {out}.")
     judged = loaded.agreement(data, found)

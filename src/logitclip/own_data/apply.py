@@ -14,9 +14,9 @@ import numpy as np
 
 from logitclip import files
 from logitclip.own_data.answers import NO_CLASS, UNSURE, Answer
-from logitclip.own_data.model import plain
 from logitclip.own_data.rows import Rows
 from logitclip.own_data.source import REVIEW_COLUMN
+from logitclip.text import guard_formula
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _table(rows: Rows, changed: dict[int, str], notes: list[str], kept: np.ndarr
     for i, name in changed.items():
         values[i] = name
     frame[column] = values if path.suffix != ".parquet" else _same_type(values, frame[column])
-    frame[REVIEW_COLUMN] = [plain(note) for note in notes]
+    frame[REVIEW_COLUMN] = [guard_formula(note) for note in notes]
     frame = frame.iloc[kept]
     if kind == ".parquet":
         content = io.BytesIO()
@@ -126,5 +126,5 @@ def _listing(rows: Rows, labels: list[str], notes: list[str], kept: np.ndarray) 
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["file", "label", REVIEW_COLUMN])
     for i in kept.tolist():
-        table.writerow(map(plain, (rows.source.names[i], labels[i], notes[i])))
+        table.writerow(map(guard_formula, (rows.source.names[i], labels[i], notes[i])))
     return text.getvalue().encode()

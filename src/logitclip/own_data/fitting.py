@@ -27,7 +27,7 @@ from logitclip.own_data.predictions import predictions_to_bytes
 from logitclip.own_data.source import HELD_OUT, Source, look
 from logitclip.runs.claims import claim
 from logitclip.runs.config import RunConfig, word_to_tune
-from logitclip.runs.results import Failed, Result, outcome
+from logitclip.runs.results import Failed, Result, outcome, require_result
 from logitclip.studies import executors, sweeping, tuning
 from logitclip.studies.listener import Listener
 
@@ -108,7 +108,7 @@ def _fit(plan: Plan, out: Path, where: dict[str, Any], *, find_issues: bool) -> 
     source = plan.source
     config = _with_clip(plan, where)
     executors.execute([config], **where)
-    result = _result(config)
+    result = require_result(config)
     shares = np.maximum(source.counts, 1) / len(source.labels)
     log_prior = np.log(shares) if config.balance else np.zeros(len(shares))
     found, held_out = judging.one_run(result, config, source.labels, log_prior)
@@ -206,13 +206,6 @@ def _with_clip(plan: Plan, where: dict[str, Any]) -> RunConfig:
         raise Failed(f"No value of {search.option} can be chosen: all trials failed.")
     best = tuning.best_value(tried, outcome, search)
     return replace(tuning.with_value(config, search.option, best), val=0.0)
-
-
-def _result(config: RunConfig) -> Result:
-    found = outcome(config)
-    if not isinstance(found, Result):
-        raise Failed(f"Training failed: {found.error if found is not None else 'there is no result'}")
-    return found
 
 
 def _write_model(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,13 @@ import numpy as np
 from logitclip import data, files
 from logitclip.noise.estimate import NoiseEstimate, estimate_noise
 from logitclip.own_data.calibration import calibrated, find_temperature, given_the_label
-from logitclip.own_data.model import logits_of, plain
+from logitclip.own_data.model import logits_of
 from logitclip.runs.config import RunConfig
-from logitclip.runs.results import Failed, Result, outcome
+from logitclip.runs.results import Result, require_result
 from logitclip.runs.train import rebuild_network
+from logitclip.search import beats_chance
 from logitclip.studies import executors, tuning
+from logitclip.text import guard_formula
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +76,7 @@ def fold_logits(config: RunConfig, rows: int, classes: int, folds: int, **where:
     executors.execute(parts, **where)
     logits = np.full((rows, classes), np.nan)
     for part in parts:
-        held_out, found = held_out_logits(_finished(part), part)
+        held_out, found = held_out_logits(require_result(part), part)
         logits[held_out] = found
     return logits
 
@@ -157,13 +158,6 @@ def held_out_logits(result: Result, config: RunConfig, dataset: Any = None) -> t
     return dataset.test.rows.numpy()[known], logits[known]
 
 
-def _finished(config: RunConfig) -> Result:
-    found = outcome(config)
-    if not isinstance(found, Result):
-        raise Failed(f"A run has failed: {found.error if found is not None else 'it has no result'}")
-    return found
-
-
 def _without(values: np.ndarray, classes: np.ndarray) -> np.ndarray:
     """Return a copy of values [N, K] with -inf in one class of each row."""
     rest = values.copy()
@@ -196,12 +190,11 @@ def write(path: Path, issues: Issues, names: Sequence[str], class_names: Sequenc
     table.writerow(["row", "given", "suggested", "score", "wrong"])
     for i in issues.ranking.tolist():
         cells = [names[i], class_names[int(labels[i])], class_names[int(issues.suggested[i])]]
-        table.writerow([*map(plain, cells), f"{issues.scores[i]:.4f}", str(bool(issues.wrong[i])).lower()])
+        table.writerow([*map(guard_formula, cells), f"{issues.scores[i]:.4f}", str(bool(issues.wrong[i])).lower()])
     files.write(path, text.getvalue().encode())
 
 
 def _has_learnt(predictions: np.ndarray, labels: np.ndarray) -> bool:
     """Return whether predictions beat the most frequent label by two standard errors."""
     share = np.unique(labels, return_counts=True)[1].max() / len(labels)
-    hits = (predictions == labels).mean()
-    return bool(hits > share + 2 * math.sqrt(share * (1 - share) / len(labels)))
+    return beats_chance((predictions == labels).mean(), share, len(labels))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import io
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from logitclip import files
-from logitclip.data.images import ImageFiles
+from logitclip.data.images import ImageFiles, png_address
 from logitclip.own_data.issues import Issues, marked
 from logitclip.own_data.model import Model
 from logitclip.own_data.source import Source
@@ -82,15 +78,10 @@ def _thumbnails(source: Source, rows: list[int]) -> list[str | None]:
 
 
 def _data_address(images: ImageFiles, i: int) -> str | None:
-    from PIL import Image
-
     try:
-        pixels = images.decode(i).permute(1, 2, 0).numpy()
+        return png_address(images.decode(i))
     except ValueError:
         return None
-    content = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).save(content, "PNG")
-    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
 
 
 def _curves(result: Result) -> str:
