@@ -133,7 +133,7 @@ def _show_run(run: Any, json: bool) -> None:
         show_json({**run.record, "folder": run.folder, "bytes": run.bytes, "changed": options, "error": failure})
         return
     show(_format_value(f"Run {run.id}: {run.status}. {run.folder}, {_format_bytes(run.bytes)}"))
-    table = make_table("", "option", "value")
+    table = make_table("", "option", "value", whole=("value",))
     for name, value in options.items():
         table.add_row(name, _format_value(value))
     show(table)
