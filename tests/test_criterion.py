@@ -16,7 +16,7 @@ from oracles import OUT_OF_RANGE
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from logitclip import theory
+from logitclip import losses, theory
 from logitclip.clip import CLIPS, clip_by_value, clip_logits, logit_norm, make_clip
 from logitclip.criterion import Linked, LogitClip, Loss, clipped
 from logitclip.losses import LOSSES
@@ -708,3 +708,19 @@ def test_a_criterion_of_ones_own_behind_the_clip_keeps_its_methods() -> None:
     logits, target = torch.randn(4, 5), torch.tensor([0, 1, 2, 3])
     got = LogitClip(Hundredfold("ce"), tau=1.0)(logits, target)
     torch.testing.assert_close(got, 100 * LogitClip("ce", tau=1.0)(logits, target))
+
+
+def test_values_are_checked_in_compiled_code_on_demand():
+    """A multi-hot target is a number in compiled code, where a check would break the graph, unless it is asked for."""
+    logits, multi_hot = torch.zeros(2, 4), torch.tensor([[1.0, 1, 0, 0], [0, 1, 0, 1]])
+    compiled = torch.compile(Loss("ce"), backend="eager")
+    assert compiled(logits, multi_hot).isfinite()
+    losses.check_values()
+    try:
+        with pytest.raises(ValueError, match="sum to 1 over the classes"):
+            compiled(logits, multi_hot)
+        with pytest.raises(ValueError, match=r"Targets must lie in 0\.\.3, got 7"):
+            compiled(logits, torch.tensor([0, 7]))
+    finally:
+        losses.check_values(False)
+    assert compiled(logits, multi_hot).isfinite()

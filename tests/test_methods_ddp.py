@@ -1,4 +1,4 @@
-"""SAM, SOP, SOP+, ELR, GJS and CORES in two gloo processes: each step against a plain loop over two replicas, and resuming."""
+"""Methods in two gloo processes: each step against a plain loop over two replicas, and resuming to the bit."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_the_targets_are_an_average_of_past_probabilities() -> None:
 
 
 def test_the_term_and_its_gradient() -> None:
-    """The gradient is p_k weight (sum_j t_j p_j - t_k) / (1 - sum_j t_j p_j): towards the target, for right and wrong."""
+    """The gradient is p_k (sum_j t_j p_j - t_k) / (1 - sum_j t_j p_j): towards the target."""
     z, t = numbers(N, CLASSES).requires_grad_(), numbers(N, CLASSES, seed=8).softmax(1)
     elr_term(z, t).backward()
     p = z.detach().softmax(1)

@@ -80,7 +80,8 @@ def test_a_step_sees_two_views_one_after_the_other(clip: str) -> None:
         expected = stated([link(worker.network(x)).numpy() for x in seen], ONE_HOT, 0.3)
     sizes: list[int] = []
     worker.network.register_forward_hook(lambda module, args, out: sizes.append(len(out)))
-    step = worker.train_step(torch.arange(N), X, Y, lambda x, views=iter(seen): next(views))
+    views = iter(seen)
+    step = worker.train_step(torch.arange(N), X, Y, lambda x: next(views))
     assert step.loss.item() == pytest.approx(expected, rel=1e-9)
     assert sizes == [N, N]
 

@@ -52,6 +52,9 @@ class Loss(nn.Module):
     an optional `example_weight` [N, ...]. The result is float32 for half-precision logits. A class is masked by a logit
     of -inf: it has probability 0 and does not enter the loss.
 
+    Values of targets are checked in eager mode on a CPU; `logitclip.losses.check_values` checks them on GPUs and in
+    compiled code too.
+
     Raises:
         ValueError: if an option is out of range, or, in the call, if shapes or targets do not fit.
 

@@ -27,14 +27,14 @@ from logitclip.losses import other as _other
 from logitclip.losses import recent as _recent
 from logitclip.losses.contract import LOSSES, TrainingState, evaluate, loss
 from logitclip.losses.parts import at_least, one_minus_p
-from logitclip.losses.targets import check_classes, check_target
+from logitclip.losses.targets import check_classes, check_target, check_values
 
 if TYPE_CHECKING:
     from logitclip.losses.classic import *  # noqa: F403
     from logitclip.losses.other import *  # noqa: F403
     from logitclip.losses.recent import *  # noqa: F403
 
-_SHARED = (LOSSES, TrainingState, at_least, check_classes, check_target, evaluate, loss, one_minus_p)
+_SHARED = (LOSSES, TrainingState, at_least, check_classes, check_target, check_values, evaluate, loss, one_minus_p)
 _FAMILIES = (_classic, _recent, _other)
 
 

@@ -7,6 +7,24 @@ from torch import Tensor
 
 from logitclip.clip import check_logits, eager_on_cpu
 
+_everywhere = False  # set by `check_values`
+
+
+def check_values(everywhere: bool = True) -> None:
+    """Check the values of targets on GPUs and in compiled code too, for finding errors.
+
+    By default they are checked in eager mode on a CPU only: elsewhere a check waits for the device, and breaks the
+    graph of `torch.compile` (so `fullgraph=True` fails). Shapes and types are always checked.
+
+    Args:
+        everywhere: Whether to check everywhere; False restores the default.
+
+    >>> check_values()  # before the first step, while you look for an error
+    >>> check_values(False)
+    """
+    global _everywhere
+    _everywhere = everywhere
+
 
 def check_classes(logits: Tensor, dim: int = -1) -> None:
     """Refuse logits with fewer than two classes along `dim`."""
@@ -23,7 +41,7 @@ def check_target(
 ) -> tuple[Tensor, Tensor | None]:
     """Check a target against logits with the classes along `dim`.
 
-    Values are checked in eager mode on a CPU only: elsewhere that would wait for the device.
+    Values are checked in eager mode on a CPU only, see `check_values`: elsewhere that would wait for the device.
 
     Args:
         logits: [N, K, ...] for ``dim=1``.
@@ -43,7 +61,7 @@ def check_target(
     check_classes(logits, dim)
     shape, classes = logits.shape, logits.shape[dim]
     without_classes = shape[:dim] + shape[dim:][1:]
-    look = eager_on_cpu(logits)
+    look = _everywhere or eager_on_cpu(logits)
     if target.is_floating_point():
         if target.shape != shape:
             hint = " Class indices must be integers: use target.long()." if target.shape == without_classes else ""
