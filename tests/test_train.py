@@ -45,7 +45,7 @@ def lasting(result: Result) -> dict[str, Any]:
     content = json.loads((result.folder / "result.json").read_text())
     for name in ("runs", "checkpoint_seconds"):
         content["config"].pop(name)
-    return {k: v for k, v in content.items() if k != "seconds"}
+    return {k: v for k, v in content.items() if k not in ("seconds", "digest")}
 
 
 def weights(result: Result) -> bytes:
