@@ -1,458 +1,300 @@
-"""Own data: `fit` and `issues` against other ways, on real noise and on clean sets with 40 % next-class noise.
+"""Own data: `fit` and `issues` against other ways, on sets that nothing was decided on.
 
-    python benchmarks/own_data.py --real FOLDER [--fortunes FOLDER] [--seeds 5] [--minutes 30] [--work build/own_data]
+    python benchmarks/own_data.py --real FOLDER [--half report] [--seeds 5] [--minutes 30] [--work build/own_data]
 
-Data: `--real` has labelme_crowd.npz (fmenat/PyLearningCrowds), trec.csv (yueyu1030/COSINE) and hausa_news.csv
-(uds-lsv/transfer-distant-transformer-african), whose wrong labels come from people and rules. Without `--real` they are
-left out. Clean sets get 40 % next-class noise: digits (scikit-learn, as 8x8 PNG files), segments (2,310 image segments,
-from `pip install river`) and fortunes (six kinds of short texts, from Debian's package fortunes).
-
+The sets are those of own_data_sets.py, divided in two before anything was measured: `--half decide` are those that
+settings were chosen on, `--half report` the others. Each set whose labels are right gets four kinds of noise at 30 %.
 Every result is kept in the work folder. The command stops after `--minutes`; repeat it to continue. It writes
-results/own_data.csv (accuracy and calibration error on true test labels), results/own_data_issues.csv (precision at the
-true number of wrong labels, average precision, CPU seconds) and results/own_data_noise.csv, and the tables of
-docs/own_data.md and docs/wrong_labels.md. `--minutes 0` only writes them.
+results/own_data.csv, a row for each set, noise, seed and method, and the tables of docs/own_data.md and
+docs/wrong_labels.md. `--minutes 0` only writes them.
 
-The methods: `fit`; the same network and class shares with plain CE; scikit-learn's MLPClassifier (256, 256),
-HistGradientBoosting and LogisticRegression; cleanlab's CleanLearning around logistic regression;
-LogitClipClassifier(temp="auto"). All but the first two see the same features, from the preprocessor of `fit` (pixels
-for digits; trees get 100 singular vectors of texts). Wrong labels are found by `fit`'s five folds and its one run, and
-by cleanlab's self-confidence on out-of-fold probabilities of plain CE and of logistic regression. `fit` keeps a tenth
-of the rows for calibration; the other methods train on all rows.
+All other methods see the features of `fit`'s preprocessor; trees get 100 singular vectors of texts. CPU seconds are
+those of the call, without imports. CleanLearning ranks labels by the self-confidence of its out-of-fold predictions.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import importlib.util
 import json
 import re
+import shutil
 import statistics
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
+from own_data_sets import DECIDE, FASHION, REPORT, Task, load, noises_of
 
 import logitclip as lc
-from logitclip.noise.estimate import NoiseEstimate, estimate_noise
-from logitclip.own_data import issues as judging
-from logitclip.own_data.calibration import calibration_error, softmax
-from logitclip.own_data.planning import FOLDS
-from logitclip.runs.config import RunConfig
-from logitclip.runs.results import Result, outcome, read_result
+from logitclip.data.columns import from_frame
+from logitclip.data.preprocessing import Preprocessor
+from logitclip.own_data.calibration import calibration_error
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "results"
-DEBIAN = Path("/usr/share/games/fortunes")
-KINDS = ("people", "definitions", "computers", "songs-poems", "politics", "science")
-RATE = 0.4
-
-
-@dataclass(frozen=True)
-class Task:
-    """Training rows with noisy and true labels, and clean test rows."""
-
-    train: pd.DataFrame  # with columns `label` (noisy) and, for images, `file`
-    true: np.ndarray
-    test: pd.DataFrame
-    text: tuple[str, ...] = ()
-
-    @property
-    def wrong(self) -> np.ndarray:
-        return self.train["label"].to_numpy() != self.true
-
-
-# -- data --------------------------------------------------------------------------------------------------------------
-
-
-def next_class(labels: np.ndarray, seed: int) -> np.ndarray:
-    """Move 40 % of the labels to the next class."""
-    names = np.unique(labels)
-    flipped = np.random.default_rng(seed).random(len(labels)) < RATE
-    position = np.searchsorted(names, labels)
-    return names[np.where(flipped, (position + 1) % len(names), position)]
-
-
-def split(frame: Any, seed: int, text: tuple[str, ...] = ()) -> Task:
-    """Keep a third of the rows for testing, and add noise to the others."""
-    order = np.random.default_rng(100 + seed).permutation(len(frame))
-    cut = 2 * len(frame) // 3
-    train, test = (frame.iloc[part].reset_index(drop=True) for part in (order[:cut], order[cut:]))
-    true = train["label"].to_numpy()
-    return Task(train.assign(label=next_class(true, seed)), true, test, text)
-
-
-def labelme(args: argparse.Namespace, seed: int) -> Task:
-    file = np.load(args.real / "labelme_crowd.npz")
-    names = [f"x{i}" for i in range(file["x_train"].shape[1])]
-    train = pd.DataFrame(file["x_train"], columns=names).assign(label=file["one_answer_train"].astype(str))
-    test = pd.DataFrame(file["x_test"], columns=names).assign(label=file["true_test"].astype(str))
-    return Task(train, file["true_train"].astype(str), test)
-
-
-def crowd_text(name: str) -> Callable[..., Task]:
-    def load(args: argparse.Namespace, seed: int) -> Task:
-        frame: Any = pd.read_csv(args.real / f"{name}.csv", dtype=str)
-        train, test = (frame[frame["split"] == part].reset_index(drop=True) for part in ("train", "test"))
-        kept = ["text", "label"]
-        return Task(train[kept], train["true_label"].to_numpy(), test.assign(label=test["true_label"])[kept], ("text",))
-
-    return load
-
-
-def digits(args: argparse.Namespace, seed: int) -> Task:
-    from PIL import Image
-    from sklearn.datasets import load_digits
-
-    bunch: Any = load_digits()
-    folder = args.work / "digits"
-    folder.mkdir(parents=True, exist_ok=True)
-    names = [f"{i:04}.png" for i in range(len(bunch.images))]
-    for name, image in zip(names, bunch.images, strict=True):
-        if not (folder / name).exists():
-            Image.fromarray((15 * image).astype(np.uint8)).save(folder / name)
-    return split(pd.DataFrame({"file": names, "label": bunch.target.astype(str)}), seed)
-
-
-def segments(args: argparse.Namespace, seed: int) -> Task:
-    package = importlib.util.find_spec("river")
-    if package is None or not package.submodule_search_locations:
-        raise SystemExit("segments come with river: pip install river")
-    frame = pd.read_csv(Path(package.submodule_search_locations[0]) / "datasets" / "segment.csv.zip")
-    return split(frame.rename(columns={"category": "label"}), seed)
-
-
-def fortunes(args: argparse.Namespace, seed: int) -> Task:
-    rows = [
-        (" ".join(text.split()), kind)
-        for kind in KINDS
-        for text in (args.fortunes / kind).read_text("utf-8", "replace").split("\n%\n")[:500]
-        if text.strip()
-    ]
-    return split(pd.DataFrame(rows, columns=["text", "label"]), seed, ("text",))
-
-
-TASKS: dict[str, Callable[..., Task]] = {
-    "labelme": labelme,
-    "trec": crowd_text("trec"),
-    "hausa": crowd_text("hausa_news"),
-    "digits": digits,
-    "segments": segments,
-    "fortunes": fortunes,
+METHODS = (
+    *("fit", "fit without clip", "CleanLearning(forest)", "CleanLearning(boosting)", "CleanLearning(logistic)"),
+    *("forest", "LightGBM", "LogitClipClassifier"),
+)
+Done = dict[tuple[str, str, int], dict[str, dict[str, Any]]]  # set, noise and seed -> method -> what was measured
+MEASURES = {  # title of a table -> page, column, factor
+    "accuracy": ("own_data", "accuracy", 100),
+    "calibration error": ("own_data", "calibration_error", 100),
+    "CPU seconds": ("own_data", "seconds", 1),
+    "average precision": ("wrong_labels", "average_precision", 100),
 }
 
 
 # -- methods -----------------------------------------------------------------------------------------------------------
 
 
-def measured(task: Task, probabilities: np.ndarray, classes: list[str]) -> dict[str, float]:
-    truth = np.array([classes.index(label) if label in classes else -1 for label in task.test["label"]])
-    return {
-        "accuracy": float((probabilities.argmax(1) == truth).mean()),
-        "calibration_error": calibration_error(probabilities, truth),
-    }
-
-
-def ranked(task: Task, scores: np.ndarray, seconds: float) -> dict[str, float]:
-    """Return precision at the true number of wrong labels, and average precision; high scores are suspicious."""
-    from sklearn.metrics import average_precision_score
-
-    wrong, known = task.wrong, np.nan_to_num(scores, nan=-1.0)
-    top = np.argsort(-known, kind="stable")[: wrong.sum()]
-    return {
-        "precision": float(wrong[top].mean()),
-        "average_precision": float(average_precision_score(wrong, known)),
-        "seconds": seconds,
-    }
-
-
-def fitted(task: Task, folder: Path, seed: int, clip: str) -> dict[str, Any]:
-    """Fit with a clip (none: plain CE); return accuracy, issues and noise."""
+def run_fit(task: Task, folder: Path, seed: int, clip: str) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
-    images = "file" in task.train
-    place = folder.parents[2] / "digits" if images else folder
-    train, test = (place / f"{folder.parent.name}-{folder.name}-{part}.csv" for part in ("train", "test"))
+    train, test = folder / "train.csv", folder / "test.csv"
     task.train.to_csv(train, index=False)
     task.test.to_csv(test, index=False)
-    out = folder / ("clip" if clip != "none" else "ce")
-    started, spent_file = time.process_time(), out / "cpu_seconds.json"
-    model = lc.fit(train, label="label", text=task.text, out=out, clip=clip, seed=seed, find_issues=True)
-    if not spent_file.exists():  # a repeated fit only reads its finished runs
-        spent_file.write_text(json.dumps(time.process_time() - started))
-    cpu_seconds = json.loads(spent_file.read_text())
-    names, classes = model.class_names, len(model.class_names)
-    _, x = model._inputs(test)
-    logits = model.logits(x).double().numpy()
-    log_prior = np.array(model.facts["log_prior"])
-    probabilities = model.calibrated(logits) if clip != "none" else softmax(logits + log_prior)
-    labels = np.array([names.index(label) for label in task.train["label"].astype(str)])
-    final = read_result(out / "runs" / model.facts["run"])
-    assert final is not None
-    config = RunConfig(**{**final.config, "plugin": ()})
-    per_fold = replace(config, per_example=False)
-    folds = judging.fold_configs(per_fold, FOLDS)
-    spent = {path.parent.name: read_result(path.parent) for path in (out / "runs").glob("*/result.json")}
-    # Divide the CPU seconds among the runs by wall time, so that other programs do not count.
-    scale = cpu_seconds / sum(done.seconds for done in spent.values() if done is not None)
-    fold_seconds = scale * sum(done.seconds for done in map(outcome, folds) if isinstance(done, Result))
-    search_seconds = scale * sum(done.seconds for done in spent.values() if done is not None and done.config["val"])
-    oof = judging.fold_logits(per_fold, len(labels), classes, FOLDS, executor="inline")
-    found: dict[str, Any] = {"test": measured(task, probabilities, names), "clip": model.facts["clip"]}
-    found["test"]["accuracy_without_shares"] = measured(task, softmax(logits), names)["accuracy"]
-    if clip == "none":
-        known = ~np.isnan(oof).any(1)
-        scores = np.full(len(labels), np.nan)
-        scores[known] = 1 - softmax(oof[known])[np.arange(known.sum()), labels[known]]
-        found["issues"] = {"cleanlab on CE": ranked(task, scores, fold_seconds)}
-        return found
-    five = judging.judged(oof, labels, log_prior, "out of fold")
-    one, _ = judging.one_run(final, config, labels, log_prior)
-    found["issues"] = {
-        "five folds": ranked(task, five.scores, search_seconds + fold_seconds),
-        "one run": ranked(task, one.scores, search_seconds + scale * final.seconds),
+    shutil.rmtree(folder / "model", ignore_errors=True)
+    started = time.process_time()
+    model = lc.fit(train, label="label", text=task.text, out=folder / "model", clip=clip, seed=seed)
+    seconds = time.process_time() - started
+    found = measure(task, model.predict_proba(test), model.class_names, seconds)
+    issues = model.issues.assign(position=model.issues["row"].map(row_positions(task)))
+    scores = np.full(len(task.train), np.nan)
+    scores[issues["position"]] = issues["score"]
+    followed = task.train["label"].to_numpy().astype(str)
+    marked = issues[issues["wrong"]]
+    followed[marked["position"]] = marked["suggested"]
+    low, high = model.noise["rate_interval"]
+    rate = float(task.wrong.mean())
+    place = np.minimum((np.nan_to_num(scores) * 10).astype(int), 9)
+    return {
+        **found,
+        **rank(task, scores),
+        "noise_after": float((followed != task.true.astype(str)).mean()),
+        "range": [low, high, low <= rate <= high],
+        "reliability": [np.bincount(place, minlength=10).tolist(), np.bincount(place, task.wrong, 10).tolist()],
+        "learners": {one["name"]: one["weight"] for one in model.facts["learners"]},
     }
-    found["noise"] = {"five folds": estimated(five.noise), "held-out rows": estimated(one.noise)}
-    found["noise"]["cleanlab's counting, five folds"] = counted(labels, softmax(oof + log_prior))
-    return found
 
 
-def estimated(noise: NoiseEstimate) -> dict[str, float]:
-    low, high = noise.rate_interval
-    return {"rate": noise.rate, "low": low, "high": high, "at_most": noise.at_most}
+def row_positions(task: Task) -> dict[str, int]:
+    names = task.train["file"] if "file" in task.train else range(1, len(task.train) + 1)
+    return {str(name): i for i, name in enumerate(names)}
 
 
-def counted(labels: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
-    from cleanlab.count import estimate_joint
-
-    known = ~np.isnan(probabilities).any(1)
-    return {"rate": float(1 - np.trace(estimate_joint(labels[known], probabilities[known])))}
-
-
-def features(task: Task, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return the features of `fit`'s preprocessor; pixels for images."""
+def make_features(task: Task) -> tuple[np.ndarray, np.ndarray]:
+    """Return the features of `fit`'s preprocessor; pixels for pictures."""
     if "file" in task.train:
         from PIL import Image
 
-        place = folder.parents[2] / "digits"
         train, test = (
-            np.stack([np.asarray(Image.open(place / name), dtype=np.float32).ravel() / 255 for name in part["file"]])
+            np.stack([np.asarray(Image.open(name), dtype=np.float32).ravel() / 255 for name in part["file"]])
             for part in (task.train, task.test)
         )
         return train, test
-    from logitclip.data.columns import from_frame
-    from logitclip.data.preprocessing import Preprocessor
-
     train, test = (from_frame(part.drop(columns="label")) for part in (task.train, task.test))
     preprocessor = Preprocessor.fit(train, task.text)
     return preprocessor.transform(train).numpy(), preprocessor.transform(test).numpy()
 
 
-def others(task: Task, folder: Path, seed: int, name: str) -> dict[str, Any]:
-    from sklearn.decomposition import TruncatedSVD
-    from sklearn.ensemble import HistGradientBoostingClassifier
+def make_learner(name: str, seed: int) -> Any:
+    from cleanlab.classification import CleanLearning
+    from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
     from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import cross_val_predict
-    from sklearn.neural_network import MLPClassifier
 
-    train, test = features(task, folder)
-    classes, labels = np.unique(task.train["label"].to_numpy().astype(str), return_inverse=True)
-    logistic = LogisticRegression(max_iter=300)
-    started = time.process_time()
-    if name == "LogisticRegression":
-        probabilities = logistic.fit(train, labels).predict_proba(test)
-        started = time.process_time()
-        oof: Any = cross_val_predict(logistic, train, labels, cv=5, method="predict_proba")
-        scores = 1 - oof[np.arange(len(labels)), labels]
-        return {
-            "test": measured(task, probabilities, classes.tolist()),
-            "issues": {"cleanlab on logistic regression": ranked(task, scores, time.process_time() - started)},
-            "noise": {"logistic regression": estimated(estimate_noise(labels, oof))},
-        }
-    if name == "MLPClassifier":
-        model: Any = MLPClassifier((256, 256), max_iter=100, random_state=seed)
-    elif name == "HistGradientBoosting":
-        model = HistGradientBoostingClassifier(random_state=seed)
-        if task.text:
-            reduce = TruncatedSVD(100, random_state=seed).fit(train)
-            train, test = reduce.transform(train), reduce.transform(test)
-    elif name == "CleanLearning":
-        from cleanlab.classification import CleanLearning
-
-        model = CleanLearning(logistic, seed=seed)
-    else:
+    if name == "LogitClipClassifier":
         from logitclip.integrations.sklearn import LogitClipClassifier
 
-        model = LogitClipClassifier(temp="auto", random_state=seed)
-    return {"test": measured(task, model.fit(train, labels).predict_proba(test), classes.tolist())}
+        return LogitClipClassifier(temp="auto", random_state=seed)
+    if name == "LightGBM":
+        from lightgbm import LGBMClassifier
+
+        return LGBMClassifier(random_state=seed, verbose=-1, n_jobs=1)
+    inner = {
+        "forest": RandomForestClassifier(random_state=seed),
+        "boosting": HistGradientBoostingClassifier(random_state=seed),
+        "logistic": LogisticRegression(max_iter=300),
+    }
+    if name in inner:
+        return inner[name]
+    return CleanLearning(inner[name.partition("(")[2][:-1]], seed=seed)
 
 
-OTHERS = ("LogisticRegression", "CleanLearning", "HistGradientBoosting", "MLPClassifier", "LogitClipClassifier")
-METHODS = ("fit", "plain CE", *OTHERS)
+def run_other(task: Task, seed: int, name: str) -> dict[str, Any]:
+    from sklearn.decomposition import TruncatedSVD
+
+    train, test = make_features(task)
+    classes, labels = np.unique(task.train["label"].to_numpy().astype(str), return_inverse=True)
+    if task.text and ("boosting" in name or "forest" in name or name == "LightGBM"):
+        reduce = TruncatedSVD(100, random_state=seed).fit(train)
+        train, test = reduce.transform(train), reduce.transform(test)
+    learner = make_learner(name, seed)
+    started = time.process_time()
+    learner.fit(train, labels)
+    seconds = time.process_time() - started
+    seen = getattr(getattr(learner, "clf", learner), "classes_", np.arange(len(classes)))
+    probabilities = np.zeros((len(test), len(classes)))
+    probabilities[:, seen] = learner.predict_proba(test)
+    found = measure(task, probabilities, classes.tolist(), seconds)
+    if name.startswith("CleanLearning"):
+        found |= rank(task, 1 - learner.get_label_issues()["label_quality"].to_numpy())
+    return found
+
+
+def measure(task: Task, probabilities: np.ndarray, classes: list[str], seconds: float) -> dict[str, float]:
+    truth = np.array([classes.index(label) if label in classes else -1 for label in task.test["label"].astype(str)])
+    return {
+        "accuracy": float((probabilities.argmax(1) == truth).mean()),
+        "calibration_error": calibration_error(probabilities, truth),
+        "seconds": seconds,
+        "true_rate": float(task.wrong.mean()),
+    }
+
+
+def rank(task: Task, scores: np.ndarray) -> dict[str, float]:
+    from sklearn.metrics import average_precision_score
+
+    return {"average_precision": float(average_precision_score(task.wrong, np.nan_to_num(scores, nan=-1.0)))}
+
+
+def cases(args: argparse.Namespace) -> Iterator[tuple[int, str, str]]:
+    """Yield seed, set and noise, such that a run that is stopped early has seen all sets."""
+    names = REPORT if args.half == "report" else DECIDE
+    for seed in range(args.seeds):
+        for turn in range(4):
+            for i, name in enumerate(names):
+                noises = noises_of(name)
+                if turn < len(noises):
+                    yield seed, name, noises[(turn + i) % len(noises)]
 
 
 def run(args: argparse.Namespace) -> None:
     stop = time.monotonic() + 60 * args.minutes
-    for seed in range(args.seeds):
-        for name in args.tasks.split(","):
-            for method in args.methods.split(","):
-                file = args.work / "done" / f"{name}-{seed}-{method}.json"
-                if file.exists() or time.monotonic() > stop:
-                    continue
-                print(f"{time.strftime('%H:%M:%S')} {name}, seed {seed}: {method}", flush=True)
-                task, folder = TASKS[name](args, seed), args.work / "fit" / name / str(seed)
-                started = time.process_time()
-                with warnings.catch_warnings(action="ignore"):
-                    if method in OTHERS:
-                        found = others(task, folder, seed, method)
-                    else:
-                        found = fitted(task, folder, seed, "norm:temp=auto" if method == "fit" else "none")
-                found |= {"true_rate": float(task.wrong.mean()), "cpu_seconds": time.process_time() - started}
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(json.dumps(found, indent=1))
+    for seed, name, noise in cases(args):
+        for method in args.methods.split(","):
+            file = args.work / args.half / f"{name}-{noise}-{seed}-{method}.json"
+            if file.exists() or time.monotonic() > stop:
+                continue
+            print(f"{time.strftime('%H:%M:%S')} {name}, {noise}, seed {seed}: {method}", flush=True)
+            task = load(name, noise, args, seed)
+            with warnings.catch_warnings(action="ignore"):
+                if method.startswith("fit"):
+                    clip = "none" if "without" in method else "auto"
+                    found = run_fit(task, args.work / "fit" / f"{name}-{noise}-{seed}-{clip}", seed, clip)
+                else:
+                    found = run_other(task, seed, method)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(found))
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def tables(args: argparse.Namespace) -> None:
-    done = {}
-    for file in sorted((args.work / "done").glob("*.json")):
-        name, seed, method = file.stem.split("-", 2)
-        done[name, method, int(seed)] = json.loads(file.read_text())
-    accuracy, issues, noise = (list(rows(done)) for rows in (accuracy_rows, issue_rows, noise_rows))
-    write("own_data", accuracy)
-    write("own_data_issues", issues)
-    write("own_data_noise", noise)
-    show("own_data", "accuracy", accuracy, "method", "accuracy", "accuracy_std")
-    show("own_data", "calibration error", accuracy, "method", "calibration_error")
-    show("wrong_labels", "average precision", issues, "way", "average_precision")
-    show("wrong_labels", "precision", issues, "way", "precision")
-    show("wrong_labels", "CPU seconds", issues, "way", "seconds")
-    truth = [{**row, "from": "true rate", "rate": row["true_rate"]} for row in noise if row["from"] == "five folds"]
-    limits = [{**row, "from": "at most", "rate": row["at_most"]} for row in noise if row["from"] == "five folds"]
-    show("wrong_labels", "noise rate", [*truth, *noise, *limits], "from", "rate")
+def read(args: argparse.Namespace) -> Done:
+    """Return the results of each case by method; cases that a method is missing from are left out."""
+    found: Done = {}
+    for file in sorted((args.work / args.half).glob("*.json")):
+        name, noise, seed, method = file.stem.split("-", 3)
+        found.setdefault((name, noise, int(seed)), {})[method] = json.loads(file.read_text())
+    return {case: by for case, by in found.items() if set(by) == set(METHODS)}
 
 
-def accuracy_rows(done: dict[Any, Any]) -> Any:
-    for name in TASKS:
-        for method in METHODS:
-            found = [value["test"] for (n, m, _), value in done.items() if (n, m) == (name, method)]
-            if found:
-                yield {
-                    "data": name,
-                    "method": method,
-                    "seeds": len(found),
-                    **{key: mean(found, key, 100) for key in ("accuracy", "calibration_error")},
-                    "accuracy_std": spread(found, "accuracy"),
-                    **{key: mean(found, key, 100) for key in ("accuracy_without_shares",) if key in found[0]},
-                }
-    complete = [n for n in TASKS if all(any((n, m) == key[:2] for key in done) for m in METHODS)]
-    for key, sign in (("accuracy", -1), ("calibration_error", 1)):
-        ranks: dict[str, list[float]] = {method: [] for method in METHODS}
-        for name in complete:
-            values = [
-                sign * statistics.mean(v["test"][key] for (n, m, _), v in done.items() if (n, m) == (name, method))
-                for method in METHODS
-            ]
-            for method, value in zip(METHODS, values, strict=True):
-                ranks[method].append(sum(v < value for v in values) + (sum(v == value for v in values) + 1) / 2)
-        for method in METHODS if complete else ():
-            row = f"mean rank, {len(complete)} of {len(TASKS)} sets"
-            yield {"data": row, "method": method, "seeds": "", key: mean_of(ranks[method])}
+def write_csv(done: Done, path: Path) -> None:
+    columns = ("accuracy", "calibration_error", "seconds", "average_precision", "true_rate", "noise_after")
+    with path.open("w", newline="") as stream:
+        table = csv.writer(stream)
+        table.writerow(["data", "noise", "seed", "method", *columns, "range_low", "range_high"])
+        for (name, noise, seed), by in done.items():
+            for method, found in by.items():
+                cells = [f"{found[column]:.4f}" if column in found else "" for column in columns]
+                ends = [f"{end:.4f}" for end in found.get("range", [])[:2]]
+                table.writerow([name, noise, seed, method, *cells, *ends])
 
 
-def issue_rows(done: dict[Any, Any]) -> Any:
-    found: dict[tuple[str, str], list[dict[str, float]]] = {}
-    for (name, _, _), value in done.items():
-        for way, scores in value.get("issues", {}).items():
-            found.setdefault((name, way), []).append({**scores, "true_rate": value["true_rate"]})
-    for (name, way), rows in sorted(found.items(), key=lambda item: (list(TASKS).index(item[0][0]), item[0][1])):
-        yield {
-            "data": name,
-            "way": way,
-            "seeds": len(rows),
-            **{key: mean(rows, key, 100) for key in ("true_rate", "precision", "average_precision")},
-            "seconds": mean(rows, "seconds", 1),
-        }
+def mean_ranks(done: Done, column: str, methods: list[str]) -> tuple[list[float], float]:
+    """Return the mean rank of each method over the sets, and Nemenyi's critical difference at 5 %."""
+    sets = sorted({name for name, _, _ in done})
+    sign = -1 if column in ("accuracy", "average_precision") else 1
+    ranks = []
+    for name in sets:
+        values = [
+            sign * statistics.mean(by[method][column] for case, by in done.items() if case[0] == name)
+            for method in methods
+        ]
+        ranks.append([sum(v < value for v in values) + (sum(v == value for v in values) + 1) / 2 for value in values])
+    from scipy.stats import studentized_range
+
+    k = len(methods)
+    critical = studentized_range.ppf(0.95, k, np.inf) / 2**0.5 * (k * (k + 1) / (6 * len(sets))) ** 0.5
+    return np.mean(ranks, axis=0).tolist(), float(critical)
 
 
-def noise_rows(done: dict[Any, Any]) -> Any:
-    for (name, _, seed), value in sorted(done.items(), key=lambda item: list(TASKS).index(item[0][0])):
-        true = f"{100 * value['true_rate']:.1f}"
-        for way, estimate in value.get("noise", {}).items():
-            row = {key: f"{100 * number:.1f}" for key, number in estimate.items()}
-            yield {"data": name, "seed": seed, "from": way, "true_rate": true, **row}
+def show(done: Done, title: str) -> None:
+    """Write a table into its page, between two comments: a row per set, a column per method."""
+    page, column, factor = MEASURES[title]
+    methods = [method for method in METHODS if all(column in by[method] for by in done.values())]
+    lines = [f"| | cases | {' | '.join(methods)} |", "|---" * (len(methods) + 2) + "|"]
 
+    def add(name: str, chosen: list[dict[str, dict[str, Any]]]) -> None:
+        cells = [f"{factor * statistics.mean(by[method][column] for by in chosen):.1f}" for method in methods]
+        lines.append(f"| {name} | {len(chosen)} | {' | '.join(cells)} |")
 
-def show(page: str, title: str, rows: list[dict[str, Any]], across: str, key: str, spread: str = "") -> None:
-    """Write a table into its page, between two comments: a row per data set, a column per method."""
-    columns = list(dict.fromkeys(row[across] for row in rows))
-    names = list(dict.fromkeys(row["data"] for row in rows if key in row))
-    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for name in names:
-        cells = []
-        for column in columns:
-            found = [row for row in rows if (row["data"], row[across]) == (name, column) and row.get(key)]
-            cells.append(cell(found, key, spread))
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+    for name in dict.fromkeys(case[0] for case in done):
+        add(name, [by for case, by in done.items() if case[0] == name])
+    for noise in dict.fromkeys(case[1] for case in done):
+        add(f"*all with {noise} noise*", [by for case, by in done.items() if case[1] == noise])
+    add("**mean**", list(done.values()))
+    ranks, critical = mean_ranks(done, column, methods)
+    sets = len({case[0] for case in done})
+    lines.append(
+        f"| mean rank (critical difference {critical:.1f}) | {sets} sets | {' | '.join(f'{r:.1f}' for r in ranks)} |"
+    )
     file = ROOT / "docs" / f"{page}.md"
     marked = re.compile(rf"(<!-- own_data.py: {title} -->\n).*?(<!-- end of table -->)", re.DOTALL)
     table = "\n".join(lines)
     file.write_text(marked.sub(lambda found: f"{found[1]}{table}\n{found[2]}", file.read_text("utf-8")), "utf-8")
 
 
-def cell(found: list[dict[str, Any]], key: str, spread: str) -> str:
-    """Format the mean of the rows with its standard deviation and number of seeds."""
-    if not found:
-        return ""
-    text = f"{statistics.mean(float(row[key]) for row in found):.1f}"
-    if found[0].get(spread):
-        text += f" ± {found[0][spread]}"
-    seeds = len(found) if "seed" in found[0] else int(found[0]["seeds"] or 1)  # a rank has none
-    return text if seeds == 1 else f"{text} ({seeds})"
-
-
-def mean(rows: list[dict[str, float]], key: str, factor: float) -> str:
-    return f"{factor * statistics.mean(row[key] for row in rows):.1f}"
-
-
-def mean_of(values: list[float]) -> str:
-    return f"{statistics.mean(values):.2f}"
-
-
-def spread(rows: list[dict[str, float]], key: str) -> str:
-    return f"{100 * statistics.stdev(row[key] for row in rows):.1f}" if len(rows) > 1 else ""
-
-
-def write(name: str, rows: list[dict[str, Any]]) -> None:
-    if not rows:
-        return
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    with open(RESULTS / f"{name}.csv", "w", newline="") as file:
-        table = csv.DictWriter(file, columns)
-        table.writeheader()
-        table.writerows(rows)
+def summarise(done: Done) -> None:
+    """Print what the pages say about suggestions, ranges and scores."""
+    fits = {case: by["fit"] for case, by in done.items()}
+    change = np.array([found["true_rate"] - found["noise_after"] for found in fits.values()])
+    print(
+        f"noise removed by following suggested: mean {100 * change.mean():.2f}, worst {100 * change.min():.2f} points"
+    )
+    for noise in dict.fromkeys(case[1] for case in fits):
+        held = [found["range"][2] for case, found in fits.items() if case[1] == noise]
+        print(f"range held, {noise}: {sum(held)} of {len(held)}")
+    counts, wrong = (np.sum([found["reliability"][i] for found in fits.values()], axis=0) for i in (0, 1))
+    for i, (count, bad) in enumerate(zip(counts, wrong, strict=True)):
+        print(f"score {i / 10:.1f} to {(i + 1) / 10:.1f}: {count} labels, {100 * bad / max(1, count):.0f} % wrong")
+    singles = ("CleanLearning(forest)", "CleanLearning(boosting)", "CleanLearning(logistic)", "forest", "LightGBM")
+    gaps = [by["fit"]["accuracy"] - max(by[name]["accuracy"] for name in singles) for by in done.values()]
+    print(f"against the best other of each case: mean {100 * np.mean(gaps):.2f}, worst {100 * np.min(gaps):.2f} points")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--real", type=Path, help="folder with labelme_crowd.npz, trec.csv and hausa_news.csv")
-    parser.add_argument("--fortunes", type=Path, default=DEBIAN)
+    parser.add_argument("--real", type=Path, required=True, help="folder with the sets whose wrong labels are real")
+    parser.add_argument("--fashion", type=Path, default=FASHION)
+    parser.add_argument("--half", choices=("decide", "report"), default="report")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--minutes", type=float, default=60.0, help="start no new fit after this time")
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--work", type=Path, default=Path("build/own_data"))
-    parser.add_argument("--tasks", default="", help="data sets, separated by commas; all by default")
-    parser.add_argument("--methods", default=",".join(METHODS), help="methods, separated by commas")
     args = parser.parse_args()
-    clean = ("digits", "segments", "fortunes")
-    args.tasks = args.tasks or ",".join(TASKS if args.real else clean)
+    args.work = args.work.resolve()
     run(args)
-    tables(args)
+    done = read(args)
+    if done and args.half == "report":
+        write_csv(done, ROOT / "results" / "own_data.csv")
+        for title in MEASURES:
+            show(done, title)
+    if done:
+        summarise(done)
 
 
 if __name__ == "__main__":

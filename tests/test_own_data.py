@@ -13,18 +13,18 @@ import pytest
 import torch
 
 import logitclip as lc
-from logitclip import files
-from logitclip.data import load as load_dataset
+from logitclip.files import object_digest
 from logitclip.own_data import facts, find_issues, fitting
-from logitclip.own_data import issues as judging
+from logitclip.own_data.combining import Vote, adjust_for_classes, combine, stack
+from logitclip.own_data.folds import make_folds
+from logitclip.own_data.issues import count_marked, judge_labels, make_less_sure
+from logitclip.own_data.learners import Forest, Logistic, Neighbours
+from logitclip.own_data.model import original, plain
 from logitclip.own_data.planning import make_plan
-from logitclip.own_data.source import look
-from logitclip.runs.results import Failed, read_result
+from logitclip.own_data.source import Options, look
 from logitclip.runs.train import train
-from logitclip.studies import tuning
-from logitclip.text import guard_formula, unguard_formula
 
-QUICK = {"clip": "norm:temp=2.5", "epochs": 12}
+QUICK = {"epochs": 6}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def people(tmp_path_factory):
 @pytest.fixture(scope="module")
 def fitted(people, tmp_path_factory):
     out = tmp_path_factory.mktemp("fitted") / "model"
-    return lc.fit(people[0], label="kind", out=out, find_issues=True, **QUICK)
+    return lc.fit(people[0], label="kind", out=out, **QUICK)
 
 
 def test_the_model_learns_the_true_classes(people, fitted):
@@ -60,7 +60,6 @@ def test_the_model_learns_the_true_classes(people, fitted):
 def test_the_noise_is_estimated(fitted):
     low, high = fitted.noise["rate_interval"]
     assert low <= 0.2 <= high
-    assert fitted.noise["from"] == "out of fold"
     blue, green, red = fitted.class_names
     assert (blue, green, red) == ("blue", "green", "red")
     assert fitted.noise["matrix"][2][1] == pytest.approx(0.2, abs=0.08)  # red given as green
@@ -74,96 +73,19 @@ def test_the_wrong_labels_are_found(people, fitted):
     assert issues["score"].is_monotonic_decreasing
     wrong = (given != true)[issues["row"].astype(int) - 1]
     assert wrong[: wrong.sum()].mean() > 0.9
-    flagged = issues[issues["wrong"]]
+    flagged = issues[issues["suggested"] != issues["given"]]
     rows = flagged["row"].astype(int) - 1
+    assert len(flagged) > 30
     assert (flagged["suggested"] == np.array(["red", "green", "blue"])[true[rows]]).mean() > 0.9
-    assert issues["score"].sum() == pytest.approx((given != true).sum(), rel=0.25)  # scores are probabilities
-
-
-def test_labels_that_follow_from_the_features_still_get_a_suggestion():
-    """The noise estimate is near 0, so no label is marked, but the network contradicts the last rows."""
-    given = np.repeat([0, 1, 0], [100, 100, 12])
-    logits = np.stack([np.zeros(212), np.linspace(-6, -3, 212)], 1)
-    logits[100:200] = -logits[:100]
-    logits[200:] = [0.0, 0.5]  # unsure, and against the label
-    found = judging.judged(logits, given, np.zeros(2), "out of fold")
-    assert found.noise.rate < 0.01
-    assert set(found.ranking[:12]) == set(range(200, 212))
-    assert not found.wrong.any()
-    assert (found.suggested[200:] == 1).all()
-    assert (found.suggested[:200] == given[:200]).all()
-    sentence = judging.marked(0, 212, "out of fold")
-    assert (
-        "0 of 212 labels are marked wrong: those more likely wrong than right at the estimated noise rate" in sentence
-    )
-
-
-def test_a_label_is_marked_wrong_if_its_score_is_above_a_half():
-    """Also if no single other class is more probable than the given one."""
-    rng = np.random.default_rng(0)
-    true = rng.integers(0, 4, 2000)
-    given = np.where(rng.random(2000) < 0.3, rng.integers(0, 4, 2000), true)
-    found = judging.judged(3 * np.eye(4)[true] + rng.normal(size=(2000, 4)), given, np.zeros(4), "out of fold")
-    assert (found.wrong == (found.scores > 0.5)).all()
-    assert (found.suggested[found.wrong] != given[found.wrong]).all()
-    assert (given != true)[found.wrong].mean() > 0.8
-
-
-def test_the_summaries_say_what_the_estimate_means(fitted):
-    def told(**noise):
-        model = replace(fitted, facts={**fitted.facts, "noise": {**fitted.noise, **noise}})
-        return model.noise_summary, model.accuracy_summary
-
-    noise, accuracy = told(rate=0.1, rate_interval=[0.05, 0.15], at_most=0.25)
-    assert "About 10% of the labels are wrong (95 % interval 5% to 15%), by predictions for every row" in noise
-    assert "They contradict 25% of the labels: so many are wrong if every prediction is right." in noise
-    assert "as those of labelling rules do, are not counted" in noise
-    assert "clean" not in noise
-    assert "a perfect classifier would score about 90% (85% to 95% over its interval)" in accuracy
-    assert "contradict" not in told(rate=0.1, rate_interval=[0.05, 0.25], at_most=0.25)[0]
-    noise, _ = told(rate=0.0, rate_interval=[0.0, 0.01], at_most=0.03)
-    assert "The labels look clean: the clip can only cost accuracy. Try --clip none." in noise
-    lost = replace(fitted, facts={**fitted.facts, "noisy_accuracy": 0.8, "largest_share": 0.79, "learnt": False})
-    unknown = "The noise cannot be estimated: the network is not clearly better than guessing the largest class."
-    guessing = "Accuracy on held-out noisy labels: 80.0%. Guessing the largest class scores about 79.0%."
-    assert (lost.noise_summary, lost.accuracy_summary) == (unknown, guessing)
-    fast = replace(lost, facts={**lost.facts, "noise": {**fitted.noise, "from": "one run"}})
-    assert "on the held-out rows. With few of them, judging every row (--find-issues)" in fast.noise_summary
-    old = {name: fact for name, fact in fitted.facts.items() if name not in ("learnt", "largest_share")}
-    assert replace(fitted, facts=old).noise_summary == fitted.noise_summary
-    assert replace(fitted, facts={**old, "noisy_accuracy": 0.3}).noise_summary == unknown
-
-
-@pytest.mark.parametrize("fast", [True, False])
-def test_labels_that_nothing_predicts_are_not_wrong(fast, tmp_path):
-    """The network always guesses the larger class, and thus contradicts every label of the smaller one."""
-    frame = pd.DataFrame(np.random.default_rng(0).normal(size=(300, 4)), columns=list("abcd"))
-    frame["kind"] = np.where(np.arange(300) % 14 < 11, "common", "rare")
-    model = lc.fit(frame, "kind", out=tmp_path, find_issues=not fast, clip="norm:temp=2.5", epochs=4)
-    assert model.facts["noisy_accuracy"] > 0.7
-    assert not model.issues["wrong"].any()
-    assert "The noise cannot be estimated" in model.noise_summary
-    assert "Guessing the largest class scores about 79.0%." in model.accuracy_summary
-    assert model.predict(frame)["probability"].mean() < 0.9  # of the given labels, not of imagined true ones
-    page = (tmp_path / "page.html").read_text()
-    assert "None of 300 labels is marked wrong, because the noise is unknown." in page
-    assert "true class, given as" not in page
-
-
-def test_a_network_that_repeats_the_largest_class_has_learnt_nothing():
-    rng = np.random.default_rng(0)
-    given = np.arange(1000) % 100 // 79  # 79 % are 0
-    found = judging.judged(rng.normal([1.0, 0.0], 0.1, (1000, 2)), given, np.zeros(2), "out of fold")
-    assert not found.learnt
-    assert not found.wrong.any()
-    assert (found.scores < 0.5).all()
-    assert judging.judged(3 * np.eye(2)[given], given, np.zeros(2), "out of fold").learnt
+    assert issues["score"].sum() == pytest.approx((given != true).sum(), rel=0.4)  # scores are probabilities
 
 
 def test_the_folder_has_no_pickle_and_a_fresh_process_predicts_the_same(people, fitted, tmp_path):
     path, frame, _, _ = people
-    names = {file.name for file in fitted.folder.iterdir()}
-    assert names == {"model.json", "weights.safetensors", "preprocessing.skops", "issues.csv", "page.html", "runs"}
+    names = {file.name for file in fitted.folder.iterdir() if not file.name.startswith(".")}
+    files = {*fitted.facts["files"], "model.json", "issues.csv", "page.html"}
+    assert names == files  # the parts of the fit are gone
+    assert {name.rpartition(".")[2] for name in names} == {"json", "csv", "html", "safetensors", "skops", "npz"}
     subprocess.run(
         [sys.executable, "-m", "logitclip", "predict", fitted.folder, path, "-o", tmp_path / "out.csv"],
         check=True,
@@ -172,30 +94,13 @@ def test_the_folder_has_no_pickle_and_a_fresh_process_predicts_the_same(people, 
     pd.testing.assert_frame_equal(again, fitted.predict(frame), check_dtype=False)
 
 
-def test_the_run_is_an_ordinary_run(fitted):
-    result = read_result(fitted.folder / "runs" / fitted.facts["run"])
-    config = result.config
-    assert config["model"] == "mlp:depth=2"
-    assert "table:path=" in config["data"]
-    assert train(lc.RunConfig(**{**config, "plugin": ()})).id == result.id
-
-
-def test_the_page_shows_noise_curves_and_rows(fitted):
+def test_the_page_shows_noise_accuracy_and_rows(fitted):
     page = (fitted.folder / "page.html").read_text()
     assert "of the labels are wrong" in page
     assert "<svg" in page
     assert fitted.noise_summary in page
     assert fitted.accuracy_summary in page
     assert page.count("<tr") > 60
-
-
-def test_one_run_finds_wrong_labels_too(people, tmp_path):
-    path, _, true, given = people
-    issues = find_issues(path, "kind", fast=True, out=tmp_path / "m", **QUICK)
-    wrong = (given != true)[issues["row"].astype(int) - 1]
-    assert wrong[: wrong.sum()].mean() > 0.8
-    assert issues["wrong"].mean() == pytest.approx(0.2, abs=0.1)
-    assert {"row", "mean_margin"} <= set(np.load(next((tmp_path / "m" / "runs").glob("*/examples.npz"))).files)
 
 
 def test_columns_missing_unknown_and_new(people, fitted, caplog):
@@ -220,14 +125,6 @@ def test_columns_missing_unknown_and_new(people, fitted, caplog):
     assert fitted.agreement(none, fitted.predict(none)) is None
 
 
-def test_a_data_frame_and_a_search(people, tmp_path):
-    _, frame, true, _ = people
-    model = lc.fit(frame, label="kind", out=tmp_path / "m", clip="norm:tau=auto", epochs=3)
-    assert model.facts["clip"].startswith("norm:tau=")
-    assert len(list((tmp_path / "m" / "runs").glob("*/result.json"))) == 6
-    assert (lc.load(tmp_path / "m").predict(frame)["class"] == np.array(["red", "green", "blue"])[true]).mean() > 0.8
-
-
 def test_the_index_of_a_data_frame_is_no_feature_and_mixed_values_are_text(people, tmp_path):
     class Planned(Exception):
         pass
@@ -244,44 +141,16 @@ def test_the_index_of_a_data_frame_is_no_feature_and_mixed_values_are_text(peopl
         lc.fit(frame, "kind", out=tmp_path, runs="elsewhere", **QUICK)
 
 
-def test_the_plan_measures_on_the_device_of_the_runs(people, tmp_path, monkeypatch):
-    waited = []
-    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
-    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda: torch.device("cpu"))
-    monkeypatch.setattr("torch.accelerator.synchronize", lambda: waited.append(1))
-    make_plan(look(people[0], "kind"), out=str(tmp_path), accelerator="cpu", **QUICK)
-    assert not waited
-    make_plan(look(people[0], "kind"), out=str(tmp_path), **QUICK)
-    assert waited
-
-
-@pytest.mark.parametrize(
-    ("clip", "tried", "trained", "folded"),
-    [("norm:temp=2.5", None, 405, 360), ("norm:temp=auto", 405, 540, 480), ("norm:temp=grid", 405, 540, 480)],
-)
-def test_the_plan_knows_what_val_holds_out(people, tmp_path, clip, tried, trained, folded):
-    plan = make_plan(look(people[0], "kind"), clip=clip, folds=5, out=str(tmp_path), epochs=2, val=0.25)
-    expected = {"judge every label out of fold": (5, folded), "train the model": (1, trained)}
-    if tried is not None:
-        trial = tuning.trial(replace(plan.config, per_example=False), tuning.search_for(plan.config), 1.0)
-        assert plan.rows_of(trial) == tried
-        expected["choose the clip"] = (11 if "grid" in clip else 5, tried)
-    final = plan.config if tried is None else replace(plan.config, val=0.0)  # as `fit` does
-    assert plan.rows_of(final) == trained
-    assert plan.rows_of(replace(final, per_example=False)) == folded
-    assert plan.runs == expected
-
-
 @pytest.fixture
 def copied(fitted, tmp_path):
     """A copy of the fitted model folder, and a function that changes its model.json with a digest that matches."""
     folder = tmp_path / "model"
-    shutil.copytree(fitted.folder, folder, ignore=shutil.ignore_patterns("runs"))
+    shutil.copytree(fitted.folder, folder, ignore=shutil.ignore_patterns(".*"))
 
     def change(*removed, **changed):
         content = {**fitted.facts, **changed}
         content = {name: value for name, value in content.items() if name not in removed}
-        (folder / "model.json").write_text(json.dumps({**content, "digest": files.object_digest(content)}))
+        (folder / "model.json").write_text(json.dumps({**content, "digest": object_digest(content)}))
 
     return folder, change
 
@@ -324,7 +193,10 @@ def test_every_fact_is_checked(copied, fitted):
                 lc.load(folder)
             assert "\n" not in str(error.value)
         change(name)
-        if fact.optional:
+        if name == "learners":
+            with pytest.raises(ValueError, match="neither 'learners' nor 'model'"):
+                lc.load(folder)
+        elif fact.optional:
             assert lc.load(folder).class_names == fitted.class_names
         else:
             with pytest.raises(ValueError, match=f"model.json has no {name!r}"):
@@ -341,11 +213,14 @@ def test_every_fact_is_checked(copied, fitted):
 
 def test_a_folder_of_version_0_1_is_read_with_one_warning(copied, fitted, people, caplog):
     folder, change = copied
-    change("files", format=1)
+    network = next(one for one in fitted.facts["learners"] if one["name"] == "network")
+    old = {"model": network["recipe"]["model"], "augment": "none", "input_shape": network["input_shape"]}
+    change("files", "learners", "label_type", format=1, **old)
     caplog.clear()
     model = lc.load(folder)
     assert [record.message for record in caplog.records if "without digests" in record.message] == [caplog.messages[-1]]
-    assert model.predict(people[1]).equals(fitted.predict(people[1]))
+    alone = replace(fitted, learners=[(one, 1.0) for one, _ in fitted.learners if one.name == "network"])
+    assert model.predict(people[1]).equals(alone.predict(people[1]))
 
 
 def test_two_fits_do_not_mix_in_one_folder(people, tmp_path):
@@ -359,7 +234,7 @@ def test_two_fits_do_not_mix_in_one_folder(people, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         lc.fit(people[0], "kind", out=tmp_path / "m", on_plan=second, **QUICK)
     assert not (tmp_path / "m" / "model.json").exists()
-    assert not (tmp_path / "m" / "runs" / "claim").exists()
+    assert not (tmp_path / "m" / "claim").exists()
 
 
 def test_what_cannot_be_written_is_refused_before_training(people, pictures, tmp_path):
@@ -397,10 +272,12 @@ def test_a_model_folder_is_no_data(fitted, tmp_path, capsys, monkeypatch):
 def test_a_model_folder_never_imports_a_plugin(fitted, tmp_path):
     """A model folder may be untrusted: nothing in it is executed."""
     folder, plugin = tmp_path / "model", tmp_path / "plugin.py"
-    shutil.copytree(fitted.folder, folder, ignore=shutil.ignore_patterns("runs"))
+    shutil.copytree(fitted.folder, folder, ignore=shutil.ignore_patterns(".*"))
     plugin.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
-    content = {**fitted.facts, "plugin": [str(plugin)], "model": "theirs"}
-    (folder / "model.json").write_text(json.dumps({**content, "digest": files.object_digest(content)}))
+    network = next(one for one in fitted.facts["learners"] if one["name"] == "network")
+    learner = {**network, "recipe": {**network["recipe"], "model": "theirs"}}
+    content = {**fitted.facts, "plugin": [str(plugin)], "learners": [learner]}
+    (folder / "model.json").write_text(json.dumps({**content, "digest": object_digest(content)}))
     with pytest.raises(ValueError, match=r"The model in .* cannot be read: Unknown model 'theirs'"):
         lc.load(folder)
     assert not (tmp_path / "executed").exists()
@@ -426,11 +303,10 @@ def pictures(tmp_path_factory):
 
 def test_a_folder_of_small_pictures(pictures, tmp_path, caplog):
     plan = make_plan(look(pictures))
-    assert plan.size == 16
-    assert "size=16" in plan.config.data
-    assert plan.config.model == "cnn"
+    assert plan.source.kind.size == 16
+    assert plan.network.recipe.model == "strided_cnn"
     assert any("images of 16x16 pixels" in line for line in plan.lines())
-    model = lc.fit(pictures, out=tmp_path / "m", clip="norm:temp=2", epochs=15)
+    model = lc.fit(pictures, out=tmp_path / "m", epochs=10)
     assert "broken.png is not a readable image" in caplog.text
     issues = model.issues
     assert len(issues) == 60
@@ -449,15 +325,10 @@ def test_a_folder_of_small_pictures(pictures, tmp_path, caplog):
 def test_of_train_and_test_folders_only_train_has_rows(pictures, tmp_path):
     """The test images must not take the place of held-out rows, however many there are."""
     shutil.copytree(pictures, tmp_path / "train", ignore=shutil.ignore_patterns("broken.png"))
-    for i in range(2):
-        shutil.copytree(pictures / "red", tmp_path / "test" / "blue" / str(i))
-        shutil.copytree(pictures / "blue", tmp_path / "test" / "red" / str(i))
+    shutil.copytree(pictures / "red", tmp_path / "test" / "blue")
     source = look(tmp_path)
     assert len(source.labels) == 60
-    dataset = load_dataset(make_plan(source).config.data)
-    assert sorted([*dataset.train.rows.tolist(), *dataset.test.rows.tolist()]) == list(range(60))
-    for split in (dataset.train, dataset.test):
-        assert split.labels.tolist() == source.labels[split.rows].tolist()
+    assert all(name.startswith(source.class_names[k]) for name, k in zip(source.rows.names, source.labels, strict=True))
 
 
 def test_texts(tmp_path):
@@ -469,8 +340,9 @@ def test_texts(tmp_path):
     rows = [(" ".join(rng.choice(words[kind], 6)), kind) for kind in ("sport", "food") for _ in range(100)]
     frame = pd.DataFrame(rows, columns=["words", "kind"])
     frame.to_csv(tmp_path / "x.csv", index=False)
-    hint = look(tmp_path / "x.csv", "kind", text=["words"])
-    assert hint.kind == "text"
+    with pytest.raises(ValueError, match="to use its words, give --text words"):
+        look(tmp_path / "x.csv", "kind")
+    assert look(tmp_path / "x.csv", "kind", Options(text=["words"])).kind.name == "text"
     model = lc.fit(tmp_path / "x.csv", label="kind", text="words", out=tmp_path / "m", clip="none", epochs=8)
     assert (model.predict(frame)["class"] == frame["kind"]).mean() > 0.95
     assert rows[0][0].split()[0] in (tmp_path / "m" / "page.html").read_text()
@@ -492,11 +364,10 @@ GOOD = "a,b,y\n" + "".join(f"{i % 7},{i % 3},{'uv'[i % 2]}\n" for i in range(40)
         (GOOD.replace("a,b,y", "a,a,y").encode(), "y", "x.csv has two columns called 'a'; rename one"),
         (b"a,y\n1,caf\xe9\n2,x\n" * 5, "y", r"x.csv could not be read \(.*UTF8"),
         ("a,y\n" + "".join(f"{i % 5},{i / 7:.4f}\n" for i in range(40)), "y", "has 40 different values in 40 rows"),
-        (GOOD.replace("0,0,u", "0,0,").encode(), "y", r"x.csv, row 1: the label 'y' is missing.*; fill it in"),
         (b"a,y\n" + b"1,u\n1,v\n" * 9, "y", "No column is left as a feature: 'a' has the same value in every row"),
         (b"a,y\n" + b"1,u\n2,v\n" * 3, "y", "x.csv has 6 rows; at least 10 are needed"),
     ],
-    ids=["empty", "header", "misspelt", "none", "one_class", "twice", "encoding", "floats", "missing", "same", "few"],
+    ids=["empty", "header", "misspelt", "none", "one_class", "twice", "encoding", "floats", "same", "few"],
 )
 def test_a_bad_table_is_one_sentence(tmp_path, content, label, sentence):
     path = tmp_path / "x.csv"
@@ -510,13 +381,13 @@ def test_a_bad_table_is_one_sentence(tmp_path, content, label, sentence):
 @pytest.mark.parametrize(
     ("columns", "options", "sentence"),
     [
-        ("none,b,y", {"drop": "none"}, r"The names \['none'\] cannot be written as a spec: rename the column"),
-        ("None,b,y", {"text": "None"}, r"The names \['None'\] cannot be written as a spec"),
-        ('"a,c",b,y', {"drop": ["a,c"]}, "The column name 'a,c' is empty or has a comma"),
-        (",b,y", {"drop": [""]}, "The column name '' is empty or has a comma"),
         ("a,b,y", {"drop": "nosuch"}, "x.csv has no column 'nosuch'"),
         ("a,b,y", {"image": "a", "drop": "nosuch"}, "x.csv has no column 'nosuch'"),
         ("a,b,y", {"image": "a", "text": "b"}, "Give either image or text: beside images no other column is used"),
+        ("a,b,y", {"weight": "a", "drop": "a"}, "The column 'a' is named for two things: name it once"),
+        ("a,b,y", {"learner": "forrest"}, "There is no learner 'forrest'. Did you mean 'forest'"),
+        ("a,b,y", {"balance": "maybe"}, "balance must be on, off or auto, got 'maybe'"),
+        ("a,b,y", {"clip": "norm:size=auto"}, "No value can be searched for in 'norm:size=auto'"),
     ],
 )
 def test_a_column_that_cannot_be_used_as_asked_is_refused(columns, options, sentence, tmp_path):
@@ -524,11 +395,6 @@ def test_a_column_that_cannot_be_used_as_asked_is_refused(columns, options, sent
     with pytest.raises(ValueError, match=sentence):
         lc.fit(tmp_path / "x.csv", "y", out=tmp_path / "m", **options)
     assert not (tmp_path / "m").exists()
-
-
-def test_a_label_may_be_called_none(tmp_path):
-    (tmp_path / "x.csv").write_text(GOOD.replace("a,b,y", "a,b,none"))
-    assert "label=none" in make_plan(look(tmp_path / "x.csv", "none")).config.data
 
 
 def test_classes_that_differ_in_case_are_named(tmp_path):
@@ -539,19 +405,17 @@ def test_classes_that_differ_in_case_are_named(tmp_path):
     )
 
 
-def test_the_plan_names_finished_runs(tmp_path):
+def test_a_model_of_the_same_data_is_kept(tmp_path, caplog):
+    """`issues` with the folder of `fit` must not change its model."""
     (tmp_path / "x.csv").write_text(GOOD)
-    plans = []
-    for _ in range(2):
-        lc.fit(
-            tmp_path / "x.csv",
-            "y",
-            out=tmp_path / "m",
-            clip="norm:temp=2",
-            epochs=2,
-            on_plan=lambda plan: plans.append(plan.lines()[-1]),
-        )
-    assert ["finished already" in line for line in plans] == [False, True]
+    options = {"out": tmp_path / "m", "epochs": 2}
+    lc.fit(tmp_path / "x.csv", "y", **options)
+    before = (tmp_path / "m" / "model.json").read_bytes()
+    find_issues(tmp_path / "x.csv", "y", **options)
+    assert "it is kept as it is" in caplog.text
+    assert (tmp_path / "m" / "model.json").read_bytes() == before
+    lc.fit(tmp_path / "x.csv", "y", **{**options, "seed": 1})
+    assert (tmp_path / "m" / "model.json").read_bytes() != before
 
 
 def test_missing_packages_are_named_at_once(tmp_path, monkeypatch):
@@ -573,8 +437,7 @@ def test_a_class_with_one_example_is_named_and_never_judged(tmp_path):
     (tmp_path / "x.csv").write_text(GOOD + "3,1,lonely\n")
     plan = make_plan(look(tmp_path / "x.csv", "y"))
     assert any("Class 'lonely' with one example" in line for line in plan.lines())
-    assert not plan.config.balance  # one label is no reason to weight the classes
-    issues = find_issues(tmp_path / "x.csv", "y", out=tmp_path / "m", clip="norm:temp=2", epochs=2)
+    issues = find_issues(tmp_path / "x.csv", "y", out=tmp_path / "m", epochs=2)
     assert len(issues) == 40
     assert "41" not in set(issues["row"])
 
@@ -641,7 +504,7 @@ def test_commands(people, tmp_path, capsys, monkeypatch):
     assert "agree with the column 'kind'" in told
     assert len(pd.read_csv(tmp_path / "out.csv")) == 600
     code, printed, _ = run(
-        capsys, monkeypatch, "issues", path, "--label", "kind", "--fast", "-o", tmp_path / "m", "--json", *quick
+        capsys, monkeypatch, "issues", path, "--label", "kind", "--fast", "-o", tmp_path / "n", "--json", *quick
     )
     assert code == 0
     assert list(json.loads(printed)[0]) == ["row", "given", "suggested", "score", "wrong"]
@@ -654,26 +517,16 @@ def test_commands(people, tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("clip", "sentence"),
     [
-        ("none", "logitclip: Training failed: Diverged: Training diverged in epoch 1"),
+        ("none", "logitclip: Training failed: Training diverged in epoch 1"),
         ("norm:temp=auto", "logitclip: No value of clip.temp can be chosen: all trials failed."),
     ],
 )
 def test_training_that_diverges_has_its_own_exit_code(clip, sentence, people, tmp_path, capsys, monkeypatch):
     options = ("--label", "kind", "-o", tmp_path / "m", "--epochs", 1, "--lr", 1e30, "--clip", clip)
-    code, _, told = run(capsys, monkeypatch, "fit", people[0], *options)
+    code, _, told = run(capsys, monkeypatch, "fit", people[0], *options, "--learner", "network")
     assert code == 3
     assert told.splitlines()[-1].startswith(sentence)
     assert "Traceback" not in told
-
-
-def test_folds_that_fail_have_it_too(people, tmp_path, capsys, monkeypatch):
-    def diverge(*args, **where):
-        raise Failed("A run has failed: Training diverged.")
-
-    monkeypatch.setattr("logitclip.own_data.issues.fold_logits", diverge)
-    options = ("--label", "kind", "-o", tmp_path / "m", "--epochs", 1, "--clip", "none")
-    code, _, told = run(capsys, monkeypatch, "issues", people[0], *options)
-    assert (code, told.splitlines()[-1]) == (3, "logitclip: A run has failed: Training diverged.")
 
 
 def test_names_of_classes_are_shown_as_they_are(tmp_path, capsys, monkeypatch):
@@ -681,7 +534,7 @@ def test_names_of_classes_are_shown_as_they_are(tmp_path, capsys, monkeypatch):
     names = np.array(["=[/b]", "None"])
     frame = pd.DataFrame({"x": np.arange(60) % 2 + np.linspace(0, 0.1, 60), "kind": names[np.arange(60) % 2]})
     frame.to_csv(tmp_path / "x.csv", index=False)
-    quick = ("--clip", "norm:temp=2.5", "--epochs", 3, "--fast", "-o", tmp_path / "m")
+    quick = ("--fast", "-o", tmp_path / "m")
     code, printed, told = run(capsys, monkeypatch, "issues", tmp_path / "x.csv", "--label", "kind", *quick)
     assert (code, "Traceback" in told) == (0, False)
     assert "[/b]" in printed
@@ -700,8 +553,8 @@ def test_names_of_classes_are_shown_as_they_are(tmp_path, capsys, monkeypatch):
 
 def test_each_name_comes_back_from_a_csv_file():
     names = ["=a", "'=a", "''=a", "'a", "'", "", "-", "-1", "'-1", "-a", "+1", "@", "\tx", "a"]
-    assert [unguard_formula(guard_formula(name)) for name in names] == names
-    assert not [name for name in names if guard_formula(name).startswith(("=", "+", "@", "-a", "\t"))]
+    assert [original(plain(name)) for name in names] == names
+    assert not [name for name in names if plain(name).startswith(("=", "+", "@", "-a", "\t"))]
 
 
 def test_train_points_to_fit(capsys, monkeypatch):
@@ -730,17 +583,13 @@ def unbalanced():
     return pd.DataFrame({"x": x, "kind": np.where(rare, "rare", "common")})
 
 
-def test_with_weighted_classes_the_accuracy_is_that_of_the_predictions(unbalanced, tmp_path):
-    """`predict` adds the class shares to the logits, and so do the accuracy and the suggestions for held-out rows."""
-    model = lc.fit(unbalanced, "kind", out=tmp_path, model="mlp:depth=0", clip="norm:temp=2", epochs=5)
-    config = model.facts["config"]
-    assert config["balance"]
-    rows = load_dataset(config["data"]).test.rows.tolist()
-    predicted = model.predict(unbalanced)["class"].to_numpy()
-    assert model.facts["noisy_accuracy"] == (predicted == unbalanced["kind"])[rows].mean()
-    issues = model.issues.set_index(model.issues["row"].astype(int) - 1).loc[rows]
-    assert not issues["wrong"].any()
-    assert (issues["suggested"] == predicted[rows]).all()
+def test_balance_lets_rare_classes_count(unbalanced, tmp_path):
+    shares = []
+    for balance in ("off", "auto", "on"):
+        model = lc.fit(unbalanced, "kind", out=tmp_path / balance, learner="logistic", balance=balance)
+        shares.append((model.predict(unbalanced)["class"] == "rare").mean())
+    assert shares[0] < 0.05
+    assert 0.1 < shares[1] == shares[2] < 0.5
 
 
 def test_rare_classes_are_learnt_with_weights(unbalanced, tmp_path):
@@ -756,25 +605,17 @@ def test_rare_classes_are_learnt_with_weights(unbalanced, tmp_path):
     assert 0.1 < shares[1] < 0.5
 
 
-def test_the_time_that_is_left_is_told_inside_an_epoch(people, tmp_path, monkeypatch):
-    """The plan expects a second per step and it takes ten: the estimate adapts after a few batches."""
+def test_the_time_that_is_left_is_told(monkeypatch):
     from logitclip.cli import own_data
 
     told, clock = [], [0.0]
     monkeypatch.setattr(own_data, "tell", told.append)
     monkeypatch.setattr(own_data.time, "monotonic", lambda: clock[0])
-    source = replace(look(people[0], "kind"), load_seconds=0.0)
-    plan = replace(make_plan(source, out=str(tmp_path), **QUICK), step_seconds=1.0)
     pace = own_data.Pace()
-    pace.plan(plan)
-    told.clear()
-    clock[0] = 10 * plan.start_seconds
-    pace.on_start(plan.config, None)
-    while not told:
-        clock[0] += 10
-        pace.on_batch(plan.config, round(clock[0] / 10 - 1) * plan.config.batch_size)
-    assert clock[0] == pace.EVERY
-    assert told == [f"{3 / plan.seconds:.0%} done, about {own_data.duration(10 * (plan.seconds - 3))} left"]
+    for at, share in ((10, 0.1), (40, 0.2), (60, 0.3), (80, 0.8), (90, 1.0)):
+        clock[0] = at
+        pace(share)
+    assert told == ["20% done, about 2 min 40 s left", "80% done, about 20 s left"]
 
 
 def test_predict_does_not_overwrite_its_data(tmp_path, capsys, monkeypatch):
@@ -786,21 +627,238 @@ def test_predict_does_not_overwrite_its_data(tmp_path, capsys, monkeypatch):
     assert path.read_text() == "x,kind\n1,a\n"
 
 
-def test_steps_are_timed_with_the_threads_of_a_run(monkeypatch):
-    from logitclip.own_data import planning
-
+def test_steps_are_timed_with_the_threads_of_the_network(people, monkeypatch):
     seen = []
     real = torch.optim.SGD.step
     monkeypatch.setattr(torch.optim.SGD, "step", lambda self: (seen.append(torch.get_num_threads()), real(self)))
-    source = planning.Source.__new__(planning.Source)
-    for name, value in {"kind": "table", "class_names": ("a", "b"), "knobs": {}}.items():
-        object.__setattr__(source, name, value)
-    monkeypatch.setattr(planning.Source, "features", 4, raising=False)
-    config = planning.RunConfig(model="mlp:width=8", batch_size=4, accelerator="cpu", threads=1)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        planning._step_seconds(source, config, 0)
+        make_plan(look(people[0], "kind"), accelerator="cpu", threads=1, **QUICK)
     finally:
         torch.set_num_threads(before)
     assert set(seen) == {1}
+
+
+# -- learners, votes and scores ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def blobs():
+    """Rows of three classes, with 25 % of the labels moved to the next class."""
+    rng = np.random.default_rng(1)
+    true = np.arange(450) % 3
+    x = (np.array([[0, 0], [4, 0], [0, 4]])[true] + rng.normal(size=(450, 2))).astype(np.float32)
+    given = np.where(rng.random(450) < 0.25, (true + 1) % 3, true)
+    source = look(pd.DataFrame(x, columns=["a", "b"]), pd.Series(given, name="kind"))
+    return source, true
+
+
+@pytest.mark.parametrize("make", [Forest, Logistic, Neighbours])
+def test_a_learner_predicts_out_of_fold_and_comes_back_from_its_files(make, blobs):
+    source, true = blobs
+    learner = make(3)
+    held_out = learner.out_of_fold(source.rows, source.labels, None, make_folds(source, 5, 0), 0)
+    assert held_out.sum(1) == pytest.approx(1)
+    assert (held_out.argmax(1) == true).mean() > 0.85
+    learner = learner.fresh()
+    weight = np.where(source.labels == true, 1.0, 0.0) + 1e-9
+    learner.fit(source.rows, source.labels, weight, 0)
+    found = learner.predict_proba(source.rows)
+    assert (found.argmax(1) == true).mean() > 0.9
+    again = make(3)
+    contents = learner.contents()
+    again.restore(learner.facts(), contents.__getitem__)
+    assert np.array_equal(again.predict_proba(source.rows), found)
+
+
+def test_the_arrays_of_a_forest_predict_as_scikit_learn_does(blobs):
+    source, _ = blobs
+    forest = Forest(3)
+    forest.fit(source.rows, source.labels, None, 5)
+    oracle = forest._grow(source.rows, source.labels, None, 5, out_of_bag=False)
+    found = forest.predict_proba(source.rows)
+    assert found == pytest.approx(oracle.predict_proba(source.rows.features), abs=1e-3)
+    content = forest.contents()[forest.file]
+    assert len(content) < 600_000
+    forest.left = forest.left * 0  # an endless walk
+    with pytest.raises(ValueError, match="holds no forest of `fit`"):
+        Forest(3).restore({}, forest.contents().__getitem__)
+
+
+def test_groups_and_times_do_not_leak():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=120), "who": np.repeat(np.arange(24), 5), "day": np.arange(120) % 30})
+    frame["kind"] = np.where(rng.random(120) < 0.5, "a", "b")
+    source = look(frame, "kind", Options(group="who"))
+    assert list(source.used) == ["x", "day"]
+    for train_rows, test_rows in make_folds(source, 5, 0):
+        assert not {*source.groups[train_rows]} & {*source.groups[test_rows]}
+    source = look(frame, "kind", Options(time="day"))
+    folds = list(make_folds(source, 5, 0))
+    for train_rows, test_rows in folds:
+        assert source.times[train_rows].max() < source.times[test_rows].min()
+    assert len(np.unique(np.concatenate([test for _, test in folds]))) == 100  # the first sixth is never predicted
+    with pytest.raises(ValueError, match="There must be at least 30 groups, got 24"):
+        make_folds(look(frame, "kind", Options(group="who")), 30, 0)
+
+
+def test_a_class_that_loses_labels_is_adjusted_for():
+    """Half of the labels of class 1 became 0: learners are unsure of it, and the adjusted votes find the wrong ones."""
+    rng = np.random.default_rng(0)
+    true = np.arange(1000) % 2
+    given = np.where((true == 1) & (rng.random(1000) < 0.5), 0, true)
+    votes = np.where(true[:, None] == 1, [0.52, 0.48], [0.97, 0.03]) + rng.uniform(-0.02, 0.02, (1000, 1)) * [1, -1]
+    assert (votes.argmax(1) == true).mean() < 0.7
+    assert (adjust_for_classes(votes, given).argmax(1) == true).all()
+
+
+def test_stacking_prefers_the_learner_that_explains_the_labels():
+    rng = np.random.default_rng(0)
+    given = rng.integers(0, 2, 300)
+    good = np.where(rng.random(300) < 0.8, given, 1 - given)
+    sure, guess = 0.8 * np.eye(2)[good] + 0.1, np.full((300, 2), 0.5)
+    assert stack([sure, guess], given)[0] > 0.8
+    assert stack([sure, sure], given) == pytest.approx([0.5, 0.5])
+    votes = combine({"forest": Vote(sure), "neighbours": Vote(guess)}, given)
+    assert votes.weights == {"forest": 1.0, "neighbours": 0.0}  # neighbours only vote
+    assert votes.accuracies["forest"] == (good == given).mean()
+
+
+def test_scores_mark_suggest_and_abstain():
+    rng = np.random.default_rng(0)
+    true = rng.integers(0, 3, 2000)
+    given = np.where(rng.random(2000) < 0.3, (true + 1) % 3, true)
+    clear = 0.94 * np.eye(3)[true] + 0.02
+    found = judge_labels(combine({"forest": Vote(clear), "logistic": Vote(clear)}, given), given)
+    assert (found.wrong == (given != true)).all()
+    assert (found.suggested[found.scores >= 0.7] == true[found.scores >= 0.7]).all()
+    assert (found.suggested[found.scores < 0.7] == given[found.scores < 0.7]).all()
+    low, high = found.noise.rate_interval
+    assert low <= (given != true).mean() <= high
+    other = 0.94 * np.eye(3)[np.where(given == true, true, (true + 2) % 3)] + 0.02  # is wrong about the wrong labels
+    split = judge_labels(combine({"forest": Vote(clear), "logistic": Vote(other)}, given), given)
+    assert (split.suggested == given).all()  # the learners never agree on another class
+    assert found.ranking[: int(found.wrong.sum())].tolist() == sorted(
+        np.flatnonzero(given != true), key=lambda i: -found.scores[i]
+    )
+
+
+def test_votes_that_repeat_the_largest_class_have_learnt_nothing():
+    rng = np.random.default_rng(0)
+    given = np.arange(1000) % 100 // 79  # 79 % are 0
+    votes = np.stack([0.79 + rng.normal(0, 0.01, 1000), 0.21 + rng.normal(0, 0.01, 1000)], 1)
+    found = judge_labels(combine({"forest": Vote(votes / votes.sum(1, keepdims=True))}, given), given)
+    assert not found.learnt
+    assert not found.wrong.any()
+    assert (found.suggested == given).all()
+    assert count_marked(0, 1000, learnt=False) == "None of 1,000 labels is marked wrong, because the noise is unknown."
+
+
+def test_scores_are_less_sure_than_bayes_rule():
+    chances = np.linspace(0.01, 0.99, 50)
+    found = make_less_sure(chances)
+    assert (np.diff(found) > 0).all()
+    assert found[-1] < 0.9
+    assert found[0] > 0.01
+
+
+def test_the_summaries_say_what_the_estimate_means(fitted):
+    def told(**noise):
+        model = replace(fitted, facts={**fitted.facts, "noise": {**fitted.noise, **noise}})
+        return model.noise_summary, model.accuracy_summary
+
+    noise, accuracy = told(rate=0.1, rate_interval=[0.05, 0.12], at_most=0.12)
+    assert "Between 5% and 12% of the labels are wrong, probably about 10%" in noise
+    assert "such as those of labelling rules, are not counted" in noise
+    assert "clean" not in noise
+    assert "a perfect classifier would score about 90% (88% to 95% over its interval)" in accuracy
+    assert told(rate=0.1, rate_interval=[0.01, 0.25], at_most=0.25)[0].startswith("At most 25% of the labels are wrong")
+    assert "The labels look clean" in told(rate=0.0, rate_interval=[0.0, 0.03], at_most=0.03)[0]
+    lost = replace(fitted, facts={**fitted.facts, "noisy_accuracy": 0.8, "largest_share": 0.79, "learnt": False})
+    guessing = "Accuracy on held-out noisy labels: 80.0%. Guessing the largest class scores about 79.0%."
+    assert "The noise cannot be estimated" in lost.noise_summary
+    assert lost.accuracy_summary == guessing
+
+
+# -- what people expect ------------------------------------------------------------------------------------------------
+
+
+def test_arrays_keep_types_and_index(blobs, tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 3))
+    for y in ((x[:, 0] > 0).astype(int), x[:, 0] > 0, np.where(x[:, 0] > 0, "u", "v")):
+        model = lc.fit(x, y, out=tmp_path / str(y.dtype), learner="logistic")
+        assert model.classes_.tolist() == np.unique(y).tolist()
+        assert type(model.classes_.tolist()[0]) is type(y.tolist()[0])
+        assert (model.predict(x)["class"].to_numpy() == y).mean() > 0.9
+        assert model.predict_proba(x).shape == (120, 2)
+        assert model.predict(x, probabilities=True).shape == (120, 5)
+    frame = pd.DataFrame(x, columns=list("abc"), index=[f"row {i}" for i in range(120)]).assign(kind=y)
+    model = lc.fit(frame, "kind", out=tmp_path / "frame", learner="logistic")
+    assert model.predict(frame).index.tolist() == frame.index.tolist()
+    with pytest.raises(ValueError, match="There must be a label for each of 120 rows"):
+        lc.fit(x, y[:7], out=tmp_path / "no")
+    with pytest.raises(ValueError, match="data must be a file, a folder, a pandas data frame or an array"):
+        lc.fit([1, 2, 3], y, out=tmp_path / "no")
+
+
+def test_rows_without_a_label_are_predicted_and_weights_count(people, tmp_path):
+    frame = people[1].head(200).drop(columns="id").assign(importance=1.0)
+    frame.loc[::4, "kind"] = None
+    frame.loc[frame["kind"] == "blue", "importance"] = 0.0
+    model = lc.fit(frame, "kind", weight="importance", out=tmp_path, learner="logistic")
+    found = pd.read_csv(tmp_path / "unlabelled.csv")
+    assert found["row"].tolist() == list(range(1, 201, 4))
+    assert "blue" not in set(found["class"])  # rows of weight 0 teach nothing
+    assert "importance" not in model.kind.preprocessor.kinds
+    assert set(model.issues["row"].astype(int) % 4) == {0, 2, 3}
+    with pytest.raises(ValueError, match="the weights 'town' must be numbers"):
+        lc.fit(frame, "kind", weight="town", out=tmp_path / "no")
+
+
+def test_test_data_measures_the_accuracy(people, tmp_path):
+    frame, true = people[1].drop(columns="id"), np.array(["red", "green", "blue"])[people[2]]
+    model = lc.fit(frame, "kind", out=tmp_path, learner="logistic", test=frame.assign(kind=true))
+    assert model.facts["test_accuracy"] == (model.predict(frame)["class"] == true).mean()
+
+
+def test_a_killed_fit_resumes(people, tmp_path, monkeypatch):
+    """What was computed before is not computed again, and the model is that of an undisturbed fit."""
+    whole = lc.fit(people[0], "kind", out=tmp_path / "whole", **QUICK)
+    calls = []
+    real = fitting._learn
+
+    def killed(plan, learner, weight, parts):
+        if len(calls) == 1:
+            calls.append("killed")
+            raise KeyboardInterrupt
+        calls.append(learner.name)
+        return real(plan, learner, weight, parts)
+
+    monkeypatch.setattr(fitting, "_learn", killed)
+    with pytest.raises(KeyboardInterrupt):
+        lc.fit(people[0], "kind", out=tmp_path / "m", **QUICK)
+    assert len(list((tmp_path / "m" / "parts").iterdir())) == 5  # four votes and a learner
+    monkeypatch.setattr(Forest, "out_of_fold", lambda *_: pytest.fail("computed again"))
+    again = lc.fit(people[0], "kind", out=tmp_path / "m", **QUICK)
+    for name, digest in whole.facts["files"].items():
+        if not name.endswith(".skops"):  # a zip file knows the time
+            assert again.facts["files"][name] == digest
+    assert not (tmp_path / "m" / "parts").exists()
+
+
+def test_the_data_is_read_once(people, tmp_path, monkeypatch):
+    from logitclip.own_data import tables
+
+    reads = []
+    real = tables.read_table
+    monkeypatch.setattr(tables, "read_table", lambda path, **options: (reads.append(path), real(path, **options))[1])
+    lc.fit(people[0], "kind", out=tmp_path, find_issues=True, **QUICK)
+    assert reads == [str(people[0])]
+
+
+def test_the_clip_is_searched_where_it_is_asked_for(people, tmp_path):
+    model = lc.fit(people[1], "kind", out=tmp_path / "m", clip="norm:tau=auto", epochs=2, learner="network")
+    assert model.facts["clip"].startswith("norm:tau=")
+    assert "auto" not in model.facts["clip"]

@@ -105,7 +105,7 @@ def test_an_audit_hides_label_suggestions_and_neighbours(model) -> None:
 
 def test_neighbours_are_the_nearest_rows(model) -> None:
     rows = Rows(model)
-    features = model._inputs(rows.source.path)[1].double().numpy()
+    features = model.kind.read(rows.source.path).features.astype(float)
     distances = np.square(features - features[7]).sum(1)
     distances[7] = np.inf
     assert sorted(distances[rows.neighbours(7)]) == pytest.approx(sorted(distances)[:5])
@@ -336,14 +336,14 @@ def test_images_get_a_list_and_stay_where_they_are(tmp_path: Path) -> None:
     apply_answers(review.rows, review.settled, tmp_path / "list.csv")
     listed = pd.read_csv(tmp_path / "list.csv", keep_default_na=False)
     assert len(listed) == 36
-    row = listed[listed["file"] == review.rows.source.names[i]].iloc[0]
+    row = listed[listed["file"] == review.rows.names[i]].iloc[0]
     assert (row["label"], row["logitclip_review"][:14]) == (other, "corrected from")
     assert sorted(path.relative_to(folder) for path in folder.rglob("*.png")) == before
     assert review.rows.picture(i)[:4] == b"\x89PNG"
     assert len(review.rows.neighbours(i)) == 5
-    (folder / review.rows.source.names[i]).write_bytes(b"broken")
+    (folder / review.rows.names[i]).write_bytes(b"broken")
     assert Rows(model).picture(i) is None
-    assert Review(model, Rows(model)).changed == [review.rows.source.names[i]]
+    assert Review(model, Rows(model)).changed == [review.rows.names[i]]
     blind = open_review(model, 10)
     for j in blind.asked.tolist():  # the folder of a picture is its label
         assert not any(name in json.dumps(blind.item(j)) for name in model.class_names)
@@ -365,7 +365,7 @@ def test_the_commands(model, fitted: Path, tmp_path: Path, capsys: pytest.Captur
     review(model.folder, audit=40, report=True)
     assert "None of the 40 rows" in capsys.readouterr().out
     state = open_review(model)
-    names = state.rows.source.names
+    names = state.rows.names
     said = [Answer(names[i], state.rows.digest(i), "class", true[i], "Ann", audit=True) for i in state.asked.tolist()]
     append_answers(state.path, said)
     from logitclip.own_data.answers import write_answers_csv

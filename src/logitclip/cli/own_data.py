@@ -5,21 +5,20 @@ from __future__ import annotations
 import shlex
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
 from logitclip.cli.options import Flag, Number, Text, Whole
 from logitclip.cli.output import Exit, fail, make_table, show, show_json, tell
-from logitclip.cli.terminal import seconds_left
 from logitclip.cli.training import stop_on_sigterm
 from logitclip.runs.results import Failed
-from logitclip.studies.listener import Listener
-from logitclip.text import duration, guard_formula
+from logitclip.text import duration
 
 Out = Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
 Data = Annotated[Positional[Path], arg(metavar="DATA")]
 
+NAMES = ("row", "class")  # columns that a spreadsheet must not read as formulas
 SHOWN = 20  # suspicious labels on the terminal
 
 
@@ -31,9 +30,15 @@ def fit(
     text: Text = None,
     image: Text = None,
     drop: Text = None,
+    weight: Text = None,
+    group: Text = None,
+    time: Text = None,
+    test: Annotated[Path | None, arg(metavar="FILE")] = None,
     out: Out = Path("model"),
+    learner: str = "auto",
     find_issues: Flag = False,
-    clip: str = "norm:temp=auto",
+    balance: Literal["on", "off", "auto"] = "off",
+    clip: str = "auto",
     loss: Text = None,
     model: Text = None,
     epochs: Whole = None,
@@ -52,28 +57,35 @@ def fit(
 
     Args:
         data: A csv, tsv, parquet or npz file, or a folder with one folder of images per class.
-        label: The label column of a table.
+        label: The label column of a table. Rows without a label are predicted.
         text: Columns with free text, separated by commas.
         image: The column with image files, if there is one.
         drop: Columns to leave out, separated by commas.
+        weight: A column with a weight for each row.
+        group: A column whose equal values belong together: no group is in two folds.
+        time: A column with times: rows are judged only by what was learnt from earlier ones.
+        test: A file with labels you trust, to measure the accuracy on.
         out: The model folder to write.
-        find_issues: Score every label by a model not trained on it (five more runs), instead of by the one run.
-        clip: The clip; auto searches its number, grid tries the paper's values, none trains without a clip.
-        loss: The loss, as in gce:q=0.7.
+        learner: network, forest, logistic or neighbours, several separated by commas, or auto for all four.
+        find_issues: Judge the labels by five folds of the network instead of two.
+        balance: Let every class count the same (on), or if one is five times as large as another (auto).
+        clip: The network's clip: auto chooses it, norm:temp=auto searches, norm:temp=grid tries the paper's values.
+        loss: The network's loss, as in gce:q=0.7.
         model: The network, instead of the one that fits the data.
-        epochs: Passes over the data.
-        batch_size: Examples in a batch.
-        lr: Learning rate.
+        epochs: Passes of the network over the data.
+        batch_size: Examples in a batch of the network.
+        lr: Learning rate of the network.
         augment: Augmentation of images, as in flip_crop:padding=4.
-        seed: Seed of the training.
-        jobs: Runs at the same time.
+        seed: Seed of all learners.
+        jobs: Cores to use.
         json: Print the facts of the model as one JSON object on stdout.
     """
     from rich.markup import escape
 
-    settings: dict[str, Any] = {"loss": loss, "model": model, "epochs": epochs, "batch_size": batch_size, "lr": lr}
-    settings |= {"augment": augment, "seed": seed}
-    fitted = _fit(data, label, text, image, drop, out, clip, find_issues=find_issues, jobs=jobs, **settings)
+    columns = {"text": text, "image": image, "drop": drop, "weight": weight, "group": group, "time": time}
+    network = {"loss": loss, "model": model, "epochs": epochs, "batch_size": batch_size, "lr": lr, "augment": augment}
+    options = {"learner": learner, "balance": balance, "clip": clip, "seed": seed, "jobs": jobs, "test": test}
+    fitted = _fit(data, label, columns, out=out, find_issues=find_issues, **options, **network)
     if json:
         show_json(fitted.facts)
         return
@@ -90,9 +102,13 @@ def issues(
     text: Text = None,
     image: Text = None,
     drop: Text = None,
+    weight: Text = None,
+    group: Text = None,
+    time: Text = None,
     out: Out = Path("issues"),
     fast: Flag = False,
-    clip: str = "norm:temp=auto",
+    learner: str = "auto",
+    clip: str = "auto",
     model: Text = None,
     epochs: Whole = None,
     seed: int = 0,
@@ -109,21 +125,27 @@ def issues(
         text: Columns with free text, separated by commas.
         image: The column with image files, if there is one.
         drop: Columns to leave out, separated by commas.
+        weight: A column with a weight for each row.
+        group: A column whose equal values belong together: no group is in two folds.
+        time: A column with times: rows are judged only by what was learnt from earlier ones.
         out: The folder to write issues.csv and page.html to.
-        fast: Score the labels with one training run instead of five folds.
-        clip: The clip; auto searches its number.
+        fast: Leave the network out: it takes most of the time.
+        learner: network, forest, logistic or neighbours, several separated by commas, or auto for all four.
+        clip: The network's clip; auto chooses it.
         model: The network, instead of the one that fits the data.
-        epochs: Passes over the data.
-        seed: Seed of the training.
-        jobs: Runs at the same time.
+        epochs: Passes of the network over the data.
+        seed: Seed of all learners.
+        jobs: Cores to use.
         json: Print the ranking as a JSON list on stdout.
     """
     from rich.markup import escape
 
-    from logitclip.own_data.issues import marked
+    from logitclip.own_data.issues import count_marked
 
-    settings = {"model": model, "epochs": epochs, "seed": seed}
-    fitted = _fit(data, label, text, image, drop, out, clip, find_issues=not fast, jobs=jobs, **settings)
+    columns = {"text": text, "image": image, "drop": drop, "weight": weight, "group": group, "time": time}
+    learner = "forest,logistic,neighbours" if fast and learner == "auto" else learner
+    options = {"learner": learner, "clip": clip, "seed": seed, "jobs": jobs, "model": model, "epochs": epochs}
+    fitted = _fit(data, label, columns, out=out, **options)
     if json:
         show_json(fitted.issues.to_dict("records"))
         return
@@ -133,12 +155,19 @@ def issues(
         names = (escape(row[name]) for name in ("row", "given", "suggested"))
         table.add_row(*names, f"{row['score']:.3f}", "yes" if row["wrong"] else "")
     show(table)
-    wrong = int(fitted.issues["wrong"].sum())
-    show(marked(wrong, len(fitted.issues), fitted.noise["from"], learnt=fitted.learnt))
+    show(count_marked(int(fitted.issues["wrong"].sum()), len(fitted.issues), learnt=fitted.learnt))
     show(escape(f"All of them: {out / 'issues.csv'}; with {_content(fitted)}: {out / 'page.html'}."))
 
 
-def predict(model: Positional[Path], data: Data, /, *, out: Out = Path("predictions.csv"), json: Flag = False) -> None:
+def predict(
+    model: Positional[Path],
+    data: Data,
+    /,
+    *,
+    out: Out = Path("predictions.csv"),
+    probabilities: Flag = False,
+    json: Flag = False,
+) -> None:
     """Predict classes with a fitted model.
 
     Example: logitclip predict model new.csv -o out.csv
@@ -147,97 +176,66 @@ def predict(model: Positional[Path], data: Data, /, *, out: Out = Path("predicti
         model: The model folder.
         data: A table with the columns that the model was fitted on, or a folder of images.
         out: The CSV file to write: row, class, and the calibrated probability that this is the true class.
+        probabilities: Add a column for each class, with its probability.
         json: Print the predictions as a JSON list on stdout instead of writing a file.
     """
     from logitclip.files import write
     from logitclip.own_data import load
+    from logitclip.own_data.model import plain
 
     if not json and out.resolve() == data.resolve():
         raise ValueError(f"{out} is the data itself: name another file with -o.")
     loaded = load(model)
-    found = loaded.predict(data)
+    found = loaded.predict(data, probabilities=probabilities)
     if json:
         show_json(found.to_dict("records"))
     else:
-        names = {name: found[name].map(guard_formula, na_action="ignore") for name in ("row", "class")}
+        names = {name: found[name].map(str, na_action="ignore").map(plain, na_action="ignore") for name in NAMES}
         write(out, found.assign(**names).to_csv(index=False).encode())
         tell(f"{len(found):,} predictions in {out}.")
-    judged = loaded.agreement(data, found)
-    if judged is not None:
-        tell(judged)
+    compared = loaded.agreement(data, found)
+    if compared is not None:
+        tell(compared)
 
 
-def _fit(
-    data: Path,
-    label: str | None,
-    text: str | None,
-    image: str | None,
-    drop: str | None,
-    out: Path,
-    clip: str,
-    **options: Any,
-) -> Any:
+def _fit(data: Path, label: str | None, columns: dict[str, Any], **options: Any) -> Any:
     from logitclip.own_data import fit
 
     stop_on_sigterm()
     pace = Pace()
-    shared = {"text": _names(text), "image": image, "drop": _names(drop), "out": out, "clip": clip}
+    lists = {name: _names(columns[name]) for name in ("text", "drop")}
     try:
-        return fit(data, label, on_plan=pace.plan, listener=pace, **shared, **options)
+        return fit(data, label, on_plan=pace.plan, on_progress=pace, **{**columns, **lists}, **options)
     except Failed as error:
         fail(Exit.FAILED, str(error))
 
 
-class Pace(Listener):
+class Pace:
     """Print the plan, then the progress and the time left, about twice a minute."""
 
     EVERY = 30.0  # seconds
 
     def __init__(self) -> None:
-        self.total = self.done = 0.0  # planned seconds
-        self.part = 0.0  # planned seconds of the current epoch that have passed
         self.started = self.told = time.monotonic()
 
     def plan(self, plan: Any) -> None:
         for line in plan.lines():
             tell(line)
-        self.total, self.planned = plan.seconds, plan
         self.started = self.told = time.monotonic()
 
-    def on_start(self, config: Any, row: dict[str, Any] | None) -> None:
-        self.done += self.planned.start_seconds
-        if row is not None:  # a run that is resumed
-            self.total -= (row["epoch"] + 1) * self.planned.epoch_seconds(self.planned.rows_of(config))
-        self._tell_progress()
-
-    def on_batch(self, config: Any, examples: int) -> None:
-        self.part = self.planned.training_seconds(examples)
-        self._tell_progress()
-
-    def on_epoch(self, config: Any, row: dict[str, Any]) -> None:
-        self.part = 0.0
-        self.done += self.planned.epoch_seconds(self.planned.rows_of(config))
-        self._tell_progress()
-
-    def on_skipped(self, config: Any, outcome: Any) -> None:
-        self.total -= self.planned.run_seconds(self.planned.rows_of(config))
-
-    def on_failed(self, config: Any, failure: Any) -> None:
-        tell(f"A run failed: {failure.error}")
-
-    def _tell_progress(self) -> None:
+    def __call__(self, share: float) -> None:
         now = time.monotonic()
-        done = self.done + self.part
-        if done and now - self.told >= self.EVERY:
+        if 0 < share < 1 and now - self.told >= self.EVERY:
             self.told = now
-            left = seconds_left(now - self.started, done, self.total)
-            tell(f"{done / self.total:.0%} done, about {duration(max(1.0, left or 0))} left")
+            left = (now - self.started) * (1 - share) / share
+            tell(f"{share:.0%} done, about {duration(max(1.0, left))} left")
 
 
 def _report(model: Any) -> None:
     """Print the findings, and which labels the accuracy was measured on."""
     show(model.noise_summary)
-    show(f"{model.accuracy_summary} Clip: {model.facts['clip']}.")
+    learners = ", ".join(f"{one['name']} {one['weight']:.0%}" for one in model.facts["learners"])
+    show(f"{model.accuracy_summary} Learners: {learners}; clip {model.facts['clip']}.")
 
 
 def _content(model: Any) -> str:

@@ -116,7 +116,7 @@ def apply(
         f"unsure, {done.dropped:,} rows in no class left out."
     )
     if state.rows.source.path.is_file():
-        tell(f"Fit again: logitclip fit {out} --label {state.rows.source.knobs['label']}")
+        tell(f"Fit again: logitclip fit {out} --label {state.rows.source.kind.label}")
 
 
 def _warn(state: Any) -> None:

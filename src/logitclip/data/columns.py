@@ -303,14 +303,14 @@ def is_number(text: str) -> bool:
     return True
 
 
-def take(columns: Columns, index: Tensor) -> dict[str, Column]:
+def take(columns: Columns, index: Tensor | np.ndarray) -> dict[str, Column]:
     """Select rows.
 
     Args:
         columns: Columns of N rows.
         index: The n positions to keep, int64 [n].
     """
-    i = index.numpy()
+    i = np.asarray(index)
 
     def rows(column: Column) -> Column:
         if isinstance(column, Unusable):

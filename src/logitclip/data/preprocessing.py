@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import zipfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -16,11 +15,10 @@ from logitclip.data.columns import Column, Columns, Text, Unusable, as_text, is_
 from logitclip.registry import suggest
 from logitclip.text import first_line
 
-log = logging.getLogger(__name__)
-
 MAX_LEVELS = 64  # of a category; the rarest ones share one feature
 MAX_TERMS = 2000  # of a text column
 TEXT_WEIGHT = 8.0  # TF-IDF rows have norm 1, too small for SGD; chosen by noisy validation, see docs/own_data.md
+WORDS = 3  # a column of text with more words on average is probably free text
 FEW_WORDS = 5  # texts with fewer words on average are split into character n-grams
 TERMS: tuple[dict[str, Any], ...] = (  # of short texts, and of others
     {"analyzer": "char_wb", "ngram_range": (2, 4)},
@@ -66,7 +64,7 @@ class Preprocessor:
         kinds: dict[str, Kind] = {}
         dropped: dict[str, str] = {}
         for name, column in columns.items():
-            reason = _unusable(column, name in text)
+            reason = _unusable(name, column, name in text)
             if reason is not None:
                 dropped[name] = reason
             else:
@@ -74,8 +72,6 @@ class Preprocessor:
         reasons = "; ".join(f"{name!r} {reason}" for name, reason in dropped.items())
         if not kinds:
             raise ValueError(f"No column is left as a feature: {reasons or 'there is none beside the label'}.")
-        if dropped:
-            log.warning("columns left out: %s", reasons)
         frame = _frame(columns, kinds)
         transformer = _transformer(frame, kinds)
         try:
@@ -174,10 +170,10 @@ def _check_vectorizer(vectorizer: Any) -> None:
 
 def is_usable(column: Column) -> bool:
     """Return whether a column can be a number or a category among the features."""
-    return _unusable(column, free_text=False) is None
+    return _unusable("", column, free_text=False) is None
 
 
-def _unusable(column: Column, free_text: bool) -> str | None:
+def _unusable(name: str, column: Column, free_text: bool) -> str | None:
     """Return why a column cannot be a feature, or None."""
     if isinstance(column, Unusable):
         return column.reason
@@ -192,16 +188,30 @@ def _unusable(column: Column, free_text: bool) -> str | None:
             return "has the same value in every row"
         frequent = int(np.sort(present[present > 1])[::-1][:MAX_LEVELS].sum())
         if 2 * (frequent + missing) < len(column.codes):
-            return f"is text with {len(present):,} different values in {len(column.codes):,} rows"
+            hint = f"; to use its words, give --text {name}" if mean_words(column) >= WORDS else ""
+            return f"is text with {len(present):,} different values in {len(column.codes):,} rows{hint}"
         return None
     present = column[np.isfinite(column)]
     if not len(present):
         return "has no values"
     if (present == present[0]).all():
         return "has the same value in every row"
-    if len(column) == len(present) >= 20 and (np.diff(column) > 0).all() and (column == np.round(column)).all():
+    if len(column) == len(present) >= 20 and _numbers_rows(name, column):
         return "numbers the rows"
     return None
+
+
+def _numbers_rows(name: str, column: np.ndarray) -> bool:
+    """Return whether whole numbers, no two alike, are an id: in order, without large gaps, or by the column's name."""
+    if not (column == np.round(column)).all() or len(np.unique(column)) < len(column):
+        return False
+    called = name.lower().replace(" ", "_").split("_")[-1] in ("id", "index", "row", "rownames", "key")
+    return bool((np.diff(column) > 0).all()) or called or np.ptp(column) < 1.2 * len(column)
+
+
+def mean_words(column: Text) -> float:
+    """Return the mean number of words of the first values."""
+    return float(np.mean([len(value.split()) for value in column.values[:1000]])) if column.values else 0.0
 
 
 def _transformer(frame: Any, kinds: Mapping[str, Kind]) -> Any:

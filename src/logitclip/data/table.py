@@ -159,6 +159,9 @@ def load_table(
         assert features is not None
         return Split(features, *labels)
 
+    if preprocessor.dropped:
+        reasons = "; ".join(f"{name!r} {reason}" for name, reason in preprocessor.dropped.items())
+        log.warning("columns left out: %s", reasons)
     dataset = Dataset(
         name="table",
         train=split(train_columns, labels[kept], truth[kept] if clean else None, kept),

@@ -15,8 +15,9 @@ from logitclip.criterion import LogitClip, Loss
 from logitclip.data import Dataset, Split
 from logitclip.data.loading import hold_out
 from logitclip.launch import make_fabric
-from logitclip.methods.base import Job, Settings, Step
+from logitclip.methods.base import Settings
 from logitclip.methods.standard import Standard
+from logitclip.methods.weighted import Weighted
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -180,7 +181,7 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
                 Dataset("X", split, nothing, classes, tuple(map(str, self.classes_))),
                 partial(_mlp, f"mlp:width={self.width},depth={self.depth}", classes, features),
                 self._criterion(temp),
-                Standard if weights is None else partial(_Weighted, weights=weights),
+                Standard if weights is None else partial(Weighted, weights=weights),
                 Settings(
                     epochs=self.epochs,
                     batch_size=self.batch_size,
@@ -203,21 +204,6 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
-
-
-class _Weighted(Standard):
-    """SGD on weighted examples. The weights have mean 1 over the training set, not over every batch."""
-
-    def __init__(self, job: Job, weights: Tensor) -> None:
-        super().__init__(job)
-        self.example_weights = weights.to(job.fabric.device)
-
-    def train_step(self, index: Tensor, x: Tensor, y: Tensor, augment: Any) -> Step:
-        self.of_batch = self.example_weights[index]
-        return super().train_step(index, x, y, augment)
-
-    def objective(self, logits: Tensor, y: Tensor) -> Tensor:
-        return self.criterion(logits, y, self.of_batch) * self.of_batch.mean()
 
 
 class _SparseRows:

@@ -14,9 +14,9 @@ import numpy as np
 
 from logitclip import files
 from logitclip.own_data.answers import NO_CLASS, UNSURE, Answer
+from logitclip.own_data.model import plain
 from logitclip.own_data.rows import Rows
 from logitclip.own_data.source import REVIEW_COLUMN
-from logitclip.text import guard_formula
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,19 @@ def apply_answers(rows: Rows, settled: dict[str, Answer], out: Path) -> Applied:
 
 def _table(rows: Rows, changed: dict[int, str], notes: list[str], kept: np.ndarray, kind: str) -> bytes:
     """Return the table with new labels; other values are as they were, and untouched lines of a csv file too."""
-    path, label = rows.source.path, rows.source.knobs["label"]
+    path, label = rows.source.path, str(rows.source.kind.label)
     frame, separator = _frame(path), "\t" if kind == ".tsv" else ","
     column = next(name for name in frame.columns if str(name).strip() == label)
     values = frame[column].astype(object).tolist()
+    lines = [int(name) - 1 for name in rows.names]  # rows without a label are not among them
     for i, name in changed.items():
-        values[i] = name
+        values[lines[i]] = name
     frame[column] = values if path.suffix != ".parquet" else _same_type(values, frame[column])
-    frame[REVIEW_COLUMN] = [guard_formula(note) for note in notes]
-    frame = frame.iloc[kept]
+    written = [""] * len(frame)
+    for line, note in zip(lines, notes, strict=True):
+        written[line] = plain(note)
+    frame[REVIEW_COLUMN] = written
+    frame = frame.drop(index=frame.index[sorted({*lines} - {lines[i] for i in kept.tolist()})])
     if kind == ".parquet":
         content = io.BytesIO()
         frame.to_parquet(content, index=False)
@@ -126,5 +130,5 @@ def _listing(rows: Rows, labels: list[str], notes: list[str], kept: np.ndarray) 
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["file", "label", REVIEW_COLUMN])
     for i in kept.tolist():
-        table.writerow(map(guard_formula, (rows.source.names[i], labels[i], notes[i])))
+        table.writerow(map(plain, (rows.names[i], labels[i], notes[i])))
     return text.getvalue().encode()

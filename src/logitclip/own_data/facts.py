@@ -60,17 +60,20 @@ def _is_noise(value: Any) -> bool:
     )
 
 
+def _is_learner(value: Any) -> bool:
+    return isinstance(value, dict) and is_text(value.get("name")) and is_share(value.get("weight"))
+
+
 FACTS: Mapping[str, Fact] = {
     "kind": Fact(is_text, "a text"),
     "class_names": Fact(lambda v: is_list_of(is_text, 2)(v) and len({*v}) == len(v), "at least two different names"),
-    "model": Fact(is_text, "the spec of a network"),
-    "input_shape": Fact(is_list_of(lambda v: is_whole(v) and v > 0, 1), "a list of positive whole numbers"),
-    "augment": Fact(is_text, "the spec of an augmentation"),
-    "mean": Fact(is_list_of(is_real), "a list of numbers"),
-    "std": Fact(is_list_of(lambda v: is_real(v) and v > 0), "a list of positive numbers"),
-    "size": Fact(is_whole, "a whole number"),
-    "image": Fact(_or_none(is_text), "the name of a column, or null"),
     "label": Fact(_or_none(is_text), "the name of a column, or null"),
+    "label_type": Fact(lambda v: v in ("text", "int", "float", "bool"), "text, int, float or bool", optional=True),
+    "learners": Fact(is_list_of(_is_learner, 1), "a list of objects with name and weight", optional=True),
+    "mean": Fact(is_list_of(is_real), "a list of numbers", optional=True),
+    "std": Fact(is_list_of(lambda v: is_real(v) and v > 0), "a list of positive numbers", optional=True),
+    "size": Fact(is_whole, "a whole number", optional=True),
+    "image": Fact(_or_none(is_text), "the name of a column, or null", optional=True),
     "temperature": Fact(lambda v: is_real(v) and v > 0, "a positive number"),
     "log_prior": Fact(is_list_of(is_real, 2), "a list of numbers"),
     "noisy_accuracy": Fact(is_share, "a number from 0 to 1"),
@@ -78,9 +81,11 @@ FACTS: Mapping[str, Fact] = {
     "learnt": Fact(lambda v: isinstance(v, bool), "true or false", optional=True),
     "noise": Fact(_is_noise, "an object with from, rate, rate_interval, at_most and the matrices"),
     "clip": Fact(is_text, "the spec of a clip"),
-    "run": Fact(is_text, "the id of a run"),
-    "config": Fact(lambda v: isinstance(v, dict), "an object"),
     "versions": Fact(lambda v: isinstance(v, dict), "an object"),
+    # of version 0.1, whose models were one network
+    "model": Fact(is_text, "the spec of a network", optional=True),
+    "input_shape": Fact(is_list_of(lambda v: is_whole(v) and v > 0, 1), "a list of positive numbers", optional=True),
+    "augment": Fact(is_text, "the spec of an augmentation", optional=True),
 }
 
 
@@ -113,6 +118,18 @@ def check_facts(facts: Any) -> None:
         raise ValueError(f"in model.json 'log_prior' must have a number for each of the {classes} classes")
     if facts["format"] == FORMAT:
         _check_digests(facts)
+
+
+def upgrade(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts of an older model, which was one network, in the words of this version."""
+    if "learners" in facts:
+        return facts
+    missing = [name for name in ("model", "input_shape", "augment") if name not in facts]
+    if missing:
+        raise ValueError(f"model.json has neither 'learners' nor {missing[0]!r}")
+    recipe = {"model": facts["model"], "augment": facts["augment"], "epochs": 1, "batch_size": 1, "lr": 0.1}
+    network = {"name": "network", "weight": 1.0, "recipe": recipe, "input_shape": facts["input_shape"]}
+    return {"label_type": "text", **facts, "learners": [network]}
 
 
 def _check_digests(facts: dict[str, Any]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,64 +15,85 @@ from typing import Any
 import numpy as np
 import torch
 
-from logitclip import files
-from logitclip.data import load as load_dataset
-from logitclip.data.augment import transform
-from logitclip.data.table import load_table
-from logitclip.own_data import issues as judging
-from logitclip.own_data.calibration import calibrated, find_temperature
-from logitclip.own_data.issues import Issues
-from logitclip.own_data.model import ISSUES, MODEL, PAGE, PREDICTIONS, PREPROCESSING, WEIGHTS, Model, load, write_model
+import logitclip
+from logitclip import engine, files, search
+from logitclip.data.loading import hold_out
+from logitclip.own_data.combining import Vote, Votes, combine
+from logitclip.own_data.folds import MOST_CELLS, choose_rows, make_folds
+from logitclip.own_data.issues import Issues, judge_labels, spread_over, write_issues
+from logitclip.own_data.kind import Source
+from logitclip.own_data.learners import STRENGTHS, Learner, Logistic
+from logitclip.own_data.model import ISSUES, MODEL, PAGE, PREDICTIONS, UNLABELLED, Model, load, plain, write_model
+from logitclip.own_data.network import Network, predict, with_clip
 from logitclip.own_data.page import write_page
+from logitclip.own_data.parts import Parts
 from logitclip.own_data.planning import AUTO, FOLDS, SEARCHED_ROWS, Plan, make_plan
 from logitclip.own_data.predictions import predictions_to_bytes
-from logitclip.own_data.source import HELD_OUT, Source, look
+from logitclip.own_data.source import Options, look
+from logitclip.own_data.tables import Table
 from logitclip.runs.claims import claim
-from logitclip.runs.config import RunConfig, word_to_tune
-from logitclip.runs.results import Failed, Result, outcome, require_result
-from logitclip.studies import executors, sweeping, tuning
-from logitclip.studies.listener import Listener
+from logitclip.runs.results import Failed
+from logitclip.studies.tuning import GRIDS
 
 log = logging.getLogger(__name__)
 
-RUNS = "runs"  # the subfolder of the runs
+DATA = "data.parquet"  # a data frame or an array that the model was fitted on
+UNBALANCED = 5.0  # ratio of the largest to the smallest class from which `balance` auto weights classes
+LEAST_LEFT = 3  # rows of a class that are left when the marked ones are not learnt from
+Progress = Callable[[float], None]  # called with the share of the work that is done
 
 
 def fit(
     data: Any,
-    label: str | None = None,
+    label: Any = None,
     *,
     text: str | Sequence[str] = (),
     image: str | None = None,
     drop: str | Sequence[str] = (),
+    weight: str | None = None,
+    group: str | None = None,
+    time: str | None = None,
+    test: Any = None,
     out: str | Path = "model",
+    learner: str = AUTO,
     clip: str = AUTO,
+    balance: str = "off",
     find_issues: bool = False,
     on_plan: Callable[[Plan], None] | None = None,
-    listener: Listener | None = None,
+    on_progress: Progress | None = None,
     jobs: int | None = 1,
+    seed: int = 0,
     **options: Any,
 ) -> Model:
-    """Fit a network to labels that may be wrong.
+    """Fit a model to labels that may be wrong.
 
-    A search on noisy validation labels chooses the clip, an ordinary run trains the network, and its held-out rows give
-    the noise estimate and the calibration. If it is interrupted, call it again to resume.
+    Several learners, one of them a network with clipped logits, predict every row without having seen its label. Their
+    votes say how noisy the labels are and mark the wrong ones. Then they learn again without those, and held-out noisy
+    labels decide how much each counts. If it is interrupted, call it again to resume.
 
     Args:
-        data: A csv, tsv, parquet or npz file, a folder with one folder of images per class, or a pandas data frame.
-        label: The label column of a table.
+        data: A csv, tsv, parquet or npz file, a folder with one folder of images per class, a pandas data frame, or an
+            array [N, D].
+        label: The label column of a table, or an array of labels [N]. Rows without a label are predicted.
         text: A column with free text, or several.
         image: A column with image files; detected if its values end in .jpg, .png and so on.
         drop: A column to leave out, or several.
+        weight: A column with a weight for each row, at least 0.
+        group: A column whose equal values belong together, as those of one patient: no group is in two folds.
+        time: A column with times: rows are judged only by what was learnt from earlier ones.
+        test: Rows with labels you trust, of the same kind as `data`: the model's accuracy on them is measured.
         out: The model folder to write.
-        clip: The clip: ``norm:temp=auto`` and ``norm:tau=auto`` search, ``=grid`` tries the paper's values, ``none`` is
-            plain training.
-        find_issues: Score every label by a model that was not trained on it, which takes five more runs. Otherwise all
-            scores come from the one run.
+        learner: network, forest, logistic or neighbours, several of them separated by commas, or auto for all four.
+        clip: The network's clip. ``auto`` chooses it, ``norm:temp=auto`` and ``norm:tau=auto`` search, ``=grid`` tries
+            the paper's values, and ``none`` is plain training.
+        balance: ``on`` lets every class count the same, so that rare classes are predicted more often; ``auto`` does so
+            if one class is five times as large as another.
+        find_issues: Judge the labels by five folds of the network instead of two.
         on_plan: Called with the `Plan` before anything is trained.
-        listener: Hears what happens to the runs, see `studies.listener.Listener`.
-        jobs: Runs at the same time; None for as many as there are cores.
-        options: Fields of `RunConfig` to use instead of the plan's, such as `epochs`, `model`, `lr` or `seed`.
+        on_progress: Called with the share of the work that is done, from 0 to 1.
+        jobs: Cores to use; None for all.
+        seed: Seed of all learners.
+        options: Settings of the network to use instead of the plan's, such as `epochs`, `model`, `lr` or `loss`.
 
     Returns:
         The fitted model, also saved in `out`.
@@ -84,64 +107,43 @@ def fit(
     >>> plants = pd.DataFrame({"height": height, "kind": ["herb"] * 50 + ["shrub"] * 50})
     >>> plants.loc[[3, 14, 15], "kind"] = "shrub"  # three wrong labels
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     model = fit(plants, "kind", out=folder, clip="norm:temp=1.5", epochs=5)
+    ...     model = fit(plants, "kind", out=folder, epochs=5)
     >>> model.predict(pd.DataFrame({"height": [0.2, 1.8]}))["class"].tolist()
     ['herb', 'shrub']
     """
     _require_packages()
     out = Path(os.path.expanduser(out))
-    text, drop = ([names] if isinstance(names, str) else names for names in (text, drop))
-    columns: dict[str, Any] = {"text": text, "image": image, "drop": drop}
-    source = look(data, label, **columns) if isinstance(data, str | Path) else None
+    texts, dropped = ([names] if isinstance(names, str) else names for names in (text, drop))
+    columns = Options(tuple(texts), image, tuple(dropped), weight, group, time)
+    source = look(data, label, columns)
+    plan = make_plan(
+        source,
+        clip=clip,
+        learner=learner,
+        balance=balance,
+        five_folds=find_issues,
+        jobs=jobs,
+        seed=seed,
+        **options,
+    )
     _check_writable(out)
-    with claim(out / RUNS):
-        source = source or look(_write_frame(data, out), label, **columns)
-        plan = make_plan(source, clip=clip, folds=FOLDS if find_issues else 0, out=str(out), **options)
+    with claim(out):
         if on_plan is not None:
             on_plan(plan)
-        where = {"executor": "inline" if jobs == 1 else "local", "jobs": jobs, "listener": listener}
-        return _fit(plan, out, where, find_issues=find_issues)
+        try:
+            origin = {"path": _keep_data(data, source, out), "options": asdict(columns)}
+            return _fit(plan, out, origin, test, on_progress)
+        except engine.Diverged as error:
+            raise Failed(f"Training failed: {error}") from error
 
 
-def _fit(plan: Plan, out: Path, where: dict[str, Any], *, find_issues: bool) -> Model:
-    """Carry out a plan."""
-    source = plan.source
-    config = _with_clip(plan, where)
-    executors.execute([config], **where)
-    result = require_result(config)
-    shares = np.maximum(source.counts, 1) / len(source.labels)
-    log_prior = np.log(shares) if config.balance else np.zeros(len(shares))
-    found, held_out = judging.one_run(result, config, source.labels, log_prior)
-    if find_issues:
-        per_fold = replace(config, per_example=False)
-        found = judging.out_of_fold(per_fold, source.labels, log_prior, FOLDS, **where)
-    judging.write(out / ISSUES, found, source.names, source.class_names, source.labels)
-    model = _write_model(out, source, plan, config, result, found, held_out, log_prior)
-    write_page(out / PAGE, model, source, found, result)
-    return model
-
-
-def find_issues(
-    data: Any,
-    label: str | None = None,
-    *,
-    text: str | Sequence[str] = (),
-    image: str | None = None,
-    drop: str | Sequence[str] = (),
-    out: str | Path = "issues",
-    clip: str = AUTO,
-    fast: bool = False,
-    on_plan: Callable[[Plan], None] | None = None,
-    listener: Listener | None = None,
-    jobs: int | None = 1,
-    **options: Any,
-) -> Any:
+def find_issues(data: Any, label: Any = None, *, out: str | Path = "issues", fast: bool = False, **options: Any) -> Any:
     """Find the labels that are probably wrong.
 
     Args:
-        data, label, text, image, drop, clip, on_plan, listener, jobs, options: As for `fit`.
+        data, label, options: As for `fit`.
         out: The folder to write: a model folder with `issues.csv` and `page.html`.
-        fast: Score the labels with one training run instead of five folds.
+        fast: Leave the network out: it takes most of the time.
 
     Returns:
         A pandas data frame, most suspicious label first: `row` (row number or file name), `given`, `suggested`, `score`
@@ -156,12 +158,13 @@ def find_issues(
     >>> plants = pd.DataFrame({"height": height, "kind": ["herb"] * 50 + ["shrub"] * 50})
     >>> plants.loc[[3, 14, 15], "kind"] = "shrub"  # three wrong labels
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     issues = find_issues(plants, "kind", out=folder, clip="norm:temp=1.5", epochs=5)
+    ...     issues = find_issues(plants, "kind", out=folder, epochs=5)
     >>> sorted(issues["row"][issues["wrong"]])  # row numbers count from 1
     ['15', '16', '4']
     """
-    shared: dict[str, Any] = {"text": text, "image": image, "drop": drop, "out": out, "clip": clip, "jobs": jobs}
-    return fit(data, label, find_issues=not fast, on_plan=on_plan, listener=listener, **shared, **options).issues
+    if fast:
+        options = {"learner": "forest,logistic,neighbours", **options}
+    return fit(data, label, out=out, **options).issues
 
 
 def _require_packages() -> None:
@@ -174,81 +177,224 @@ def _require_packages() -> None:
 
 def _check_writable(out: Path) -> None:
     """Raise a ValueError if a name that `fit` will write is taken by a folder."""
-    for name in (*(MODEL, WEIGHTS, PREPROCESSING, ISSUES, PAGE), "data.parquet"):
+    for name in (MODEL, ISSUES, PAGE, UNLABELLED, PREDICTIONS, DATA):
         if (out / name).is_dir():
             raise ValueError(f"{out / name} is a folder, and `fit` writes a file there: name another folder with out.")
 
 
-def _write_frame(data: Any, out: Path) -> Path:
-    """Write a data frame to the model folder, so that runs can read it, and return its path."""
+# -- the steps ---------------------------------------------------------------------------------------------------------
+
+
+def _fit(plan: Plan, out: Path, origin: dict[str, Any], test: Any, on_progress: Progress | None) -> Model:
+    """Carry out a plan: votes, marks, learning again, and the model folder."""
+    on_progress = on_progress or (lambda share: None)
+    source, parts = plan.source, Parts(out, plan.source)
+    made_from = _digest(plan, parts)
+    kept = _kept_model(out, made_from)
+    if kept is not None:
+        log.warning("%s was made from the same data with the same settings: it is kept as it is.", out)
+        return kept
+    learners = _with_searched_clip(plan, parts)
+    steps, votes = 2 * len(learners) + 1, {}
+    for i, learner in enumerate(learners):
+        votes[learner.name] = _vote(plan, learner, parts)
+        on_progress((i + 1) / steps)
+    judged = make_folds(source, FOLDS, plan.seed).judged
+    combined = combine(votes, source.labels[judged])
+    issues = spread_over(judge_labels(combined, source.labels[judged]), judged, source.labels)
+    weight = _weights(plan, issues)
+    final = []
+    for i, learner in enumerate(learners):
+        if combined.weights[learner.name] > 0:
+            final.append((_learn(plan, learner, weight, parts), combined.weights[learner.name]))
+        on_progress((len(learners) + i + 1) / steps)
+    write_issues(out / ISSUES, issues, source)
+    model = _write_model(out, plan, final, combined, issues, {"made_from": made_from, "source": origin}, test)
+    if source.unlabelled is not None:
+        _write_unlabelled(out / UNLABELLED, model, source)
+    write_page(out / PAGE, model, source, issues)
+    parts.remove()
+    on_progress(1.0)
+    return model
+
+
+def _keep_data(data: Any, source: Source, out: Path) -> str:
+    """Return where the data is; a data frame or an array is written to the model folder, for `review`."""
+    if isinstance(data, str | os.PathLike):
+        return str(source.path.resolve())
+    import pandas as pd
+
+    columns = source.kind.columns if isinstance(source.kind, Table) else {}
     if not hasattr(data, "to_parquet"):
-        raise ValueError(f"data must be a file, a folder or a pandas data frame, got {type(data).__name__}.")
+        data = pd.DataFrame(dict(columns))
+    label = str(source.kind.label)
+    if label not in data:
+        data = data.assign(**{label: np.array(source.class_names, dtype=object)[source.labels]})
     try:
         content = data.to_parquet(index=False)  # an index is no feature
     except (TypeError, ValueError):  # a column with values of several types, which are read as text
         mixed = [name for name, kind in data.dtypes.items() if kind.kind == "O"]
         content = data.astype(dict.fromkeys(mixed, "string")).to_parquet(index=False)
-    files.replace(out / "data.parquet", content)
-    return out / "data.parquet"
+    files.replace(out / DATA, content)
+    return str((out / DATA).resolve())
 
 
-def _with_clip(plan: Plan, where: dict[str, Any]) -> RunConfig:
-    """Return the config of the final run, with the clip that the search found."""
-    config = plan.config
-    if word_to_tune(config) is None:
-        return config
-    tried = replace(config, per_example=False)
-    if len(plan.source.labels) > 2 * SEARCHED_ROWS:
-        tried = replace(tried, limit=SEARCHED_ROWS)
-    search = tuning.search_for(tried)
-    scores = sweeping.tune(tried, search, **where)
-    if all(score is None for score in scores.values()):
-        raise Failed(f"No value of {search.option} can be chosen: all trials failed.")
-    best = tuning.best_value(tried, outcome, search)
-    return replace(tuning.with_value(config, search.option, best), val=0.0)
+def _digest(plan: Plan, parts: Parts) -> str:
+    """Return a digest of the data and of all settings that change the model."""
+    network = plan.network
+    content = {
+        "data": parts.data,
+        "learners": [learner.name for learner in plan.learners],
+        "recipe": None if network is None else vars(network.recipe),
+        "settings": [plan.word, plan.network_folds, plan.seed, plan.balance, logitclip.__version__],
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _kept_model(out: Path, made_from: str) -> Model | None:
+    """Return the model in the folder if it was made from the same data with the same settings."""
+    if not all((out / name).is_file() for name in (MODEL, ISSUES, PAGE)):
+        return None
+    try:
+        model = load(out)
+    except ValueError:
+        return None
+    return model if model.facts.get("made_from") == made_from else None
+
+
+def _with_searched_clip(plan: Plan, parts: Parts) -> list[Learner]:
+    """Return the learners, the network with the clip that the search found."""
+    network = plan.network
+    if network is None or plan.word is None:
+        return plan.learners
+
+    def searched() -> dict[str, np.ndarray]:
+        return {"value": np.array(_search_clip(network, plan))}
+
+    what = {"search": plan.word, "recipe": vars(network.recipe), "seed": plan.seed}
+    value = float(parts.compute(what, searched)["value"])
+    chosen = with_clip(network, _with_value(plan.word, value))
+    return [chosen if learner is network else learner for learner in plan.learners]
+
+
+def _with_value(clip: str, value: float) -> str:
+    for word in ("auto", "grid"):
+        clip = clip.replace(f"={word}", f"={value:g}")
+    return clip
+
+
+def _search_clip(network: Network, plan: Plan) -> float:
+    """Search for the number of the clip on half of the rows, with the noisy labels of the others."""
+    assert plan.word is not None
+    chosen = choose_rows(len(plan.source.labels), SEARCHED_ROWS, plan.seed)
+    rows, labels = plan.source.rows.take(chosen), plan.source.labels[chosen]
+    part = hold_out(len(labels), search.HELD_OUT, generator=torch.Generator().manual_seed(plan.seed))
+    inside, outside = part.train.numpy(), part.val.numpy()
+
+    def train(value: float) -> Any:
+        tried = with_clip(network, _with_value(str(plan.word), value))
+        try:
+            tried.fit(rows.take(inside), labels[inside], None, plan.seed)
+        except engine.Diverged:
+            return None
+        predicted = predict(tried.network, rows.inputs, tried.view).argmax(1).numpy()
+        return predicted[outside], labels[outside], float((predicted == labels)[inside].mean())
+
+    name, _, knobs = plan.word.partition(":")
+    knob = next(text.partition("=")[0] for text in knobs.split(",") if text.endswith(("=auto", "=grid")))
+    grid = GRIDS[f"clip.{name}.{knob}"]
+    between = grid[len(grid) // 5], grid[-1]
+    try:
+        return search.tune(train, between=between, values=grid if "=grid" in plan.word else None).best
+    except ValueError as error:
+        raise Failed(f"No value of clip.{knob} can be chosen: all trials failed.") from error
+
+
+def _vote(plan: Plan, learner: Learner, parts: Parts) -> Vote:
+    """Return what a learner says of every row, by models that have not seen its label."""
+    source = plan.source
+    count = plan.network_folds if isinstance(learner, Network) and source.times is None else FOLDS
+    settings = vars(learner.recipe) if isinstance(learner, Network) else {}
+    what = {"vote": learner.name, "settings": settings, "folds": count, "seed": plan.seed}
+
+    def compute() -> dict[str, np.ndarray]:
+        folds = make_folds(source, count, plan.seed)
+        found = learner.out_of_fold(source.rows, source.labels, source.weight, folds, plan.seed)
+        seen = {"seen": learner.seen.astype(np.float32)} if isinstance(learner, Network) else {}
+        strength = np.array(learner.strength if isinstance(learner, Logistic) else 0.0)
+        return {"held_out": found.astype(np.float32), "strength": strength, **seen}
+
+    kept = parts.compute(what, compute)
+    if isinstance(learner, Logistic):
+        learner.strength = float(kept["strength"])
+    seen = kept["seen"].astype(np.float64) if "seen" in kept else None
+    return Vote(kept["held_out"].astype(np.float64), seen)
+
+
+def _weights(plan: Plan, issues: Issues) -> np.ndarray:
+    """Return the weights of the rows to learn from again, [N]: 0 if left out, unless few of a class remained."""
+    source = plan.source
+    weight = np.ones(len(source.labels)) if source.weight is None else source.weight.copy()
+    left = np.bincount(source.labels[~issues.left_out], minlength=len(source.class_names))
+    weight[issues.left_out & (left >= LEAST_LEFT)[source.labels]] = 0.0
+    counts = np.maximum(np.bincount(source.labels, weight, minlength=len(source.class_names)), 1e-9)
+    several = counts[source.counts > 1]  # a class of one is often a typing error
+    if plan.balance == "on" or (plan.balance == "auto" and several.max() > UNBALANCED * several.min()):
+        weight /= counts[source.labels]
+    return weight / weight[weight > 0].mean()
+
+
+def _learn(plan: Plan, learner: Learner, weight: np.ndarray, parts: Parts) -> Learner:
+    """Return the learner, trained on the rows that have a weight."""
+    source, learner = plan.source, learner.fresh()
+    if isinstance(learner, Logistic):  # fewer wrong labels need less of a penalty
+        learner.strength = min(STRENGTHS[-1], 10 * (learner.strength or STRENGTHS[0]))
+    if isinstance(learner, Network):
+        learner.averages = False
+    kept = np.flatnonzero(weight)
+    equal = bool((weight[kept] == weight[kept][0]).all())
+
+    def compute() -> dict[str, np.ndarray]:
+        learner.fit(source.rows.take(kept), source.labels[kept], None if equal else weight[kept], plan.seed)
+        content = {name: np.frombuffer(value, np.uint8) for name, value in learner.contents().items()}
+        return {**content, "facts": np.frombuffer(json.dumps(learner.facts()).encode(), np.uint8)}
+
+    settings = vars(learner.recipe) if isinstance(learner, Network) else getattr(learner, "strength", None)
+    what = {"learn": learner.name, "settings": settings, "seed": plan.seed}
+    what["weight"] = hashlib.sha256(weight.tobytes()).hexdigest()
+    stored = parts.compute(what, compute)
+    learner.restore(json.loads(stored["facts"].tobytes()), lambda name: stored[name].tobytes())
+    return learner
 
 
 def _write_model(
     out: Path,
-    source: Source,
     plan: Plan,
-    config: RunConfig,
-    result: Result,
-    found: Issues,
-    held_out: np.ndarray,
-    log_prior: np.ndarray,
+    final: list[tuple[Learner, float]],
+    combined: Votes,
+    issues: Issues,
+    origin: dict[str, Any],
+    test: Any,
 ) -> Model:
-    from safetensors.torch import save
-
-    dataset = load_dataset(config.data, config.root)
-    resolved = config.resolved()
-    known = ~np.isnan(held_out).any(1)
-    logits, given = held_out[known], source.labels[known]
-    temperature = find_temperature(logits, given, found.matrix, log_prior)
-    view = transform(str(resolved.augment), dataset.mean, dataset.std)
-    preprocessor = None
-    if source.kind != "image":
-        drop, text = (_listed(source.knobs, name) for name in ("drop", "text"))
-        preprocessor = load_table(source.path, source.knobs["label"], drop=drop, text=text, test=HELD_OUT)[1]
-    noise = found.noise
-    facts = {
-        "kind": source.kind,
+    source, noise = plan.source, issues.noise
+    network = next((learner for learner, _ in final if isinstance(learner, Network)), plan.network)
+    facts: dict[str, Any] = {
+        **source.kind.facts(),
         "class_names": list(source.class_names),
-        "model": resolved.model,
-        "input_shape": list(view(dataset.test.x[torch.tensor([0])], None).shape[1:]),
-        "augment": resolved.augment,
-        "mean": list(dataset.mean),
-        "std": list(dataset.std),
-        "size": plan.size,
-        "image": source.knobs.get("image"),
-        "label": source.knobs.get("label"),
-        "temperature": temperature,
-        "log_prior": log_prior.tolist(),
-        "noisy_accuracy": float((calibrated(logits, temperature, log_prior).argmax(1) == given).mean()),
+        "label_type": source.label_type,
+        "mean": list(source.kind.mean),
+        "std": list(source.kind.std),
+        "learners": [
+            {**learner.facts(), "weight": share, "noisy_accuracy": combined.accuracies[learner.name]}
+            for learner, share in final
+        ],
+        "temperature": 1.0,
+        "log_prior": [0.0] * len(source.class_names),
+        "noisy_accuracy": issues.accuracy,
         "largest_share": float(source.counts.max() / len(source.labels)),
-        "learnt": found.learnt,
+        "learnt": issues.learnt,
         "noise": {
-            "from": found.way,
+            "from": "out of fold",
             "rate": noise.rate,
             "rate_interval": list(noise.rate_interval),
             "at_most": noise.at_most,
@@ -257,18 +403,54 @@ def _write_model(
                 for name in ("matrix", "matrix_lower", "matrix_upper")
             },
         },
-        "clip": result.clip,
-        "run": result.id,
-        "config": result.config,
-        "versions": result.versions,
+        "clip": "none" if network is None else network.recipe.clip,
+        "seed": plan.seed,
+        **origin,
+        "versions": _versions(),
     }
-    contents = {WEIGHTS: save({name: tensor.contiguous() for name, tensor in result.weights().items()})}
-    if preprocessor is not None:
-        contents[PREPROCESSING] = preprocessor.to_bytes()
-    contents[PREDICTIONS] = predictions_to_bytes(found.probabilities)
+    contents = source.kind.contents()
+    for learner, _ in final:
+        contents |= learner.contents()
+    if source.labels.size * len(source.class_names) <= MOST_CELLS:
+        every = np.full((len(source.labels), len(source.class_names)), np.nan)
+        every[~np.isnan(issues.scores)] = issues.probabilities
+        contents[PREDICTIONS] = predictions_to_bytes(every)
     write_model(out, facts, contents)
-    return load(out)
+    model = load(out)
+    if test is not None:
+        write_model(out, {**facts, "test_accuracy": _accuracy_on(model, test)}, contents)
+        model = load(out)
+    return model
 
 
-def _listed(knobs: dict[str, Any], name: str) -> list[str]:
-    return str(knobs[name]).split(",") if name in knobs else []
+def _accuracy_on(model: Model, test: Any) -> float:
+    """Return the accuracy on rows with labels that are trusted."""
+    text = model.given_labels(test)
+    if text is None:
+        raise ValueError(f"The test data has no column {model.facts['label']!r}.")
+    known = text.codes >= 0
+    predicted = np.array(model.class_names, dtype=object)[model.predict_proba(test).argmax(1)]
+    return float((np.array(text.values, dtype=object)[text.codes[known]] == predicted[known]).mean())
+
+
+def _versions() -> dict[str, str]:
+    import sklearn
+    import skops
+
+    return {
+        "logitclip": logitclip.__version__,
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+        "sklearn": sklearn.__version__,
+        "skops": skops.__version__,
+    }
+
+
+def _write_unlabelled(path: Path, model: Model, source: Source) -> None:
+    """Write the predictions for rows without a label."""
+    import pandas as pd
+
+    assert source.unlabelled is not None
+    found = model.table(source.unlabelled.names, model.probabilities_of(source.unlabelled), pandas=pd)
+    names = {name: found[name].map(str).map(plain) for name in ("row", "class")}
+    files.replace(path, found.assign(**names).to_csv(index=False).encode())

@@ -1,44 +1,43 @@
-"""Find wrong labels: by out-of-fold predictions for every row, or by the margins of one run."""
+"""Find wrong labels by the votes of learners that have not seen them."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from logitclip import data, files
+from logitclip import files
 from logitclip.noise.estimate import NoiseEstimate, estimate_noise
 from logitclip.own_data.calibration import calibrated, find_temperature, given_the_label
-from logitclip.own_data.model import logits_of
-from logitclip.runs.config import RunConfig
-from logitclip.runs.results import Result, require_result
-from logitclip.runs.train import rebuild_network
-from logitclip.search import beats_chance
-from logitclip.studies import executors, tuning
-from logitclip.text import guard_formula
+from logitclip.own_data.combining import Votes
+from logitclip.own_data.kind import Source
+from logitclip.own_data.model import plain
+
+# Chosen on the sets of benchmarks/own_data_sets.py that are there to decide on:
+DOUBT = 0.4, -0.5  # slope and offset from the log-odds by Bayes' rule to those that hold: votes are too sure
+LEFT_OUT = 0.3775  # labels with a higher score are not learnt from: by Bayes' rule they are probably wrong
+SURE = 0.7  # score from which the class that all learners agree on is suggested
+ERRORS = 2.0  # standard errors that the range of the noise rate is wider than the shares it is made of
 
 
 @dataclass(frozen=True, eq=False)
 class Issues:
-    """A score for every label, and the noise that follows from the same predictions."""
+    """A score for every label, and the noise that follows from the same votes."""
 
-    way: str  # "out of fold" or "one run"
-    scores: np.ndarray  # [N]; NaN where a label cannot be scored
-    suggested: np.ndarray  # [N] class positions: for wrong labels the best other class, else the prediction
-    wrong: np.ndarray  # [N] bool: more likely wrong than right; in one run, as many as the noise rate says
+    scores: np.ndarray  # [N] the probability that the label is wrong; NaN where it cannot be scored
+    suggested: np.ndarray  # [N] class positions: the given class, unless all learners agree on another
+    wrong: np.ndarray  # [N] bool: more likely wrong than right
+    left_out: np.ndarray  # [N] bool: not learnt from
     noise: NoiseEstimate
-    learnt: bool  # whether the predictions beat guessing the largest class; else the noise is unknown, no label `wrong`
-    probabilities: np.ndarray  # [N, K] by models that were not trained on the row; NaN where there is none
-
-    @property
-    def matrix(self) -> np.ndarray | None:
-        """The transition matrix [K, K]; None if it is unknown."""
-        return self.noise.matrix if self.learnt else None
+    accuracy: float  # share of the noisy labels that the votes predict
+    probabilities: (
+        np.ndarray
+    )  # [n, K] of the rows that are judged: calibrated, by learners that have not seen the label
+    learnt: bool  # whether the votes beat guessing the largest class; else the noise is unknown, no label `wrong`
 
     @property
     def ranking(self) -> np.ndarray:
@@ -47,154 +46,93 @@ class Issues:
         return order[: int((~np.isnan(self.scores)).sum())]
 
 
-def out_of_fold(config: RunConfig, labels: np.ndarray, log_prior: np.ndarray, folds: int, **where: Any) -> Issues:
-    """Score every label with a model that was not trained on it.
+def judge_labels(votes: Votes, labels: np.ndarray) -> Issues:
+    """Score labels by the votes of learners that have not seen them.
 
-    The rows are divided into `folds` parts; an ordinary run on the other parts predicts each. The score of a label is
-    the probability that it is wrong, by Bayes' rule from the calibrated prediction and the estimated noise.
+    The score is the probability that the label is wrong, by Bayes' rule from the calibrated vote and the estimated
+    noise, made less sure: on sets with known wrong labels, Bayes' rule was too sure, because learners share errors.
 
     Args:
-        config: The run; its dataset spec gets other values of `test` and `fold`.
-        labels: Noisy labels [N].
-        log_prior: Added to the calibrated logits [K], see `find_temperature`.
-        folds: Number of folds.
-        where: executor, jobs and listener of `executors.execute`.
-
-    Raises:
-        ValueError: If a run fails.
-    """
-    logits = fold_logits(config, len(labels), len(log_prior), folds, **where)
-    return judged(logits, labels, log_prior, "out of fold")
-
-
-def fold_logits(config: RunConfig, rows: int, classes: int, folds: int, **where: Any) -> np.ndarray:
-    """Return out-of-fold logits [N, K]: each row from a run on the other folds; NaN for rows that are never held out.
-
-    The arguments are those of `out_of_fold`, with the number of rows N.
-    """
-    parts = fold_configs(config, folds)
-    executors.execute(parts, **where)
-    logits = np.full((rows, classes), np.nan)
-    for part in parts:
-        held_out, found = held_out_logits(require_result(part), part)
-        logits[held_out] = found
-    return logits
-
-
-def fold_configs(config: RunConfig, folds: int) -> list[RunConfig]:
-    """Return the runs of cross-validation: each holds out a different part of the rows."""
-    share = tuning.with_value(config, "data.test", 1 / folds)
-    return [tuning.with_value(share, "data.fold", fold) for fold in range(folds)]
-
-
-def judged(logits: np.ndarray, labels: np.ndarray, log_prior: np.ndarray, way: str) -> Issues:
-    """Score labels by the logits [N, K] of models that were not trained on them; rows of NaN are left out."""
-    known = ~np.isnan(logits).any(1)
-    given = labels[known]
-    probabilities, noise, learnt = _explained(logits[known], given, log_prior)
-    posterior = given_the_label(probabilities, given, noise.matrix if learnt else None)
-    scores, suggested = np.full(len(labels), np.nan), labels.copy()
-    scores[known] = 1 - posterior[np.arange(len(given)), given]
-    wrong = (scores > 0.5) & learnt
-    suggested[known] = np.where(wrong[known], _without(posterior, given).argmax(1), probabilities.argmax(1))
-    every = np.full((len(labels), logits.shape[1]), np.nan)
-    every[known] = probabilities
-    return Issues(way, scores, suggested, wrong, noise, learnt, every)
-
-
-def _explained(logits: np.ndarray, labels: np.ndarray, log_prior: np.ndarray) -> tuple[np.ndarray, NoiseEstimate, bool]:
-    """Return the calibrated probabilities [N, K], the noise, and whether the network has learnt anything.
-
-    A network that has not contradicts every label except those of the largest class. The noise is unknown then, and
-    the probabilities are those of the given labels.
-    """
-
-    def by(matrix: np.ndarray | None) -> np.ndarray:
-        return calibrated(logits, find_temperature(logits, labels, matrix, log_prior), log_prior)
-
-    unexplained = by(None)
-    noise = estimate_noise(labels, unexplained)
-    probabilities = by(noise.matrix)
-    learnt = _has_learnt(probabilities.argmax(1), labels)
-    return probabilities if learnt else unexplained, noise, learnt
-
-
-def one_run(result: Result, config: RunConfig, labels: np.ndarray, log_prior: np.ndarray) -> tuple[Issues, np.ndarray]:
-    """Score the labels with a single training run.
-
-    A clipped network learns wrong labels late or never. A training row is ranked by its margin, the log-probability of
-    its label minus that of the best other class, averaged over the epochs (the area under the margin of Pleiss et al.,
-    2020); a held-out row by the margin of the final network. The score is the share of the rows of the same part with a
-    larger margin: 1 is the most suspicious.
+        votes: The votes on n rows.
+        labels: Their noisy labels [n].
 
     Returns:
-        The issues, and the logits of the held-out rows as [N, K] with NaN elsewhere.
+        The issues of these rows.
     """
-    dataset = data.load(config.data, config.root)
-    trained = result.examples
-    rows, logits = held_out_logits(result, config, dataset)
-    given = labels[rows]
-    probabilities, noise, learnt = _explained(logits, given, log_prior)
-    scores, other, predicted = np.full(len(labels), np.nan), labels.copy(), labels.copy()
-    scores[trained["row"]] = _quantiles(-trained["mean_margin"])
-    scores[rows] = _quantiles(_without(logits, given).max(1) - logits[np.arange(len(rows)), given])
-    other[trained["row"]], other[rows] = trained["other"], _without(probabilities, given).argmax(1)
-    predicted[trained["row"]], predicted[rows] = trained["prediction"], probabilities.argmax(1)
-    every = np.full((len(labels), logits.shape[1]), np.nan)
-    every[rows] = logits
-    chances = np.full_like(every, np.nan)
-    chances[rows] = probabilities
-    wrong = (scores > 1 - noise.rate) & learnt
-    return Issues("one run", scores, np.where(wrong, other, predicted), wrong, noise, learnt, chances), every
+    mixed, rows = votes.probabilities, np.arange(len(labels))
+    logits = np.log(np.maximum(mixed, 1e-9))
+    learnt = has_learnt(mixed.argmax(1), labels)
+    noise = _within_range(estimate_noise(labels, mixed), votes, labels)
+    matrix = noise.matrix if learnt else None
+    probabilities = calibrated(logits, find_temperature(logits, labels, matrix))
+    posterior = given_the_label(probabilities, labels, matrix)
+    scores = make_less_sure(1 - posterior[rows, labels])
+    wrong, left_out = (scores > 0.5) & learnt, (scores > LEFT_OUT) & learnt
+    sure = wrong & (scores >= SURE) & (votes.agreed >= 0)
+    suggested = np.where(sure, votes.agreed, labels)
+    accuracy = float((mixed.argmax(1) == labels).mean())
+    return Issues(scores, suggested, wrong, left_out, noise, accuracy, probabilities, learnt)
 
 
-def held_out_logits(result: Result, config: RunConfig, dataset: Any = None) -> tuple[np.ndarray, np.ndarray]:
-    """Return the held-out rows of a run that can be read, [n], and its final network's logits for them, [n, K]."""
-    config = config.resolved()
-    dataset = data.load(config.data, config.root) if dataset is None else dataset
-    network, view = rebuild_network(result, dataset)
-    logits = logits_of(network, dataset.test.x, view).double().numpy()
-    known = ~np.isnan(logits).any(1)
-    return dataset.test.rows.numpy()[known], logits[known]
+def spread_over(issues: Issues, judged: np.ndarray, labels: np.ndarray) -> Issues:
+    """Return the issues of all N rows from those of the rows at the positions `judged`; the others have no score."""
+    scores, suggested = np.full(len(labels), np.nan), labels.copy()
+    wrong, left_out = np.zeros(len(labels), bool), np.zeros(len(labels), bool)
+    scores[judged], suggested[judged] = issues.scores, issues.suggested
+    wrong[judged], left_out[judged] = issues.wrong, issues.left_out
+    return replace(issues, scores=scores, suggested=suggested, wrong=wrong, left_out=left_out)
 
 
-def _without(values: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    """Return a copy of values [N, K] with -inf in one class of each row."""
-    rest = values.copy()
-    rest[np.arange(len(classes)), classes] = -np.inf
-    return rest
+def make_less_sure(chances: np.ndarray) -> np.ndarray:
+    """Return probabilities of being wrong that hold, from those by Bayes' rule.
+
+    >>> make_less_sure(np.array([0.01, 0.5, 0.99])).round(2)
+    array([0.09, 0.38, 0.79])
+    """
+    slope, offset = DOUBT
+    chances = np.clip(chances, 1e-9, 1 - 1e-9)
+    return 1 / (1 + np.exp(-offset - slope * np.log(chances / (1 - chances))))
 
 
-def _quantiles(values: np.ndarray) -> np.ndarray:
-    """Return the share of values that are smaller, from 0 to 1."""
-    ranks = np.empty(len(values))
-    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
-    return ranks / max(1, len(values) - 1)
+def _within_range(noise: NoiseEstimate, votes: Votes, labels: np.ndarray) -> NoiseEstimate:
+    """Return the estimate with a range of the rate that also holds where errors depend on the features.
+
+    Labels that every learner contradicts are almost all wrong, and few wrong labels escape every learner: their shares
+    are the ends of the range, widened by two standard errors.
+    """
+    against = float(((votes.agreed >= 0) & (votes.agreed != labels)).mean())
+    error = [
+        ERRORS * math.sqrt(max(share * (1 - share), 1 / len(labels)) / len(labels))
+        for share in (against, votes.doubted)
+    ]
+    low, high = max(0.0, float(against) - error[0]), min(1.0, votes.doubted + error[1])
+    return replace(noise, rate=float(np.clip(noise.rate, low, high)), rate_interval=(low, high), at_most=high)
 
 
-def marked(wrong: int, judged: int, way: str, *, learnt: bool = True) -> str:
+def count_marked(wrong: int, judged: int, *, learnt: bool = True) -> str:
     """Say how many labels are marked wrong, and what that depends on."""
     if not learnt:
         return f"None of {judged:,} labels is marked wrong, because the noise is unknown."
-    rule = "those more likely wrong than right" if way == "out of fold" else "as many as are wrong"
     return (
-        f"{wrong:,} of {judged:,} labels are marked wrong: {rule} at the estimated noise rate. If the true rate is "
+        f"{wrong:,} of {judged:,} labels are marked wrong: those more likely wrong than right. If the true rate is "
         "higher, other wrong labels come next in the ranking."
     )
 
 
-def write(path: Path, issues: Issues, names: Sequence[str], class_names: Sequence[str], labels: np.ndarray) -> None:
+def write_issues(path: Path, issues: Issues, source: Source) -> None:
     """Write all scored rows as CSV, the most suspicious first."""
     text = io.StringIO()
     table = csv.writer(text)
     table.writerow(["row", "given", "suggested", "score", "wrong"])
+    names, classes, labels = source.rows.names, source.class_names, source.labels
     for i in issues.ranking.tolist():
-        cells = [names[i], class_names[int(labels[i])], class_names[int(issues.suggested[i])]]
-        table.writerow([*map(guard_formula, cells), f"{issues.scores[i]:.4f}", str(bool(issues.wrong[i])).lower()])
-    files.write(path, text.getvalue().encode())
+        cells = [names[i], classes[int(labels[i])], classes[int(issues.suggested[i])]]
+        table.writerow([*map(plain, cells), f"{issues.scores[i]:.4f}", str(bool(issues.wrong[i])).lower()])
+    files.replace(path, text.getvalue().encode())
 
 
-def _has_learnt(predictions: np.ndarray, labels: np.ndarray) -> bool:
+def has_learnt(predictions: np.ndarray, labels: np.ndarray) -> bool:
     """Return whether predictions beat the most frequent label by two standard errors."""
     share = np.unique(labels, return_counts=True)[1].max() / len(labels)
-    return beats_chance((predictions == labels).mean(), share, len(labels))
+    hits = (predictions == labels).mean()
+    return bool(hits > share + 2 * math.sqrt(share * (1 - share) / len(labels)))

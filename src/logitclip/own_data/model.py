@@ -1,4 +1,4 @@
-"""The model folder: network, preprocessing, classes and calibration; no pickle in it."""
+"""The model folder: learners, preprocessing, classes and calibration; no pickle in it."""
 
 from __future__ import annotations
 
@@ -13,29 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
-from logitclip import files, models
-from logitclip.data.augment import transform
-from logitclip.data.columns import Columns, from_frame, read_table, row_count
-from logitclip.data.dataset import Split
-from logitclip.data.images import ImageFiles, find_images
-from logitclip.data.loading import batches
-from logitclip.data.preprocessing import Preprocessor
+from logitclip import files
+from logitclip.data.columns import Text
 from logitclip.data.table import column_text
 from logitclip.noise.estimate import CLEAN
 from logitclip.own_data.calibration import calibrated
-from logitclip.own_data.facts import FORMAT, check_facts, check_file
-from logitclip.own_data.source import check_names
-from logitclip.text import first_line, unguard_formula
+from logitclip.own_data.facts import FORMAT, check_facts, check_file, upgrade
+from logitclip.own_data.kind import Kind, Rows
+from logitclip.own_data.learners import Forest, Learner, Logistic, Neighbours
+from logitclip.own_data.network import Network, Recipe
+from logitclip.own_data.source import KINDS
+from logitclip.own_data.tables import read_columns
+from logitclip.text import first_line
 
 log = logging.getLogger(__name__)
 
-MODEL, WEIGHTS, PREPROCESSING, ISSUES, PAGE = (
-    *("model.json", "weights.safetensors", "preprocessing.skops", "issues.csv", "page.html"),
-)
+MODEL, ISSUES, PAGE, UNLABELLED = "model.json", "issues.csv", "page.html", "unlabelled.csv"
 PREDICTIONS = "predictions.npz"  # out of fold, for `review`
+CHUNK = 50_000  # rows that are predicted at a time
+LEARNERS: dict[str, type[Learner]] = {learner.name: learner for learner in (Forest, Logistic, Neighbours)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +42,8 @@ class Model:
     Attributes:
         folder: the model folder.
         facts: the content of model.json.
-        network: from preprocessed inputs to logits [N, K].
-        preprocessor: from columns to features [N, D]; None for images.
+        kind: how new data is read.
+        learners: fitted learners with their weights; the probabilities are their average.
 
     >>> import tempfile
     >>> import logitclip as lc
@@ -54,7 +51,7 @@ class Model:
     >>> height = [0.1, 0.3, 0.4, 0.6, 0.7] * 10 + [1.5, 1.9, 2.2, 2.4, 3.1] * 10  # metres
     >>> plants = pd.DataFrame({"height": height, "kind": ["herb"] * 50 + ["shrub"] * 50})
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     model = lc.fit(plants, "kind", out=folder, clip="norm:temp=1.5", epochs=5)
+    ...     model = lc.fit(plants, "kind", out=folder, epochs=5)
     >>> names, probabilities = model.probabilities(pd.DataFrame({"height": [0.2, 1.8, 2.5]}))
     >>> model.class_names, names, probabilities.shape
     (['herb', 'shrub'], ['1', '2', '3'], (3, 2))
@@ -62,19 +59,26 @@ class Model:
 
     folder: Path
     facts: dict[str, Any]
-    network: nn.Module
-    preprocessor: Preprocessor | None
+    kind: Kind
+    learners: list[tuple[Learner, float]]
 
     @property
     def class_names(self) -> list[str]:
-        """The classes, in the order of the columns of `probabilities`."""
+        """The classes as text, in the order of the columns of `probabilities`."""
         return self.facts["class_names"]
+
+    @property
+    def classes_(self) -> np.ndarray:
+        """The classes with the type that the labels had, [K]."""
+        convert = {"int": int, "float": float, "bool": lambda name: bool(int(name))}.get(self.facts["label_type"], str)
+        values = [convert(name) for name in self.class_names]
+        return np.array(values, dtype=object if convert is str else None)
 
     @property
     def noise(self) -> dict[str, Any]:
         """The estimated noise: rate, rate_interval, at_most, and matrix with matrix_lower and matrix_upper.
 
-        It means nothing unless the network has `learnt`.
+        It means nothing unless the model has `learnt`.
         """
         return self.facts["noise"]
 
@@ -82,22 +86,19 @@ class Model:
     def noise_summary(self) -> str:
         """The estimated noise in words, and what the estimate cannot see."""
         if not self.learnt:
-            text = "The noise cannot be estimated: the network is not clearly better than guessing the largest class"
-            held_out = " on the held-out rows. With few of them, judging every row (--find-issues) may tell more"
-            return f"{text}{'' if self.noise['from'] == 'out of fold' else held_out}."
+            return (
+                "The noise cannot be estimated: the predictions are not clearly better than guessing the largest class."
+            )
         noise = self.noise
         low, high = noise["rate_interval"]
-        rows = "every row, out of fold" if noise["from"] == "out of fold" else "the held-out rows"
-        contradicted = (
-            f" They contradict {noise['at_most']:.0%} of the labels: so many are wrong if every prediction is right."
-            if noise["at_most"] > high
-            else ""
-        )
+        if low < high / 3:
+            share = f"At most {high:.0%} of the labels are wrong"
+        else:
+            share = f"Between {low:.0%} and {high:.0%} of the labels are wrong, probably about {noise['rate']:.0%}"
         clean = " The labels look clean: the clip can only cost accuracy. Try --clip none."
         return (
-            f"About {noise['rate']:.0%} of the labels are wrong (95 % interval {low:.0%} to {high:.0%}), by "
-            f"predictions for {rows}.{contradicted} Errors that follow from the features, as those of labelling rules "
-            f"do, are not counted: the network learns them.{clean if noise['at_most'] <= CLEAN else ''}"
+            f"{share}, by predictions for every row, out of fold. Systematic errors, such as those of labelling rules, "
+            f"are not counted: the learners repeat them.{clean if noise['at_most'] <= CLEAN else ''}"
         )
 
     @property
@@ -126,37 +127,43 @@ class Model:
         names = ("row", "given", "suggested")
         return pd.read_csv(
             self.folder / ISSUES,
-            converters=dict.fromkeys(names, unguard_formula),
+            converters=dict.fromkeys(names, original),
             keep_default_na=False,  # a class may be called None
         )
 
-    def predict(self, data: Any) -> Any:
+    def predict(self, data: Any, *, probabilities: bool = False) -> Any:
         """Predict the class of each row.
 
         Args:
-            data: A csv, tsv, parquet or npz file, a folder of images, or a pandas data frame with the columns that the
-                model was fitted on. Other columns are ignored.
+            data: A csv, tsv, parquet or npz file, a folder of images, a pandas data frame with the columns that the
+                model was fitted on, or an array [N, D]. Other columns are ignored.
+            probabilities: Add a column for each class, with its probability.
 
         Returns:
             A pandas data frame with a row per input: `row` (row number or file name), `class`, and `probability`, the
-            calibrated probability that this is the true class. An image that cannot be read has no class.
+            calibrated probability that this is the true class. An image that cannot be read has no class. The classes
+            have the type of the labels, and the index is that of a data frame.
 
         Raises:
             ValueError: If a column is missing or has another type than when the model was fitted.
         """
         import pandas as pd
 
-        names, probabilities = self.probabilities(data)
-        best = probabilities.argmax(1)
-        known = ~np.isnan(probabilities[:, 0])
-        classes = np.array([*self.class_names, None], dtype=object)[np.where(known, best, -1)]
-        return pd.DataFrame(
-            {
-                "row": names,
-                "class": classes,
-                "probability": probabilities[np.arange(len(best)), best],
-            }
-        )
+        names, found = self.probabilities(data)
+        return self.table(names, found, index=getattr(data, "index", None), every=probabilities, pandas=pd)
+
+    def table(self, names: Any, found: np.ndarray, *, index: Any = None, every: bool = False, pandas: Any) -> Any:
+        """Return probabilities [N, K] as the data frame that `predict` returns."""
+        best, known = found.argmax(1), ~np.isnan(found[:, 0])
+        classes = np.where(known, self.classes_[best], None) if not known.all() else self.classes_[best]
+        columns = {"row": list(names), "class": classes, "probability": found[np.arange(len(best)), best]}
+        if every:
+            columns |= {f"probability of {name}": found[:, k] for k, name in enumerate(self.class_names)}
+        return pandas.DataFrame(columns, index=index)
+
+    def predict_proba(self, data: Any) -> np.ndarray:
+        """Return the calibrated class probabilities [N, K], in the order of `classes_`."""
+        return self.probabilities(data)[1]
 
     def agreement(self, data: Any, predicted: Any) -> str | None:
         """Compare predictions with the labels in `data`, if it has the label column.
@@ -170,96 +177,50 @@ class Model:
             without labels.
         """
         label = self.facts["label"]
-        if label is None or (isinstance(data, str | os.PathLike) and Path(data).is_dir()):
-            return None
         try:
-            file = isinstance(data, str | os.PathLike)
-            columns = read_table(os.fspath(data), text=[label]) if file else from_frame(data)
-            if label not in columns:
-                return None
-            text = column_text(columns, label, "the data")
+            text = self.given_labels(data)
         except ValueError as error:  # the predictions need no labels
             return f"They cannot be compared with the column {label!r}: {error}"
+        if text is None:
+            return None
         known = (text.codes >= 0) & predicted["class"].notna().to_numpy()
         if not known.any():
             return None
         given = np.array(text.values, dtype=object)[text.codes[known]]
-        new = sorted(set(given) - set(self.class_names))
+        new = sorted({*given} - {*self.class_names})
         are = "classes are" if len(new) > 1 else "class is"
         unknown = f" {len(new)} {are} new to the model and counted as wrong: {', '.join(new[:3])}." if new else ""
-        share = (given == predicted["class"].to_numpy()[known]).mean()
+        named = dict(zip(self.classes_.tolist(), self.class_names, strict=True))
+        share = (given == predicted["class"][known].map(named).to_numpy()).mean()
         return (
             f"{share:.1%} agree with the column {label!r}. If a share r of these labels is wrong, a perfect "
             f"classifier would agree with about 1 - r.{unknown}"
         )
 
+    def given_labels(self, data: Any) -> Text | None:
+        """Return the label column of some data; None if it has none."""
+        label = self.facts["label"]
+        if label is None or (isinstance(data, str | os.PathLike) and Path(data).is_dir()):
+            return None
+        columns = read_columns(data, {label}) if isinstance(data, str | os.PathLike) or hasattr(data, "columns") else {}
+        return column_text(columns, label, "the data") if label in columns else None
+
     def probabilities(self, data: Any) -> tuple[list[str], np.ndarray]:
         """Return row names and calibrated class probabilities [N, K]; a row of NaN where an image cannot be read."""
-        names, x = self._inputs(data)
-        return names, self.calibrated(self.logits(x).numpy())
-
-    def calibrated(self, logits: np.ndarray) -> np.ndarray:
-        """Turn logits [N, K] into probabilities of the true class."""
-        return calibrated(logits, self.facts["temperature"], np.array(self.facts["log_prior"]))
-
-    def logits(self, x: Any) -> Tensor:
-        """Return the network's logits [N, K]; `x` are features [N, D], images [N, 3, S, S] or image files."""
-        view = transform(self.facts["augment"], self.facts["mean"], self.facts["std"])
-        return logits_of(self.network, x, view)
-
-    def _inputs(self, data: Any) -> tuple[list[str], Any]:
         if isinstance(data, str | os.PathLike) and (Path(data) / MODEL).is_file():
             raise ValueError(f"{data} is a model folder, not data: name a table or a folder of images.")
-        if self.facts["kind"] == "image":
-            return self._images(data)
-        assert self.preprocessor is not None
-        columns = self._columns(data)
-        features = self.preprocessor.transform(columns)
-        for name, values in self.preprocessor.unknown(columns).items():
-            shown = ", ".join(map(repr, values[:3])) + (f" and {len(values) - 3} more" if len(values) > 3 else "")
-            log.warning("column %r has values that the model does not know: %s; they count as rare ones", name, shown)
-        return [str(i + 1) for i in range(row_count(columns))], features
+        rows = self.kind.read(data)
+        return list(rows.names), self.probabilities_of(rows)
 
-    def _columns(self, data: Any) -> Columns:
-        if isinstance(data, str | os.PathLike):
-            text = self.preprocessor.text_columns if self.preprocessor is not None else ()
-            return read_table(os.fspath(data), text=text)
-        return from_frame(data)
-
-    def _images(self, data: Any) -> tuple[list[str], Any]:
-        if isinstance(data, str | os.PathLike) and Path(data).is_dir():
-            folder, names = Path(data), sorted(find_images(Path(data)))
-            if not names:
-                raise ValueError(f"{folder} holds no image.")
-            check_names(names)
-        else:
-            column = self.facts["image"]
-            if column is None:
-                raise ValueError(f"The model was fitted on a folder of images; give a folder, not {data}.")
-            columns = self._columns(data)
-            text = column_text(columns, column, str(data) if isinstance(data, str | os.PathLike) else "The data frame")
-            folder = Path(data).parent if isinstance(data, str | os.PathLike) else Path()
-            names = ["" if code < 0 else text.values[code] for code in text.codes]
-        return names, ImageFiles(folder, names, self.facts["size"])
-
-
-def logits_of(network: nn.Module, x: Any, view: Any) -> Tensor:
-    """Return logits [N, K] in batches; NaN for image files that cannot be read."""
-    network.eval()
-    rows = []
-    with torch.no_grad():
-        if isinstance(x, Tensor):
-            empty = Split(x, torch.zeros(len(x), dtype=torch.int64))
-            rows = [network(view(batch, None)) for _, batch, _ in batches(empty, 1024)]
-            return torch.cat(rows)
-        for i in range(len(x)):
-            try:
-                rows.append(network(view(x.decode(i)[None], None)))
-            except ValueError as error:
-                log.warning("skipped: %s", error)
-                rows.append(None)
-    width = next((row.shape[1] for row in rows if row is not None), 1)
-    return torch.cat([torch.full((1, width), torch.nan) if row is None else row for row in rows])
+    def probabilities_of(self, rows: Rows) -> np.ndarray:
+        """Return calibrated class probabilities [N, K] for rows that are read, in chunks."""
+        starts = range(0, len(rows), CHUNK)
+        if len(starts) > 1:
+            parts = (np.arange(start, min(start + CHUNK, len(rows))) for start in starts)
+            return np.concatenate([self.probabilities_of(rows.take(part)) for part in parts])
+        mixed = sum(weight * learner.predict_proba(rows) for learner, weight in self.learners)
+        log_prior = np.array(self.facts["log_prior"])
+        return calibrated(np.log(np.maximum(mixed, 1e-12)), self.facts["temperature"], log_prior)
 
 
 def write_model(folder: Path, facts: dict[str, Any], contents: Mapping[str, bytes]) -> None:
@@ -304,24 +265,35 @@ def load(folder: str | Path) -> Model:
     >>> loaded.predict(plants).equals(fitted.predict(plants))
     True
     """
-    from safetensors.torch import load as from_bytes
-
     folder = Path(os.path.expanduser(folder))
     if not (folder / MODEL).is_file():
         raise ValueError(f"{folder} is not a model folder: it has no {MODEL}. `logitclip fit` makes one.")
     try:
         facts = json.loads(files.read_bytes(folder / MODEL))
         check_facts(facts)
-        network = models.build(facts["model"], len(facts["class_names"]), facts["input_shape"])
-        network.load_state_dict(from_bytes(read_checked(folder, WEIGHTS, facts)))
-        preprocessor = None
-        if facts["kind"] != "image":
-            preprocessor = Preprocessor.from_bytes(read_checked(folder, PREPROCESSING, facts))
+        facts = upgrade(facts)
+        if facts["kind"] not in KINDS:
+            raise ValueError(f"its kind {facts['kind']!r} is none of {', '.join(KINDS)}")
+        kind = KINDS[facts["kind"]].restore(facts, lambda name: read_checked(folder, name, facts))
+        learners = [_restore(one, facts, folder) for one in facts["learners"]]
     except Exception as error:  # damaged files fail in many ways
         raise ValueError(f"The model in {folder} cannot be read: {first_line(error)}.") from error
     if facts["format"] != FORMAT:
         log.warning("%s was written by an older version, without digests: damaged files are not noticed.", folder)
-    return Model(folder, facts, network.eval(), preprocessor)
+    return Model(folder, facts, kind, learners)
+
+
+def _restore(one: Mapping[str, Any], facts: Mapping[str, Any], folder: Path) -> tuple[Learner, float]:
+    classes = len(facts["class_names"])
+    if one["name"] == Network.name:
+        mean, std = tuple(facts.get("mean", ())), tuple(facts.get("std", ()))
+        learner: Learner = Network(classes, Recipe(**one["recipe"]), mean, std)
+    elif one["name"] in LEARNERS:
+        learner = LEARNERS[one["name"]](classes)
+    else:
+        raise ValueError(f"its learner {one['name']!r} is unknown")
+    learner.restore(one, lambda name: read_checked(folder, name, facts))
+    return learner, one["weight"]
 
 
 def read_checked(folder: Path, name: str, facts: Mapping[str, Any]) -> bytes:
@@ -336,3 +308,18 @@ def read_checked(folder: Path, name: str, facts: Mapping[str, Any]) -> bytes:
     content = files.read_bytes(path)
     check_file(name, content, facts)
     return content
+
+
+def plain(text: str) -> str:
+    """Keep spreadsheets from reading text as a formula: a quote comes first, which `original` removes."""
+    return f"'{text}" if _formula(text) else text
+
+
+def original(text: str) -> str:
+    """Undo `plain`."""
+    return text[1:] if text[:1] == "'" and _formula(text) else text
+
+
+def _formula(text: str) -> bool:
+    text = text.lstrip("'")  # a quote before a formula gets another one, so that each text has its own `plain` form
+    return text[:1] in ("=", "+", "@", "\t", "\r") or (text[:1] == "-" and not text[1:2].isdigit())

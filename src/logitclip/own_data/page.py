@@ -1,4 +1,4 @@
-"""The page of a model folder: training curves, estimated noise, suspicious labels. It opens offline."""
+"""The page of a model folder: accuracy of the learners, estimated noise, suspicious labels. It opens offline."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from logitclip import files
-from logitclip.data.images import ImageFiles, png_address
-from logitclip.own_data.issues import Issues, marked
+from logitclip.own_data.issues import Issues, count_marked
+from logitclip.own_data.kind import Source
 from logitclip.own_data.model import Model
-from logitclip.own_data.source import Source
-from logitclip.runs.results import Result
 from logitclip.studies import figures
 
 SHOWN = 60  # suspicious labels on the page
 MATRIX = 20  # classes up to which the transition matrix is shown
-THUMBNAIL = 96  # pixels
 
 TEMPLATE = "own_data.html"
 
 
-def write_page(path: Path, model: Model, source: Source, issues: Issues, result: Result) -> None:
+def write_page(path: Path, model: Model, source: Source, issues: Issues) -> None:
     """Write the page.
 
     Args:
@@ -28,81 +25,59 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues, result:
         model: The fitted model.
         source: The data it was fitted on.
         issues: The scores of its labels.
-        result: The run of the final network.
     """
-    suspicious = [int(i) for i in issues.ranking[:SHOWN]]
-    noise = issues.noise
-    matrix = None
-    if issues.matrix is not None and len(source.class_names) <= MATRIX:
-        assert noise.matrix_lower is not None
-        assert noise.matrix_upper is not None
-        matrix = [
-            (name, [(f"{m:.0%}", f"{low:.0%} to {high:.0%}") for m, low, high in zip(*cells, strict=True)])
-            for name, *cells in zip(
-                source.class_names, issues.matrix, noise.matrix_lower, noise.matrix_upper, strict=True
-            )
-        ]
     page = figures.render(
         TEMPLATE,
         source=source,
         facts=model.facts,
         noise=model.noise_summary,
         accuracy=model.accuracy_summary,
-        way=issues.way,
-        marked=marked(int(issues.wrong.sum()), len(issues.ranking), issues.way, learnt=issues.learnt),
-        matrix=matrix,
+        marked=count_marked(int(issues.wrong.sum()), len(issues.ranking), learnt=issues.learnt),
+        matrix=_matrix(source, issues),
         rows=[
             {
-                "name": source.names[i],
+                "name": source.rows.names[i],
                 "given": source.class_names[source.labels[i]],
                 "suggested": source.class_names[issues.suggested[i]],
                 "score": f"{issues.scores[i]:.3f}",
                 "wrong": bool(issues.wrong[i]),
-                "text": None if source.texts is None else source.texts[i][:300],
-                "image": thumbnail,
+                "text": source.kind.show(i)[:300],
+                "image": source.kind.picture(i),
             }
-            for i, thumbnail in zip(suspicious, _thumbnails(source, suspicious), strict=True)
+            for i in map(int, issues.ranking[:SHOWN])
         ],
-        curves=_curves(result),
+        accuracies=_accuracies(model),
     )
     files.replace(path, page.encode())
 
 
-def _thumbnails(source: Source, rows: list[int]) -> list[str | None]:
-    """Return the images as data addresses; None for tables and for images that cannot be read."""
-    if source.kind != "image":
-        return [None] * len(rows)
-    folder = source.path if source.path.is_dir() else source.path.parent
-    images = ImageFiles(folder, [source.names[i] for i in rows], min(THUMBNAIL, max(16, source.pixels)))
-    return [_data_address(images, i) for i in range(len(rows))]
-
-
-def _data_address(images: ImageFiles, i: int) -> str | None:
-    try:
-        return png_address(images.decode(i))
-    except ValueError:
+def _matrix(source: Source, issues: Issues) -> Any:
+    """Return the transition matrix as text, with its intervals; None if it is unknown or too large."""
+    noise = issues.noise
+    if not issues.learnt or noise.matrix is None or len(source.class_names) > MATRIX:
         return None
-
-
-def _curves(result: Result) -> str:
-    """Return loss and accuracies by epoch as one SVG picture."""
-    alt: Any = figures.altair()
-    rows = result.rows
-    shown = {"train_accuracy": "training labels (noisy)", "test_accuracy": "held-out labels (noisy)"}
-    values = [
-        {"epoch": row["epoch"] + 1, "accuracy": row[name], "on": title}
-        for row in rows
-        for name, title in shown.items()
-        if row[name] is not None
+    assert noise.matrix_lower is not None
+    assert noise.matrix_upper is not None
+    rows = zip(source.class_names, noise.matrix, noise.matrix_lower, noise.matrix_upper, strict=True)
+    return [
+        (name, [(f"{m:.0%}", f"{low:.0%} to {high:.0%}") for m, low, high in zip(*cells, strict=True)])
+        for name, *cells in rows
     ]
-    chart = (
+
+
+def _accuracies(model: Model) -> str:
+    """Return the accuracy of the learners and of all together on held-out noisy labels, as one SVG picture."""
+    alt: Any = figures.altair()
+    each = {one["name"]: one["noisy_accuracy"] for one in model.facts["learners"] if "noisy_accuracy" in one}
+    values = [{"learner": name, "accuracy": share} for name, share in each.items()]
+    values.append({"learner": "the model", "accuracy": model.facts["noisy_accuracy"]})
+    bars = (
         alt.Chart(alt.Data(values=values))
-        .mark_line()
+        .mark_bar()
         .encode(
-            x=alt.X("epoch:Q", title="epoch", axis=alt.Axis(tickMinStep=1)),
-            y=alt.Y("accuracy:Q", title="accuracy, %", scale=alt.Scale(zero=False)),
-            color=alt.Color("on:N", title=None, legend=alt.Legend(orient="bottom")),
+            x=alt.X("accuracy:Q", title="agreement with held-out noisy labels", axis=alt.Axis(format="%")),
+            y=alt.Y("learner:N", title=None, sort=None),
         )
-        .properties(width=560, height=240)
+        .properties(width=480, height=28 * len(values))
     )
-    return figures.vl_convert().vegalite_to_svg(chart.to_dict(), vl_version=figures.vega_lite_version())
+    return figures.vl_convert().vegalite_to_svg(bars.to_dict(), vl_version=figures.vega_lite_version())

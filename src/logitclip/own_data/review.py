@@ -6,6 +6,7 @@ them, and appends each answer to a file. `server` serves it, and `write_page` pu
 
 from __future__ import annotations
 
+import base64
 import calendar
 import itertools
 import json
@@ -19,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from logitclip import files
-from logitclip.data.images import as_address
 from logitclip.own_data import audit
 from logitclip.own_data.answers import (
     ANSWERS,
@@ -119,7 +119,7 @@ class Review:
 
     def item(self, i: int, *, neighbours: bool = True) -> dict[str, Any]:
         """Return what the page shows of a row. In an audit, label, suggestions and neighbours are not in it."""
-        name = self.rows.source.names[i]
+        name = self.rows.names[i]
         shown: dict[str, Any] = {
             "id": i,
             "row": name,
@@ -132,7 +132,7 @@ class Review:
         }
         if not shown["audit"]:
             return shown | self.revealed(i, neighbours=neighbours)
-        if self.rows.source.kind == "image":  # the name of a file, or of its folder, may be the label
+        if self.rows.has_pictures:  # the name of a file, or of its folder, may be the label
             shown |= {"row": str(i + 1), "content": []}
         return shown
 
@@ -143,7 +143,7 @@ class Review:
         given = int(self.given[i])
         near = self.rows.neighbours(i) if neighbours else []
         return {
-            "row": self.rows.source.names[i],
+            "row": self.rows.names[i],
             "given": self.class_names[given],
             "given_probability": chances.get(given),
             "suggestions": [[self.class_names[k], chances.get(k)] for k in order if k != given][:4],
@@ -202,7 +202,7 @@ class Review:
             raise ValueError(f"There is no class {label!r}.")
         if kind not in (CLASS, UNSURE, NO_CLASS):
             raise ValueError(f"An answer is class, unsure or none, not {kind!r}.")
-        name = self.rows.source.names[place]
+        name = self.rows.names[place]
         if self.rows.digest(place) != digest:
             raise ValueError(f"Row {name} has changed since it was shown.")
         self._append(Answer(name, digest, kind, label, reviewer, _now(), place in self.blind))
@@ -259,7 +259,7 @@ class Review:
     def page(self, nonce: str, data: dict[str, Any] | None = None) -> str:
         """Return the page; with `data`, the rows are in it and no server is needed."""
         about = {
-            "kind": self.rows.source.kind,
+            "kind": self.rows.source.kind.name,
             "classes": self.class_names,
             "title": self.model.folder.resolve().name,
             "model": self.model.facts.get("digest", ""),
@@ -294,7 +294,7 @@ class Review:
         items, pictures, size = [], {}, 0
         for i in left[:MOST_ROWS]:
             item = self.item(i) | {"hidden": self.revealed(i) if i in self.blind else None}
-            shown = [i, *(near["id"] for near in item["neighbours"])] if self.rows.source.kind == "image" else []
+            shown = [i, *(near["id"] for near in item["neighbours"])] if self.rows.has_pictures else []
             new = {j: address for j in shown if j not in pictures and (address := self._picture_address(j))}
             size += len(json.dumps(item)) + sum(map(len, new.values()))
             if size > MOST_BYTES and items:
@@ -307,7 +307,7 @@ class Review:
 
     def _picture_address(self, i: int) -> str | None:
         content = self.rows.picture(i)
-        return None if content is None else as_address(content)
+        return None if content is None else "data:image/png;base64," + base64.b64encode(content).decode()
 
 
 def mix(suspects: Sequence[int], asked: Sequence[int], seed: int) -> list[int]:

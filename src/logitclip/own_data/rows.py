@@ -14,12 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from logitclip.data import DATASETS
-from logitclip.data.augment import transform
-from logitclip.data.columns import Text, Unusable, read_table
+from logitclip.data.columns import Text, Unusable
 from logitclip.data.images import ImageFiles
+from logitclip.own_data.images import Images
+from logitclip.own_data.kind import Source
 from logitclip.own_data.model import Model
-from logitclip.own_data.source import REVIEW_COLUMN, Source, look
+from logitclip.own_data.network import Network
+from logitclip.own_data.source import look_again
+from logitclip.own_data.tables import Table
+from logitclip.own_data.texts import Texts
 
 DIGITS = 16  # of a digest
 PICTURE = 640  # pixels of the longer side of a picture
@@ -41,54 +44,56 @@ class Rows:
     """
 
     def __init__(self, model: Model, data: str | Path | None = None) -> None:
-        _, knobs = DATASETS.parse(model.facts["config"]["data"])
-        path = Path(knobs["path"] if data is None else data)
-        if not path.exists():
-            raise ValueError(f"The data of the model, {path}, is not there: name it with --data.")
-        columns: dict[str, Any] = {"image": knobs.get("image")}
-        columns |= {name: _listed(knobs.get(name)) for name in ("text", "drop")}
         self.model = model
-        self.source: Source = look(path, knobs.get("label"), **columns)
+        self.source: Source = look_again(model.facts, data)
         if list(self.source.class_names) != model.class_names:
-            raise ValueError(f"{path} has other classes than the model was fitted on: fit it again.")
+            raise ValueError(f"{self.source.path} has other classes than the model was fitted on: fit it again.")
 
     def __len__(self) -> int:
         return len(self.source.labels)
 
+    @property
+    def names(self) -> Sequence[str]:
+        """The names of the rows: numbers or files."""
+        return self.source.rows.names
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether the rows are pictures."""
+        return isinstance(self.source.kind, Images)
+
     @cached_property
     def columns(self) -> dict[str, Any]:
         """The columns of a table, without its label; those with texts come first."""
-        label, text = self.source.knobs["label"], _listed(self.source.knobs.get("text"))
-        found = read_table(self.source.path, text=(label, *text))
-        names = [*text, *(name for name in found if name not in text)]
-        return {name: found[name] for name in names if name not in (label, REVIEW_COLUMN)}
+        kind = self.source.kind
+        assert isinstance(kind, Table)
+        text = [name for name, what in kind.preprocessor.kinds.items() if what == "text"]
+        return {name: kind.columns[name] for name in (*text, *(name for name in kind.columns if name not in text))}
 
     @cached_property
     def files(self) -> ImageFiles:
         """The image files."""
-        path = self.source.path
-        return ImageFiles(path if path.is_dir() else path.parent, self.source.names, PICTURE)
+        kind = self.source.kind
+        assert isinstance(kind, Images)
+        return ImageFiles(kind.folder, kind.names, PICTURE)
 
     @cached_property
-    def _places(self) -> dict[str, int] | None:
-        names = self.source.names
-        return {names[i]: i for i in reversed(range(len(self)))} if self.source.kind == "image" else None
+    def _places(self) -> dict[str, int]:
+        return {self.names[i]: i for i in reversed(range(len(self)))}
 
     def place(self, name: str) -> int | None:
         """Return the position of a row by its name; None if there is none."""
-        if self._places is not None:
-            return self._places.get(name)
-        return int(name) - 1 if name.isdecimal() and 1 <= int(name) <= len(self) else None
+        return self._places.get(name)
 
     def content(self, i: int) -> list[tuple[str, str]]:
         """Return names and values of the columns of a row; of a picture, its file name."""
-        if self.source.kind == "image":
-            return [("file", self.source.names[i])]
+        if self.has_pictures:
+            return [("file", self.names[i])]
         return [(name, _value(column, i)[:LONGEST]) for name, column in self.columns.items()]
 
     def digest(self, i: int) -> str:
         """Return a digest of the content of a row, without its label."""
-        if self.source.kind == "image":
+        if self.has_pictures:
             try:
                 content = Path(self.files.path(i)).read_bytes()
             except OSError:
@@ -108,7 +113,7 @@ class Rows:
         found: dict[str, str | None] = {}
         for i in range(len(self)):
             digest = self.digest(i)
-            found[digest] = None if digest in found else self.source.names[i]
+            found[digest] = None if digest in found else self.names[i]
         return found
 
     def find(self, digest: str) -> str | None:
@@ -119,7 +124,7 @@ class Rows:
         """Return a picture as PNG; None if the row has none, or if it cannot be read."""
         from PIL import Image, ImageOps
 
-        if self.source.kind != "image":
+        if not self.has_pictures:
             return None
         try:
             with Image.open(self.files.path(i)) as image:
@@ -134,13 +139,15 @@ class Rows:
     # -- neighbours ----------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _features(self) -> Any:
-        return self.model._inputs(self.source.path)[1]
+    def _network(self) -> Network | None:
+        """The model's network, if it has one and the rows are pictures."""
+        networks = (learner for learner, _ in self.model.learners if isinstance(learner, Network))
+        return next(networks, None) if self.has_pictures else None
 
     @cached_property
     def compared(self) -> tuple[np.ndarray, np.ndarray]:
         """Positions of the rows that neighbours are chosen from, [n], and their features, [n, D]."""
-        most = COMPARED if isinstance(self._features, Tensor) else PICTURES_COMPARED
+        most = COMPARED if self._network is None else PICTURES_COMPARED
         chosen = np.random.default_rng(0).permutation(len(self))[:most]
         features = self._embed(chosen)
         known = ~np.isnan(features).any(1)
@@ -154,17 +161,15 @@ class Rows:
         return [int(j) for j in chosen[order] if j != i][:count] if not np.isnan(distances).any() else []
 
     def _embed(self, rows: np.ndarray) -> np.ndarray:
-        index = torch.as_tensor(rows)
-        if isinstance(self._features, Tensor):
-            features = self._features[index].double().numpy()
-            scale = np.linalg.norm(features, axis=1, keepdims=True) if self.source.kind == "text" else 1.0
+        if self._network is None:
+            features = self.source.rows.features[rows].astype(np.float64)
+            scale = np.linalg.norm(features, axis=1, keepdims=True) if isinstance(self.source.kind, Texts) else 1.0
             return features / np.maximum(scale, 1e-12)
-        facts = self.model.facts
-        view = transform(facts["augment"], facts["mean"], facts["std"])
-        return last_hidden(self.model.network, self._features.select(index), view)
+        assert self._network.network is not None
+        return last_hidden(self._network.network, self.source.rows.take(rows).inputs, self._network.view)
 
 
-def last_hidden(network: nn.Module, images: ImageFiles, view: Any) -> np.ndarray:
+def last_hidden(network: nn.Module, images: Any, view: Any) -> np.ndarray:
     """Return the input of the last linear layer, [n, D]; NaN for images that cannot be read."""
     last = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
     seen: list[Tensor] = []
@@ -174,7 +179,7 @@ def last_hidden(network: nn.Module, images: ImageFiles, view: Any) -> np.ndarray
         with torch.no_grad():
             for i in range(len(images)):
                 try:
-                    network(view(images.decode(i)[None], None))
+                    network(view(images[torch.tensor([i])], None))
                 except ValueError:  # a file that cannot be read
                     rows.append(np.full((1, last.in_features), np.nan))
                 else:
@@ -188,7 +193,3 @@ def _value(column: Any, i: int) -> str:
     if isinstance(column, Text):
         return "" if column.codes[i] < 0 else column.values[column.codes[i]]
     return "" if isinstance(column, Unusable) or np.isnan(column[i]) else f"{column[i]:.15g}"
-
-
-def _listed(names: Any) -> Sequence[str]:
-    return names.split(",") if isinstance(names, str) and names else []

@@ -1,245 +1,254 @@
-"""Inspect the user's data: rows, classes, features, and the dataset spec that describes it."""
+"""Look at somebody's data: which kind it is, its rows, labels and columns."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from logitclip.data import DATASETS
-from logitclip.data.columns import Column, Columns, Text, Unusable, read_table, row_count
+from logitclip.data.columns import Column, Columns, Text, Unusable, as_text, from_numpy, row_count, take
 from logitclip.data.folder import train_folder
-from logitclip.data.images import IMAGE_SUFFIXES, ImageFiles
+from logitclip.data.images import IMAGE_SUFFIXES
 from logitclip.data.listings import Listing, collect, list_classes
-from logitclip.data.preprocessing import Preprocessor
-from logitclip.data.table import image_listing, load_table, require
-from logitclip.text import listed
+from logitclip.data.table import class_names, column_text, require
+from logitclip.own_data.images import Images
+from logitclip.own_data.kind import Kind, Source, require_rows
+from logitclip.own_data.tables import Table, read_columns
+from logitclip.own_data.texts import Texts
 
-HELD_OUT = 0.1  # share of the rows to validate and calibrate the final model on, with their noisy labels
-FEWEST = 10  # rows, so that one is held out
-SAMPLE = 500  # number of image files whose size is read
+KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in (Table, Texts, Images)}
+FRAME = Path("the data frame")
 REVIEW_COLUMN = "logitclip_review"  # what `apply` says about a row: never a feature
-WORDS = 3  # a column of text with more words on average is probably free text
+LABEL_TYPES = {"i": "int", "u": "int", "f": "float", "b": "bool"}  # by the kind of a NumPy type
 
 
-@dataclass(frozen=True, eq=False)
-class Source:
-    """Data with a label for every row."""
+@dataclass(frozen=True)
+class Options:
+    """The columns of a table that mean something.
 
-    path: Path
-    kind: str  # "table", "text" or "image"
-    knobs: dict[str, Any]  # of the dataset spec
-    labels: np.ndarray  # [N] positions in class_names
-    class_names: Sequence[str]
-    names: Sequence[str]  # [N] row numbers (from 1, without the header) or file names
-    features: int  # of a table: how many inputs the network has
-    used: dict[str, str]  # column -> number, category, text or image
-    left_out: dict[str, str]  # column -> why
-    load_seconds: float = 0.0  # measured time of reading and preprocessing
-    pixels: int = 0  # of images: the median of the shorter sides
-    texts: Sequence[str] | None = None  # [N] what to show of each row
+    Attributes:
+        text: columns with free text.
+        image: a column with image files; detected if its values end in .jpg, .png and so on.
+        drop: columns to leave out.
+        weight: a column with a weight for each row, at least 0.
+        group: a column whose equal values belong together: no group is in two folds.
+        time: a column with times: rows are judged only by models of earlier rows.
+    """
 
-    @property
-    def spec(self) -> str:
-        """The dataset spec of an ordinary run."""
-        knobs = {key: str(value) for key, value in self.knobs.items()}
-        spec = DATASETS.format("folder" if self.path.is_dir() else "table", knobs)
-        read = DATASETS.parse(spec)[1] if DATASETS.split(spec)[1] == knobs else {}
-        lost = [value for key, value in knobs.items() if read.get(key) is None]  # the name none means no name
-        if lost:
-            raise ValueError(f"The names {lost} cannot be written as a spec: rename the column.")
-        return spec
+    text: Sequence[str] = ()
+    image: str | None = None
+    drop: Sequence[str] = ()
+    weight: str | None = None
+    group: str | None = None
+    time: str | None = None
 
     @property
-    def counts(self) -> np.ndarray:
-        """The number of rows of each class, [K]."""
-        return np.bincount(self.labels, minlength=len(self.class_names))
+    def special(self) -> list[str]:
+        """The columns that are no features, without those to leave out."""
+        return [name for name in (self.weight, self.group, self.time) if name is not None]
 
 
-def look(
-    path: str | Path,
-    label: str | None = None,
-    *,
-    text: Sequence[str] = (),
-    image: str | None = None,
-    drop: Sequence[str] = (),
-) -> Source:
-    """Look at a table or a folder of class folders.
+def look(data: Any, label: Any = None, options: Options | None = None, *, decode: bool = True) -> Source:
+    """Read data and labels.
 
     Args:
-        path: A csv, tsv, parquet or npz file, or a folder with one folder of images per class; of a folder with
-            `train/<class>`, the rows are in `train`, and its `test` or `val` is not used.
-        label: The label column of a table.
-        text: Columns with free text.
-        image: A column with image files; detected if its values end in .jpg, .png and so on.
-        drop: Columns to leave out.
+        data: A csv, tsv, parquet or npz file, a folder with one folder of images per class, a pandas data frame, or an
+            array [N, D]. Of a folder with `train/<class>`, the rows are in `train`; its `test` or `val` is not used.
+        label: The label column of a table, or an array of labels [N].
+        options: The columns that mean something else than a feature.
+        decode: Decode images now, and skip those that cannot be read.
 
     Raises:
         ValueError: If the data cannot be used.
     """
-    path = Path(os.path.expanduser(path))
-    if path.is_dir():
-        for name, given in (("label", label), ("text", text), ("image", image), ("drop", drop)):
-            if given:
-                raise ValueError(f"{path} is a folder, its class folders are the labels: leave out {name}.")
-        while (train := train_folder(path)) is not None:  # a run on `path` would test on other rows, those of `test`
-            path = train
-        listing, classes = list_classes(path)
-        return _images(path, {"path": path}, listing, classes, {"image files": "image"}, {})
-    if label is None:
-        columns = read_table(path)
-        raise ValueError(f"Which column of {path} is the label? It has {listed(columns)}.")
-    image, drop = _checked(path, label, text, image, drop)
+    options = options or Options()
+    if isinstance(data, str | os.PathLike):
+        path = Path(os.path.expanduser(data))
+        if path.is_dir():
+            return _look_at_folder(path, label, options, decode)
+        if label is None:
+            columns = read_columns(path)
+            raise ValueError(f"Which column of {path} is the label? It has {', '.join(list(columns)[:20])}.")
+        columns, kind = read_columns(path, {label, *options.text, *filter(None, [options.group])}), "text"
+    else:
+        path = FRAME
+        columns, label, kind = _read_with_labels(data, label)
+    if REVIEW_COLUMN in columns and REVIEW_COLUMN not in options.drop:
+        options = replace(options, drop=(*options.drop, REVIEW_COLUMN))
+    _check_columns(columns, path, label, options)
+    image = options.image or _image_column(columns, label, options)
     if image is not None:
-        listing, classes = image_listing(path, label, image)
-        others = [name for name in read_table(path) if name not in (label, image)]
-        left_out = dict.fromkeys(others, "is not used beside images")
-        return _images(
-            path, {"path": path, "label": label, "image": image}, listing, classes, {image: "image"}, left_out
-        )
-    return _table(path, label, text, drop)
+        return _look_at_files(columns, path, label, image, kind, decode)
+    return _look_at_table(columns, path, label, options, kind)
 
 
-def _table(path: Path, label: str, text: Sequence[str], drop: Sequence[str]) -> Source:
-    Preprocessor.fit({"": np.arange(2.0)})  # imports scikit-learn, which only the first of all loads has to wait for
-    started = time.perf_counter()
-    dataset, preprocessor = load_table(path, label, drop=drop, text=text, test=HELD_OUT)
-    load_seconds = time.perf_counter() - started
-    rows = torch.cat([split.rows for split in (dataset.train, dataset.test) if split.rows is not None])
-    labels = torch.cat([dataset.train.labels, dataset.test.labels])[rows.argsort()].numpy()
-    knobs: dict[str, Any] = {"path": path, "label": label}
-    knobs |= {"drop": ",".join(drop)} if drop else {}
-    knobs |= {"text": ",".join(text)} if text else {}
-    left_out = {**dict.fromkeys(drop, "you left it out"), **preprocessor.dropped}
-    columns = read_table(path, text=text)
-    for name, column in columns.items():
-        if name in preprocessor.dropped and isinstance(column, Text) and _words(column) >= WORDS:
-            left_out[name] += f"; to use its words, give --text {name}"
-    return Source(
-        path=path,
-        kind="text" if text else "table",
-        knobs=knobs,
-        labels=labels,
-        class_names=dataset.class_names,
-        names=_RowNumbers(len(labels)),
-        features=int(dataset.train.x[torch.tensor([0])].shape[1]),
-        used=dict(preprocessor.kinds),
-        left_out=left_out,
-        load_seconds=load_seconds,
-        texts=_Shown({name: columns[name] for name in text or list(preprocessor.kinds)[:4]}),
-    )
+def look_again(facts: Mapping[str, Any], data: str | Path | None = None) -> Source:
+    """Read the data that a model was fitted on.
+
+    Args:
+        facts: The content of model.json.
+        data: The data, if it is no longer where the model was fitted on it.
+
+    Raises:
+        ValueError: If the data is not there, or cannot be used any more.
+    """
+    source = facts.get("source")
+    if not isinstance(source, dict) or not isinstance(source.get("options"), dict):
+        raise ValueError("The model was fitted by an older version, which does not say on which data: fit it again.")
+    path = Path(source["path"] if data is None else data)
+    if not path.exists():
+        raise ValueError(f"The data of the model, {path}, is not there: name it with --data.")
+    return look(path, facts["label"], Options(**source["options"]), decode=False)
+
+
+def _read_with_labels(data: Any, label: Any) -> tuple[dict[str, Column], str, str]:
+    """Return the columns of a data frame or an array with the labels among them, their name and their type."""
+    columns = read_columns(data)
+    if label is None:
+        raise ValueError(f"Which column is the label? There are {', '.join(list(columns)[:20])}.")
+    if isinstance(label, str):
+        values = data[label] if hasattr(data, "columns") and label in data.columns else np.empty(0)
+        return columns, label, LABEL_TYPES.get(values.dtype.kind, "text")
+    name, values = str(getattr(label, "name", None) or "label"), np.asarray(label)
+    if values.shape != (row_count(columns),):
+        raise ValueError(f"There must be a label for each of {row_count(columns)} rows, got an array {values.shape}.")
+    if name in columns:
+        raise ValueError(f"The data has a column {name!r} already: give the labels another name, or name that column.")
+    kind = LABEL_TYPES.get(values.dtype.kind, "text")
+    column = values.astype(np.float64) if kind != "text" else from_numpy(values.astype(str))
+    return {**columns, name: column}, name, kind
+
+
+def _look_at_folder(path: Path, label: Any, options: Options, decode: bool) -> Source:
+    given = {"label": label, "text": options.text, "image": options.image, "drop": options.drop}
+    for name, value in {**given, "weight": options.weight, "group": options.group, "time": options.time}.items():
+        if value is not None and len(value):
+            raise ValueError(f"{path} is a folder, its class folders are the labels: leave out {name}.")
+    while (train := train_folder(path)) is not None:
+        path = train
+    listing, classes = list_classes(path)
+    kind, labels = _images(path, listing, classes, None, None)
+    rows, kept = kind.load(decode=decode)
+    return Source(path, kind.keep(kept), rows, labels[kept], tuple(classes), {"image files": "image"}, {})
+
+
+def _look_at_files(columns: Columns, path: Path, label: str, image: str, label_type: str, decode: bool) -> Source:
+    names, labels = column_text(columns, image, path), column_text(columns, label, path)
+    classes = class_names([columns[label]], label, path)
+    for text, what in ((names, "image file"), (labels, "label")):
+        if (text.codes < 0).any():
+            row = int((text.codes < 0).argmax()) + 1
+            raise ValueError(f"{path}, row {row}: the {what} is missing; fill it in or remove the row.")
+    listed = [
+        (i + 2, names.values[file], labels.values[value])  # line 1 is the header
+        for i, (file, value) in enumerate(zip(names.codes, labels.codes, strict=True))
+    ]
+    left_out = {name: "is not used beside images" for name in columns if name not in (label, image)}
+    folder = Path() if path is FRAME else path.parent
+    kind, positions = _images(path, Listing(path, folder, listed), classes, label, image)
+    rows, kept = kind.load(decode=decode)
+    return Source(path, kind.keep(kept), rows, positions[kept], tuple(classes), {image: "image"}, left_out, label_type)
 
 
 def _images(
-    path: Path,
-    knobs: dict[str, Any],
-    listing: Listing,
-    classes: Sequence[str],
-    used: dict[str, str],
-    left_out: dict[str, str],
-) -> Source:
+    path: Path, listing: Listing, classes: Sequence[str], label: str | None, image: str | None
+) -> tuple[Images, np.ndarray]:
+    """Check a listing of images; return their kind and labels."""
     names, labels = collect(listing, classes)
-    check_names(names)
-    _require_rows(len(names), path)
+    require_rows(len(names), path)
     if len(classes) < 2:
         raise ValueError(f"{path} holds {len(classes)} classes; at least two are needed.")
-    files = ImageFiles(listing.folder, names)
-    sample = torch.linspace(0, len(names) - 1, min(SAMPLE, len(names))).round().long().unique()
-    sides = files.sizes(sample).amin(1)
-    if not (sides > 0).any():
-        raise ValueError(f"None of the image files in {path} can be opened; are they images?")
+    return Images.look(listing.folder, names, label, image), labels.numpy()
+
+
+def _look_at_table(columns: Columns, path: Path, label: str, options: Options, label_type: str) -> Source:
+    classes = class_names([columns[label]], label, path)
+    labels = _positions(columns[label], label, classes, path)
+    aside = (label, *options.drop, *options.special)
+    features = {name: column for name, column in columns.items() if name not in aside}
+    known = np.flatnonzero(labels >= 0)
+    require_rows(len(known), path)
+    inner = features if len(known) == len(labels) else take(features, known)
+    kind = (Texts if options.text else Table).fit(inner, label, options.text)
+    unknown = np.flatnonzero(labels < 0)
     return Source(
         path=path,
-        kind="image",
-        knobs=knobs,
-        labels=labels.numpy(),
+        kind=kind,
+        rows=kind.rows(inner, known),
+        labels=labels[known],
         class_names=tuple(classes),
-        names=names,
-        features=0,
-        used=used,
-        left_out=left_out,
-        pixels=int(sides[sides > 0].median()),
+        used=dict(kind.preprocessor.kinds),
+        left_out={**dict.fromkeys(options.drop, "you left it out"), **kind.preprocessor.dropped},
+        label_type=label_type,
+        weight=_weights(columns, options.weight, path, known),
+        groups=None if options.group is None else _groups(columns, options.group, path)[known],
+        times=None if options.time is None else _times(columns, options.time, path)[known],
+        unlabelled=kind.rows(take(features, unknown), unknown) if len(unknown) else None,
     )
 
 
-def check_names(names: Sequence[str]) -> None:
-    """Raise a ValueError if a file name cannot be written to issues.csv or predictions, which are UTF-8."""
-    for name in names:
-        try:
-            name.encode()
-        except UnicodeEncodeError:
-            shown = os.fsencode(name).decode("utf-8", "backslashreplace")
-            raise ValueError(f"The file name {shown} is not UTF-8: rename the file.") from None
+def _positions(column: Column, name: str, classes: Sequence[str], path: Path) -> np.ndarray:
+    """Return labels as positions in `classes`, -1 where there is none."""
+    text = column_text({name: column}, name, path)
+    position = {value: i for i, value in enumerate(classes)}
+    return np.array([*(position[value] for value in text.values), -1])[text.codes]
 
 
-def _require_rows(count: int, path: Path) -> None:
-    if count < FEWEST:
-        raise ValueError(f"{path} has {count} rows; at least {FEWEST} are needed.")
+def _weights(columns: Columns, name: str | None, path: Path, rows: np.ndarray) -> np.ndarray | None:
+    if name is None:
+        return None
+    column = columns[name]
+    if not isinstance(column, np.ndarray) or not np.isfinite(column[rows]).all() or (column[rows] < 0).any():
+        raise ValueError(f"{path}: the weights {name!r} must be numbers that are at least 0, one in every row.")
+    if not column[rows].any():
+        raise ValueError(f"{path}: the weights {name!r} must not all be 0.")
+    return column[rows] / column[rows].mean()
 
 
-def _checked(
-    path: Path, label: str, text: Sequence[str], image: str | None, drop: Sequence[str]
-) -> tuple[str | None, Sequence[str]]:
-    """Check rows and named columns of a table; return the column with image files, if any, and those to leave out."""
-    if image is not None and text:
+def _groups(columns: Columns, name: str, path: Path) -> np.ndarray:
+    """Return the group of each row as a number; a row without a group is a group of its own."""
+    text = as_text(column_text(columns, name, path))
+    alone = len(text.values) + np.arange(len(text.codes))
+    return np.where(text.codes < 0, alone, text.codes)
+
+
+def _times(columns: Columns, name: str, path: Path) -> np.ndarray:
+    """Return a number for each row that grows with its time."""
+    column = columns[name]
+    if isinstance(column, Unusable):
+        raise ValueError(f"{path}: the time {name!r} {column.reason}.")
+    if isinstance(column, Text):
+        order = {value: i for i, value in enumerate(sorted(column.values))}
+        column = np.array([*(float(order[value]) for value in column.values), np.nan])[column.codes]
+    if np.isnan(column).any():
+        raise ValueError(f"{path}, row {int(np.isnan(column).argmax()) + 1}: the time {name!r} is missing.")
+    return column
+
+
+def _check_columns(columns: Columns, path: Path, label: str, options: Options) -> None:
+    """Raise a ValueError if a column that is named is missing or has two meanings."""
+    if options.image is not None and options.text:
         raise ValueError("Give either image or text: beside images no other column is used.")
-    columns = read_table(path, text=(label,))
-    for name in (label, *text, *drop):
+    for name in (label, *options.text, *options.drop, *options.special):
         require(columns, name, path)
-    for name in (*text, *drop):
-        if not name or "," in name:
-            raise ValueError(f"The column name {name!r} is empty or has a comma, so no list can hold it: rename it.")
-    _require_rows(row_count(columns), path)
-    if REVIEW_COLUMN in columns and REVIEW_COLUMN not in drop:
-        drop = (*drop, REVIEW_COLUMN)
-    if image is not None or text:
-        return image, drop
+    named = [label, *options.text, *options.drop, *options.special]
+    twice = [name for name in named if named.count(name) > 1]
+    if twice:
+        raise ValueError(f"The column {twice[0]!r} is named for two things: name it once.")
+    require_rows(row_count(columns), path)
+
+
+def _image_column(columns: Columns, label: str, options: Options) -> str | None:
+    """Return the column whose values are names of image files, if there is one."""
+    if options.text:
+        return None
     for name, column in columns.items():
-        if name in (label, *drop) or not isinstance(column, Text) or not column.values:
+        if name in (label, *options.drop) or not isinstance(column, Text) or not column.values:
             continue
         if all(value.lower().endswith(IMAGE_SUFFIXES) for value in column.values[:1000]):
-            return name, drop
-    return None, drop
-
-
-def _words(column: Text) -> float:
-    return float(np.mean([len(value.split()) for value in column.values[:1000]])) if column.values else 0.0
-
-
-class _RowNumbers(Sequence[str]):
-    """Row numbers from 1, as text, without a list of a million strings."""
-
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return self.rows
-
-    def __getitem__(self, i: Any) -> Any:
-        return str(range(1, self.rows + 1)[i])
-
-
-class _Shown(Sequence[str]):
-    """The values of some columns, row by row, for people to read."""
-
-    def __init__(self, columns: Columns) -> None:
-        self.columns = columns
-
-    def __len__(self) -> int:
-        return row_count(self.columns)
-
-    def __getitem__(self, i: Any) -> Any:
-        values = {name: _value(column, i) for name, column in self.columns.items()}
-        return next(iter(values.values())) if len(values) == 1 else ", ".join(f"{k} {v}" for k, v in values.items())
-
-
-def _value(column: Column, i: int) -> str:
-    if isinstance(column, Text):
-        return "" if column.codes[i] < 0 else column.values[column.codes[i]]
-    return "" if isinstance(column, Unusable) else f"{column[i]:g}"
+            return name
+    return None

@@ -28,7 +28,7 @@ from logitclip.studies.tables import (
     results_of,
     title,
 )
-from logitclip.text import duration, guard_formula, printable
+from logitclip.text import duration, printable
 
 # -- writers -----------------------------------------------------------------------------------------------------------
 
@@ -202,7 +202,9 @@ def _csv(value: Any) -> Any:
     >>> _csv("=HYPERLINK(1)"), _csv("ce"), _csv(-1.5)
     ("'=HYPERLINK(1)", 'ce', -1.5)
     """
-    return printable(guard_formula(value)) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else printable(value)
 
 
 def as_json(table: Table) -> dict[str, Any]:

@@ -1,0 +1,86 @@
+"""Divide rows into folds that do not leak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from logitclip.data.loading import stratified_split
+from logitclip.own_data.kind import Source
+
+MOST_CELLS = 50_000_000  # rows times classes up to which every row is predicted
+Parts = list[tuple[np.ndarray, np.ndarray]]  # positions to train on, and to predict
+
+
+@dataclass(frozen=True, eq=False)
+class Folds:
+    """Pairs of positions: to train on, and to predict.
+
+    Attributes:
+        parts: the pairs.
+        free: whether any row may be learnt from for any other: there are neither groups nor times.
+    """
+
+    parts: Parts
+    free: bool = True
+
+    @property
+    def judged(self) -> np.ndarray:
+        """The positions that are predicted, sorted."""
+        return np.sort(np.concatenate([test for _, test in self.parts]))
+
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        return iter(self.parts)
+
+
+def make_folds(source: Source, count: int, seed: int) -> Folds:
+    """Return `count` folds.
+
+    Each holds out another part of every class. With groups, all rows of a group are held out together. With times, the
+    rows are cut into `count` + 1 periods, and each period but the first is predicted from the earlier ones. Where rows
+    and classes are so many that their probabilities would fill the memory, a random part of the rows is predicted.
+
+    Raises:
+        ValueError: If there are fewer groups or times than folds.
+    """
+    classes = len(source.class_names)
+    if len(source.labels) * classes > MOST_CELLS:
+        few = choose_rows(len(source.labels), max(100, MOST_CELLS // 10 // classes), seed)
+        return Folds([(np.setdiff1d(np.arange(len(source.labels)), few), few)], free=False)
+    if source.times is not None:
+        return Folds(_by_time(source.times, count), free=False)
+    if source.groups is not None:
+        return Folds(_by_group(source.groups, source.labels, count, seed), free=False)
+    labels = torch.from_numpy(source.labels)
+    parts = (stratified_split(labels, 1 / count, seed, fold=fold) for fold in range(count))
+    return Folds([(train.numpy(), test.numpy()) for train, test in parts])
+
+
+def choose_rows(count: int, most: int, seed: int) -> np.ndarray:
+    """Return all positions, or a random part of so many, sorted."""
+    if count <= most:
+        return np.arange(count)
+    return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
+
+
+def _by_group(groups: np.ndarray, labels: np.ndarray, count: int, seed: int) -> Parts:
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    distinct = len(np.unique(groups))
+    if distinct < count:
+        raise ValueError(f"There must be at least {count} groups, got {distinct}.")
+    folds = StratifiedGroupKFold(count, shuffle=True, random_state=seed)
+    return list(folds.split(labels, labels, groups))
+
+
+def _by_time(times: np.ndarray, count: int) -> Parts:
+    distinct, place = np.unique(times, return_inverse=True)
+    if len(distinct) <= count:
+        raise ValueError(f"There must be more than {count} different times, got {len(distinct)}.")
+    share = np.bincount(place).cumsum() / len(times)
+    period = np.minimum(np.ceil(share * (count + 1) - 1e-9).astype(int) - 1, count)[place]
+    period = np.unique(period, return_inverse=True)[1]  # equal times may leave a period empty
+    return [(np.flatnonzero(period < k), np.flatnonzero(period == k)) for k in range(1, period.max() + 1)]

@@ -1,0 +1,165 @@
+"""Images: a folder with one folder per class, or a table with a column of image files."""
+
+from __future__ import annotations
+
+import base64
+import io
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from logitclip.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, find_images, read_all
+from logitclip.data.table import column_text
+from logitclip.own_data.kind import Kind, Read, Rows, check_names
+from logitclip.own_data.tables import read_columns
+
+log = logging.getLogger(__name__)
+
+CPU_PIXELS = 64  # without a GPU, larger images are reduced to this
+IN_MEMORY = 2_000_000_000  # bytes of decoded images that are kept in memory
+SAMPLE = 500  # number of image files whose size is read
+THUMBNAIL = 96  # pixels
+GRID = 16  # side of the small pictures that the learners other than the network see
+
+
+@dataclass(frozen=True, eq=False)
+class Images(Kind):
+    """Image files, as squares of `size` pixels."""
+
+    name: ClassVar[str] = "image"
+    label: str | None
+    image: str | None  # the column with the files; None for a folder
+    size: int
+    pixels: int = 0  # of the training images: the median of the shorter sides
+    folder: Path = Path()
+    names: Sequence[str] = field(default_factory=list)  # of the training images
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
+
+    @classmethod
+    def look(cls, folder: Path, names: Sequence[str], label: str | None, image: str | None) -> Images:
+        """Look at the sizes of some of the images.
+
+        Raises:
+            ValueError: If none of them can be opened, or if a name is not UTF-8.
+        """
+        check_names(names)
+        files = ImageFiles(folder, names)
+        sample = torch.linspace(0, len(names) - 1, min(SAMPLE, len(names))).round().long().unique()
+        sides = files.sizes(sample).amin(1)
+        if not (sides > 0).any():
+            raise ValueError(f"None of the image files in {folder} can be opened; are they images?")
+        pixels = int(sides[sides > 0].median())
+        size = min(pixels, 256 if torch.accelerator.is_available() else CPU_PIXELS)
+        return cls(label, image, size, pixels, folder, names)
+
+    @classmethod
+    def restore(cls, facts: Mapping[str, Any], read: Read) -> Images:
+        return cls(facts["label"], facts["image"], facts["size"])
+
+    def facts(self) -> dict[str, Any]:
+        return {"kind": self.name, "label": self.label, "image": self.image, "size": self.size}
+
+    def load(self, *, decode: bool = True) -> tuple[Rows, np.ndarray]:
+        """Return the training rows and their positions in `names`.
+
+        Args:
+            decode: Decode the images, and skip those that cannot be read. Otherwise the rows have no features.
+        """
+        files = ImageFiles(self.folder, self.names, self.size)
+        if not decode:
+            return Rows(self.names, np.empty((len(self.names), 0), np.float32), files), np.arange(len(self.names))
+        if len(self.names) * 3 * self.size**2 > IN_MEMORY:
+            return Rows(self.names, small_pictures(files), files), np.arange(len(self.names))
+        images, kept, skipped = read_all(files)
+        for message in skipped:
+            log.warning("skipped: %s", message)
+        if not len(kept):
+            raise ValueError(f"{self.folder} holds no readable image.")
+        names = [self.names[i] for i in kept.tolist()]
+        return Rows(names, small_pictures(images), images), kept.numpy()
+
+    def read(self, data: Any) -> Rows:
+        folder, names = self._files(data)
+        files = ImageFiles(folder, names, self.size)
+        return Rows(names, small_pictures(files), files)
+
+    def _files(self, data: Any) -> tuple[Path, list[str]]:
+        file = isinstance(data, str | os.PathLike)
+        if file and Path(data).is_dir():
+            folder, names = Path(data), sorted(find_images(Path(data)))
+            if not names:
+                raise ValueError(f"{folder} holds no image.")
+            check_names(names)
+            return folder, names
+        if self.image is None:
+            raise ValueError(f"The model was fitted on a folder of images; give a folder, not {data}.")
+        text = column_text(read_columns(data), self.image, str(data) if file else "The data frame")
+        return Path(data).parent if file else Path(), ["" if code < 0 else text.values[code] for code in text.codes]
+
+    def network(self, rows: int) -> dict[str, Any]:
+        gpu = torch.accelerator.is_available()
+        model = "strided_cnn" if not gpu or self.size < 48 else f"resnet:depth=18{self._stem}"
+        return {
+            "model": model,
+            "lr": 0.05,
+            "weight_decay": 5e-4,
+            "batch_size": 128,
+            "epochs": 30,
+            "augment": f"crop:size={self.size * 7 // 8}" if self.size >= 48 else "none",
+        }
+
+    @property
+    def _stem(self) -> str:
+        return ",stem=cifar" if self.size < 128 else ""
+
+    def describe(self, rows: Rows) -> str:
+        reason = "" if self.size == self.pixels else f", reduced from {self.pixels} because there is no GPU"
+        return f"images of {self.size}x{self.size} pixels{reason}"
+
+    def show(self, i: int) -> str:
+        return self.names[i]
+
+    def picture(self, i: int) -> str | None:
+        from PIL import Image
+
+        try:
+            pixels = ImageFiles(self.folder, [self.names[i]], min(THUMBNAIL, max(16, self.pixels))).decode(0)
+        except ValueError:
+            return None
+        content = io.BytesIO()
+        Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())).save(content, "PNG")
+        return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
+
+    def keep(self, index: np.ndarray) -> Images:
+        """Return this kind with some of the training images."""
+        return replace(self, names=[self.names[i] for i in index.tolist()])
+
+
+def small_pictures(images: Tensor | ImageFiles) -> np.ndarray:
+    """Return images as rows of numbers, float32 [N, 3 * side * side] with a side of at most `GRID`.
+
+    They are centred on 0.5 and scaled so that the deviation of natural images is about 1. Images that cannot be read
+    are rows of NaN.
+    """
+    rows = []
+    for i in range(len(images)):
+        try:
+            pixels = images[i] if isinstance(images, Tensor) else images.decode(i)
+        except ValueError:
+            rows.append(None)
+            continue
+        small = pixels[None].float() / 255
+        if small.shape[-1] > GRID:
+            small = torch.nn.functional.interpolate(small, size=(GRID, GRID), mode="area")
+        rows.append(((small - 0.5) / 0.25).flatten())
+    width = next((len(row) for row in rows if row is not None), 1)
+    nothing = torch.full((width,), torch.nan)
+    return torch.stack([nothing if row is None else row for row in rows]).numpy()

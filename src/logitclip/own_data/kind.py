@@ -1,0 +1,158 @@
+"""What every kind of own data has: rows with labels, and how to read new rows.
+
+A kind is one class in one file, named in `source.KINDS`: `Table`, `Texts` and `Images` are the three there are.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from logitclip.data.dataset import Examples
+
+FEWEST = 10  # rows, so that each fold has two
+Read = Callable[[str], bytes]  # from the name of a file in the model folder to its content, checked
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows as the learners see them.
+
+    Attributes:
+        names: row numbers (from 1, without the header) or file names, [N].
+        features: standardised features, float32 [N, D].
+        inputs: what the network sees; the features, unless the kind has something better, such as images.
+    """
+
+    names: Sequence[str]
+    features: np.ndarray
+    inputs: Examples
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def take(self, index: np.ndarray) -> Rows:
+        """Return some of the rows; `index` are positions or a mask."""
+        index = np.flatnonzero(index) if index.dtype == bool else index
+        where = torch.from_numpy(index)
+        x: Any = self.inputs
+        inputs = x[where] if isinstance(x, torch.Tensor) else x.select(where)
+        return replace(
+            self, names=[self.names[i] for i in index.tolist()], features=self.features[index], inputs=inputs
+        )
+
+
+class Kind(ABC):
+    """One kind of data: how to read it, what a network for it looks like, and how to show a row."""
+
+    name: ClassVar[str]
+    label: str | None  # the label column, if there is one
+    mean: tuple[float, ...] = ()  # of the channels of images
+    std: tuple[float, ...] = ()
+
+    @classmethod
+    @abstractmethod
+    def restore(cls, facts: Mapping[str, Any], read: Read) -> Kind:
+        """Return the kind that a model folder describes."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """Return what model.json must hold for `restore`."""
+
+    def contents(self) -> dict[str, bytes]:
+        """Return the files of the model folder that `restore` reads."""
+        return {}
+
+    @abstractmethod
+    def read(self, data: Any) -> Rows:
+        """Read new rows: a file, a folder or a data frame."""
+
+    @abstractmethod
+    def network(self, rows: int) -> dict[str, Any]:
+        """Return the settings of a network for so many rows: model, epochs, lr, batch_size and so on."""
+
+    @abstractmethod
+    def describe(self, rows: Rows) -> str:
+        """Say what a learner sees of a row, as in "12 features"."""
+
+    def show(self, i: int) -> str:
+        """Return what people should read of training row `i`."""
+        return ""
+
+    def picture(self, i: int) -> str | None:
+        """Return training row `i` as a data address, if it is a picture."""
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Data with labels, read once.
+
+    Attributes:
+        path: where it comes from, for messages.
+        kind: how it was read.
+        rows: the rows with a label.
+        labels: positions in `class_names`, int64 [N].
+        class_names: K names, sorted.
+        label_type: type of the labels in a data frame or an array: "int", "float", "bool" or "text".
+        used: column -> number, category, date, text or image.
+        left_out: column -> why.
+        weight: a weight for each row, [N], if there is a column of weights.
+        groups: the group of each row as a number, [N], if there is a column of groups.
+        times: a time for each row, [N], if there is a column of times.
+        unlabelled: names of the rows without a label.
+    """
+
+    path: Path
+    kind: Kind
+    rows: Rows
+    labels: np.ndarray
+    class_names: Sequence[str]
+    used: Mapping[str, str]
+    left_out: Mapping[str, str]
+    label_type: str = "text"
+    weight: np.ndarray | None = None
+    groups: np.ndarray | None = None
+    times: np.ndarray | None = None
+    unlabelled: Rows | None = None
+
+    @property
+    def counts(self) -> np.ndarray:
+        """The number of rows of each class, [K]."""
+        return np.bincount(self.labels, minlength=len(self.class_names))
+
+
+def require_rows(count: int, path: str | Path) -> None:
+    """Raise a ValueError if there are too few rows."""
+    if count < FEWEST:
+        raise ValueError(f"{path} has {count} rows; at least {FEWEST} are needed.")
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise a ValueError if a file name cannot be written to issues.csv or predictions, which are UTF-8."""
+    for name in names:
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            shown = os.fsencode(name).decode("utf-8", "backslashreplace")
+            raise ValueError(f"The file name {shown} is not UTF-8: rename the file.") from None
+
+
+class RowNumbers(Sequence[str]):
+    """Row numbers from 1, as text, without a list of a million strings."""
+
+    def __init__(self, numbers: np.ndarray) -> None:
+        self.numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, i: Any) -> Any:
+        return str(int(self.numbers[i]) + 1)

@@ -1,0 +1,189 @@
+"""The clipped network as a learner."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from logitclip import engine, models
+from logitclip.criterion import clipped
+from logitclip.data.augment import transform
+from logitclip.data.dataset import Dataset, Split
+from logitclip.data.loading import batches
+from logitclip.launch import make_fabric
+from logitclip.methods.standard import Standard
+from logitclip.methods.weighted import Weighted
+from logitclip.own_data.folds import MOST_CELLS, Folds
+from logitclip.own_data.kind import Read, Rows
+from logitclip.own_data.learners import Learner
+
+log = logging.getLogger(__name__)
+
+AVERAGED = 20_000  # rows up to which every epoch is averaged, and not every fifth
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The settings of the network: the model, the loss, the clip, and those of `engine.Settings` that matter here."""
+
+    model: str
+    epochs: int
+    batch_size: int
+    lr: float
+    weight_decay: float = 1e-4
+    augment: str = "none"
+    loss: str = "ce"
+    clip: str = "none"
+    momentum: float = 0.9
+    nesterov: bool = True
+    schedule: str = "cosine"
+    grad_clip: float = 0.0
+    threads: int = 1
+    accelerator: str = "auto"
+    precision: str = "32"
+
+    def settings(self, seed: int) -> engine.Settings:
+        """Return the settings of the engine."""
+        names = {field.name for field in fields(engine.Settings)}
+        return engine.Settings(**{k: v for k, v in vars(self).items() if k in names}, seed=seed)
+
+    def check(self, classes: int, shape: tuple[int, ...]) -> None:
+        """Raise a ValueError if the network cannot be built or trained with these settings."""
+        self.settings(0)
+        clipped(self.loss, self.clip)
+        models.build(self.model, classes, shape)
+
+
+class Network(Learner):
+    """A network trained with the clip.
+
+    Attributes:
+        network: from inputs to logits [N, K].
+        averaged: after `fit`, the class probabilities of the training rows, averaged over the epochs [N, K]. A clipped
+            network learns wrong labels late or never, so they say what the network believed before.
+        seen: after `out_of_fold`, the same for the rows that are held out, by the networks that were trained on them.
+    """
+
+    name = "network"
+    file = "weights.safetensors"
+
+    def __init__(self, classes: int, recipe: Recipe, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()) -> None:
+        super().__init__(classes, recipe.threads)
+        self.recipe, self.mean, self.std = recipe, mean, std
+        self.view = transform(recipe.augment, mean, std)
+        self.network: nn.Module | None = None
+        self.averages = True  # whether `fit` records the averages
+        self.averaged = self.seen = np.empty((0, classes))
+
+    def fresh(self) -> Network:
+        return Network(self.classes, self.recipe, self.mean, self.std)
+
+    def fit(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None = None, seed: int = 0) -> None:
+        split = Split(rows.inputs, torch.from_numpy(np.ascontiguousarray(y)).long())
+        nothing = split.select(torch.arange(0))
+        names = tuple(map(str, range(self.classes)))
+        self.shape = self.input_shape(rows)
+        every = 1 if len(y) <= AVERAGED else 5
+        averages = self.averages and len(y) * self.classes <= MOST_CELLS
+        total, count = torch.zeros(len(y) if averages else 0, self.classes, dtype=torch.float64), 0
+
+        def average(progress: engine.Progress) -> None:
+            nonlocal count
+            if progress.row["epoch"] % every == 0:
+                total.add_(predict(progress.method.network, rows.inputs, self.view).double().softmax(1))
+                count += 1
+
+        trained = engine.fit(
+            Dataset("rows", split, nothing, self.classes, names, mean=self.mean, std=self.std),
+            partial(_build, self.recipe.model, self.classes, self.shape),
+            clipped(self.recipe.loss, self.recipe.clip),
+            Standard if weight is None else partial(Weighted, weights=torch.from_numpy(weight).float()),
+            self.recipe.settings(seed),
+            view=self.view,
+            fabric=make_fabric(accelerator=self.recipe.accelerator, precision=self.recipe.precision),
+            after_epoch=average if averages else None,
+        )
+        self.network = trained.network.cpu().float().eval()
+        self.averaged = (total / max(1, count)).numpy()
+
+    def out_of_fold(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, folds: Folds, seed: int) -> np.ndarray:
+        judged = folds.judged
+        found, seen = np.empty((len(judged), self.classes)), np.zeros((len(judged), self.classes))
+        times = np.zeros(len(judged))
+        for train, test in folds:
+            network = self.fresh()
+            network.fit(rows.take(train), y[train], None if weight is None else weight[train], seed)
+            found[np.searchsorted(judged, test)] = network.predict_proba(rows.take(test))
+            at = np.flatnonzero(np.isin(judged, train) & (len(network.averaged) > 0))
+            seen[at] += network.averaged[np.searchsorted(train, judged[at])]
+            times[at] += 1
+        self.seen = np.where(times[:, None] > 0, seen / np.maximum(times, 1)[:, None], found)
+        return found
+
+    def input_shape(self, rows: Rows) -> tuple[int, ...]:
+        """Return the shape of an input, after the view."""
+        return tuple(self.view(rows.inputs[torch.tensor([0])], None).shape[1:])
+
+    def predict_proba(self, rows: Rows) -> np.ndarray:
+        assert self.network is not None
+        return predict(self.network, rows.inputs, self.view).double().softmax(1).numpy()
+
+    def facts(self) -> dict[str, Any]:
+        return {"name": self.name, "recipe": vars(self.recipe), "input_shape": list(self.shape)}
+
+    def contents(self) -> dict[str, bytes]:
+        from safetensors.torch import save
+
+        assert self.network is not None
+        return {self.file: save({name: value.contiguous() for name, value in self.network.state_dict().items()})}
+
+    def restore(self, facts: Mapping[str, Any], read: Read) -> None:
+        from safetensors.torch import load
+
+        self.shape = tuple(facts["input_shape"])
+        self.network = models.build(self.recipe.model, self.classes, self.shape)
+        self.network.load_state_dict(load(read(self.file)))
+        self.network.eval()
+
+
+def with_clip(network: Network, clip: str) -> Network:
+    """Return a fresh network with another clip."""
+    return Network(network.classes, replace(network.recipe, clip=clip), network.mean, network.std)
+
+
+def _build(spec: str, classes: int, shape: tuple[int, ...], seed: int) -> nn.Module:
+    return models.build(spec, classes, shape, seed=seed)
+
+
+@torch.no_grad()
+def predict(network: nn.Module, x: Any, view: Any) -> Tensor:
+    """Return logits [N, K] in batches; NaN for image files that cannot be read."""
+    training = network.training
+    network.eval()
+    device = next(network.parameters()).device
+    if isinstance(x, Tensor):
+        empty = Split(x, torch.zeros(len(x), dtype=torch.int64))
+        found = torch.cat([network(view(batch.to(device), None)).cpu() for _, batch, _ in batches(empty, 1024)])
+    else:
+        found = _predict_files(network, x, view, device)
+    network.train(training)
+    return found.float()
+
+
+def _predict_files(network: nn.Module, x: Any, view: Any, device: torch.device) -> Tensor:
+    rows: list[Tensor | None] = []
+    for i in range(len(x)):
+        try:
+            rows.append(network(view(x.decode(i)[None].to(device), None)).cpu())
+        except ValueError as error:
+            log.warning("skipped: %s", error)
+            rows.append(None)
+    width = next((row.shape[1] for row in rows if row is not None), 1)
+    return torch.cat([torch.full((1, width), torch.nan) if row is None else row for row in rows])

@@ -1,0 +1,100 @@
+"""Tables of numbers, categories and dates: one row per example."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from logitclip.data.columns import Column, Columns, Text, Unusable, from_frame, read_table, row_count
+from logitclip.data.preprocessing import Preprocessor
+from logitclip.own_data.kind import Kind, Read, RowNumbers, Rows
+
+log = logging.getLogger(__name__)
+
+PREPROCESSING = "preprocessing.skops"
+SHOWN = 4  # columns of a row that people see
+
+
+@dataclass(frozen=True, eq=False)
+class Table(Kind):
+    """A csv, tsv, parquet or npz file, or a data frame."""
+
+    name: ClassVar[str] = "table"
+    label: str | None
+    preprocessor: Preprocessor
+    columns: Columns = field(default_factory=dict)  # of the training rows
+
+    @classmethod
+    def fit(cls, columns: Columns, label: str, text: Sequence[str]) -> Table:
+        """Learn the preprocessing from the columns of the training rows."""
+        return cls(label, Preprocessor.fit(columns, text), columns)
+
+    @classmethod
+    def restore(cls, facts: Mapping[str, Any], read: Read) -> Table:
+        return cls(facts["label"], Preprocessor.from_bytes(read(PREPROCESSING)))
+
+    def facts(self) -> dict[str, Any]:
+        return {"kind": self.name, "label": self.label}
+
+    def contents(self) -> dict[str, bytes]:
+        return {PREPROCESSING: self.preprocessor.to_bytes()}
+
+    def read(self, data: Any) -> Rows:
+        columns = read_columns(data, self.preprocessor.text_columns)
+        rows = self.rows(columns)
+        for name, values in self.preprocessor.unknown(columns).items():
+            shown = ", ".join(map(repr, values[:3])) + (f" and {len(values) - 3} more" if len(values) > 3 else "")
+            log.warning("column %r has values that the model does not know: %s; they count as rare ones", name, shown)
+        return rows
+
+    def rows(self, columns: Columns, numbers: np.ndarray | None = None) -> Rows:
+        """Return the rows of some columns; `numbers` are their positions in the file, if they are not all of them."""
+        features = self.preprocessor.transform(columns)
+        names = RowNumbers(np.arange(row_count(columns)) if numbers is None else numbers)
+        return Rows(names, features.numpy(), features)
+
+    def network(self, rows: int) -> dict[str, Any]:
+        return {
+            "model": "mlp:width=256,depth=2",
+            "lr": 0.1,
+            "weight_decay": 1e-4,
+            "batch_size": 128 if rows < 100_000 else 1024,
+            "epochs": 25 if rows < 20_000 else 20,
+            "augment": "none",
+        }
+
+    def describe(self, rows: Rows) -> str:
+        return f"{rows.features.shape[1]} features"
+
+    def show(self, i: int) -> str:
+        values = {name: _value(self.columns[name], i) for name in self.shown_columns}
+        return next(iter(values.values())) if len(values) == 1 else ", ".join(f"{k} {v}" for k, v in values.items())
+
+    @property
+    def shown_columns(self) -> list[str]:
+        """The columns of a row that people see."""
+        return list(self.preprocessor.kinds)[:SHOWN]
+
+
+def read_columns(data: Any, text: Collection[str] = ()) -> dict[str, Column]:
+    """Read a file, or convert a data frame or an array [N, D], whose columns are called x0, x1, ..."""
+    if isinstance(data, str | os.PathLike):
+        return read_table(os.fspath(data), text=text)
+    if hasattr(data, "columns"):
+        return from_frame(data)
+    array = np.asarray(data)
+    if array.ndim != 2 or array.dtype.kind not in "biuf":
+        found = type(data).__name__ if array.ndim != 2 else f"an array of {array.dtype}"
+        raise ValueError(f"data must be a file, a folder, a pandas data frame or an array [N, D], got {found}.")
+    return {f"x{i}": array[:, i].astype(np.float64) for i in range(array.shape[1])}
+
+
+def _value(column: Column, i: int) -> str:
+    if isinstance(column, Text):
+        return "" if column.codes[i] < 0 else column.values[column.codes[i]]
+    return "" if isinstance(column, Unusable) else f"{column[i]:g}"
