@@ -60,7 +60,8 @@ def text_set(path: Path) -> tuple[Tensor, np.ndarray, np.ndarray, Tensor, np.nda
     folder = Path(found.submodule_search_locations[0]) / "model"
     x = encode_inputs(RunConfig(encoder=f"hf:{folder}").resolved(), Texts([row["text"] for row in rows]))
     part = {name: np.array([row["split"] == name for row in rows]) for name in ("train", "test")}
-    given, true = (np.array([int(row[name]) for row in rows]) for name in ("label", "true_label"))
+    classes = sorted({row["true_label"] for row in rows})
+    given, true = (np.array([classes.index(row[name]) for row in rows]) for name in ("label", "true_label"))
     train, test = part["train"], part["test"]
     return x[train], given[train], true[train], x[test], true[test]
 

@@ -6,7 +6,7 @@ CIFAR is a folder with cifar-10-batches-bin. Needs EfficientNet-Lite0 (see effic
 
 - speed: rows per second of `Features.complete` over those of a loop that only calls the network on batches that were
   decoded before. PNG files are read, decoded and prepared in background threads. Median of interleaved repeats.
-- memory: the largest resident size of a process that encodes 2,048 photos, and of one that encodes 8,192.
+- memory: the largest resident size of a process that encodes 1,024 photos, and of one that encodes 4,096.
 - kills: a process that encodes is killed ten times with SIGKILL; then it ends, and its bytes are compared with those of
   an uninterrupted one.
 - ray: two actors, the same bytes.
@@ -93,7 +93,7 @@ def child(arguments: list[str], options: argparse.Namespace) -> list[str]:
 
 def measure_memory(folder: Path, cache: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure the largest resident size for two numbers of photos."""
-    for count in (2048, 8192):
+    for count in (1024, 4096):
         command = child([str(folder), str(cache / f"memory{count}"), str(count)], options)
         peak = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout) / 1024
         yield {"what": f"peak memory of {count} photos, MB", "value": round(peak), "detail": ""}
@@ -102,7 +102,7 @@ def measure_memory(folder: Path, cache: Path, options: argparse.Namespace) -> It
 def measure_kills(files: ImageFiles, folder: Path, cache: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Kill a process ten times, let it end, and compare its bytes."""
     wanted = {path.name: path.read_bytes() for path in encode(files, cache / "whole").folder.glob("*.npy")}
-    command = child([str(folder), str(cache / "killed"), str(len(files)), "256"], options)
+    command = child([str(folder), str(cache / "killed"), str(len(files)), "64"], options)
     kills = 0
     while kills < 10:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
@@ -139,7 +139,7 @@ def measure_ray(files: ImageFiles, cache: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--cifar", required=True)
-    parser.add_argument("--photos", type=int, default=4096)
+    parser.add_argument("--photos", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", nargs="+", default=["speed", "memory", "kills", "ray"])
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
@@ -153,19 +153,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         folder, cache, rows = Path(work) / "photos", Path(work) / "cache", list[dict[str, Any]]()
         files = write_photos(options.cifar, folder, options.photos)
-        few = ImageFiles(folder, [f"{i:05d}.png" for i in range(min(3072, options.photos))])
+        few = ImageFiles(folder, [f"{i:05d}.png" for i in range(min(1024, options.photos))])
         if "speed" in options.only:
-            rows += measure_speed(few.select(torch.arange(1024)), cache, options.repeats)
+            rows += measure_speed(few.select(torch.arange(512)), cache, options.repeats)
         if "memory" in options.only:
-            write_photos(options.cifar, folder, 8192)
+            write_photos(options.cifar, folder, 4096)
             rows += measure_memory(folder, cache, options)
-        features.BLOCK = 256
+        features.BLOCK = 64
         if "kills" in options.only:
             rows.append(measure_kills(few, folder, cache, options))
         if "ray" in options.only:
-            rows.append(measure_ray(files.select(torch.arange(1024)), cache / "r"))
+            rows.append(measure_ray(files.select(torch.arange(512)), cache / "r"))
         for row in rows:
-            print(row)
+            print(row, flush=True)
         versions = f"torch {torch.__version__}, {os.cpu_count()} cores"
         with RESULTS.open("w", newline="") as file:
             writer = csv.DictWriter(file, ["what", "value", "detail", "machine"], lineterminator="\n")
