@@ -19,10 +19,10 @@ from logitclip.own_data.combining import Vote, adjust_for_classes, combine, stac
 from logitclip.own_data.folds import make_folds
 from logitclip.own_data.issues import count_marked, judge_labels, make_less_sure
 from logitclip.own_data.learners import Forest, Logistic, Neighbours
-from logitclip.own_data.model import original, plain
 from logitclip.own_data.planning import make_plan
 from logitclip.own_data.source import Options, look
 from logitclip.runs.train import train
+from logitclip.text import guard_formula, unguard_formula
 
 QUICK = {"epochs": 6}
 
@@ -553,8 +553,8 @@ def test_names_of_classes_are_shown_as_they_are(tmp_path, capsys, monkeypatch):
 
 def test_each_name_comes_back_from_a_csv_file():
     names = ["=a", "'=a", "''=a", "'a", "'", "", "-", "-1", "'-1", "-a", "+1", "@", "\tx", "a"]
-    assert [original(plain(name)) for name in names] == names
-    assert not [name for name in names if plain(name).startswith(("=", "+", "@", "-a", "\t"))]
+    assert [unguard_formula(guard_formula(name)) for name in names] == names
+    assert not [name for name in names if guard_formula(name).startswith(("=", "+", "@", "-a", "\t"))]
 
 
 def test_train_points_to_fit(capsys, monkeypatch):

@@ -328,7 +328,7 @@ def test_number_of_cells(name: str) -> None:
 
 def test_table_1_on_a_laptop_takes_about_a_thousand_runs() -> None:
     recipe = load_recipe("table1", "cpu")
-    to_tune = {recipe.to_tune(cell) for cell in recipe.cells if tuning.tuned(cell.config)}
+    to_tune = {recipe.to_tune(cell) for cell in recipe.cells if tuning.is_tuned(cell.config)}
     trials = {trial for config in to_tune for trial in tuning.trials(config, lambda _: None)}
     assert (len(recipe.cells), len(trials)) == (440, 484)
 

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from logitclip import cli
+from logitclip import cli, files
 from logitclip.losses import LOSSES
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Failure, Result
@@ -179,7 +179,7 @@ def test_mixed_versions_and_devices_are_warned_of(folder, tmp_path, table):
     file = tmp_path / "runs" / entry(table, **CELL).ids[0] / "result.json"
     result = json.loads(file.read_text())
     result["versions"]["torch"], result["device"] = "1.0.0", "abacus"
-    file.write_text(json.dumps(result))
+    file.write_text(json.dumps({**result, "digest": files.object_digest(result)}))
     mixed = tabulate(recipe, sweeping.collect(recipe))
     versions, devices = mixed.warnings
     assert "versions of torch" in versions

@@ -71,7 +71,7 @@ def accuracies(rows: list[sweeping.Row]) -> list[float]:
 def test_values_are_tuned_once_and_used_by_all_seeds(tmp_path):
     study, log = recipe(tmp_path), Log()
     assert {row.outcome for row in sweeping.collect(study)} == {None}
-    assert [row.config is None for row in sweeping.collect(study)] == [tuning.tuned(c.config) for c in study.cells]
+    assert [row.config is None for row in sweeping.collect(study)] == [tuning.is_tuned(c.config) for c in study.cells]
     rows = swept(study, log)
     assert len(log.of("start")) == 2 * 4 + 8  # two values to find, eight cells
     assert all(isinstance(row.outcome, Result) for row in rows)
@@ -79,7 +79,7 @@ def test_values_are_tuned_once_and_used_by_all_seeds(tmp_path):
     assert [row.cell for row in rows] == list(study.cells)
     for row in rows:
         config = row.cell.config
-        if tuning.tuned(config):
+        if tuning.is_tuned(config):
             chosen = tuning.choose(study.to_tune(row.cell))
             assert chosen.seed == chosen.noise_seed == 0
             assert row.config == replace(config, penalty=chosen.penalty)

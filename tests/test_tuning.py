@@ -152,12 +152,12 @@ def test_every_grid_names_a_knob_that_exists() -> None:
 
 def test_what_is_to_be_tuned_is_no_run() -> None:
     assert word_to_tune(AUTO) == ("clip", "temp", "auto")
-    assert tuning.tuned(GRID)
-    assert not tuning.tuned(RunConfig())
+    assert tuning.is_tuned(GRID)
+    assert not tuning.is_tuned(RunConfig())
     with pytest.raises(ValueError, match="temp of the clip 'norm:temp=auto' is to be tuned"):
         train(AUTO)
     with pytest.raises(ValueError, match=r"One number can be tuned at a time, got clip\.temp and penalty\.weight"):
-        tuning.tuned(replace(AUTO, penalty="norm:weight=grid"))
+        tuning.is_tuned(replace(AUTO, penalty="norm:weight=grid"))
     with pytest.raises(ValueError, match="Nothing to tune"):
         tuning.trials(RunConfig())
     with pytest.raises(ValueError, match=r"--option loss\.q --values"):
@@ -182,7 +182,7 @@ def test_own_values_on_real_runs(tmp_path) -> None:
     search = Search("lr", values=(1e-6, 0.1))
     executors.execute(tuning.trials(config, search=search), executor="inline")
     assert tuning.trials(config, search=search) == []
-    scores = tuning.tried(config, outcome, search)
+    scores = tuning.scores_of_trials(config, outcome, search)
     assert list(scores) == [1e-6, 0.1]
     assert tuning.choose(config, search=search).lr == max(scores, key=lambda value: scores[value] or 0)
 
@@ -308,12 +308,12 @@ def test_a_trial_whose_files_are_lost_or_cut_has_failed_and_is_made_again(tmp_pa
     config = RunConfig(clip="norm:temp=auto", limit=100, epochs=2, runs=str(tmp_path))
     executors.execute(tuning.trials(config), executor="inline")
     search = tuning.search_for(config)
-    before = tuning.tried(config, outcome, search)
+    before = tuning.scores_of_trials(config, outcome, search)
     lost = tmp_path / tuning.trial(config, search, next(iter(before))).id / name
     whole = lost.read_bytes()
     for content in (b"", whole[: len(whole) // 2], None):
         lost.unlink() if content is None else lost.write_bytes(content)
-        scores = tuning.tried(config, outcome, search)
+        scores = tuning.scores_of_trials(config, outcome, search)
         assert [value for value, score in scores.items() if score is None] == [next(iter(before))]
         assert f"The result in {lost.parent} is not used: {name} " in caplog.text
         caplog.clear()

@@ -17,6 +17,8 @@ from torch.autograd import forward_ad
 
 from logitclip.registry import Registry
 
+LONG = 16 * 1024  # entries that are summed at a time in float32
+
 CLIPS = Registry("clip")
 PENALTIES = Registry("penalty")
 
@@ -232,6 +234,9 @@ def vector_norm(z: Tensor, p: float, dim: int) -> Tensor:
     # Powers may overflow (1e20 squared does in float32): divide by the largest entry first.
     largest = torch.linalg.vector_norm(z.detach(), math.inf, dim=dim, keepdim=True)
     largest = largest.clamp_min(torch.finfo(z.dtype).tiny)
+    if z.shape[dim] > LONG:  # norms of parts, and their norm: one long sum loses digits
+        parts = [torch.linalg.vector_norm(part, p, dim=dim, keepdim=True) for part in (z / largest).split(LONG, dim)]
+        return largest * torch.linalg.vector_norm(torch.cat(parts, dim), p, dim=dim, keepdim=True)
     return largest * torch.linalg.vector_norm(z / largest, p, dim=dim, keepdim=True)
 
 

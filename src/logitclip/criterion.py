@@ -66,6 +66,7 @@ class Loss(nn.Module):
     epoch: Tensor | None
     class_counts: Tensor | None
     removed: Any  # Tensor | None
+    memory: Any  # GradientMemory | None
 
     def __init__(
         self,
@@ -83,7 +84,8 @@ class Loss(nn.Module):
             raise ValueError(f"weight must be one float per class, got {weight.dtype} of shape {tuple(weight.shape)}.")
         self.name, self.knobs = LOSSES.parse(spec, **knobs)
         self.function: Any = LOSSES[self.name]
-        self.reduction, self.ignore_index = reduction, ignore_index
+        self.reduction: Reduction = reduction
+        self.ignore_index = ignore_index
         self.register_buffer("weight", weight)
         # The state of a loss with a schedule, set by start_epoch. It is kept in buffers, so that a compiled criterion
         # does not recompile when it changes. Only `removed` is saved: a resumed run calls start_epoch again.

@@ -213,9 +213,16 @@ def learnt(trial: Trial | None) -> bool:
     if trial is None:
         return False
     shares = [(trial.predictions == k).mean() * (trial.labels == k).mean() for k in np.unique(trial.labels)]
-    chance = float(sum(shares))
-    error = math.sqrt(chance * (1 - chance) / len(trial.labels))
-    return bool((trial.predictions == trial.labels).mean() > chance + 2 * error)
+    return beats_chance((trial.predictions == trial.labels).mean(), float(sum(shares)), len(trial.labels))
+
+
+def beats_chance(hits: float, chance: float, count: int, errors: float = 2.0) -> bool:
+    """Whether the share of hits among `count` examples exceeds that of chance by so many standard errors.
+
+    >>> beats_chance(0.55, 0.5, 1000), beats_chance(0.55, 0.5, 100)
+    (True, False)
+    """
+    return bool(hits > chance + errors * math.sqrt(chance * (1 - chance) / count))
 
 
 def highest(scores: Mapping[Any, float | None]) -> Any:

@@ -19,6 +19,25 @@ def printable(text: str) -> str:
     return text.translate(_VISIBLE)
 
 
+def guard_formula(text: str) -> str:
+    """Keep spreadsheets from reading the text of a CSV cell as a formula: a quote comes first.
+
+    >>> guard_formula("=HYPERLINK(1)"), guard_formula("ce"), guard_formula("-1.5")
+    ("'=HYPERLINK(1)", 'ce', '-1.5')
+    """
+    return f"'{text}" if _is_formula(text) else text
+
+
+def unguard_formula(text: str) -> str:
+    """Undo `guard_formula`."""
+    return text[1:] if text[:1] == "'" and _is_formula(text) else text
+
+
+def _is_formula(text: str) -> bool:
+    text = text.lstrip("'")  # a quote before a formula gets another one, so that each text has its own guarded form
+    return text[:1] in ("=", "+", "@", "\t", "\r") or (text[:1] == "-" and not text[1:2].isdigit())
+
+
 def counted(number: int, noun: str) -> str:
     """
     >>> counted(1, "run"), counted(36, "run")

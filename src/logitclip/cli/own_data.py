@@ -13,7 +13,7 @@ from logitclip.cli.options import Flag, Number, Text, Whole
 from logitclip.cli.output import Exit, fail, make_table, show, show_json, tell
 from logitclip.cli.training import stop_on_sigterm
 from logitclip.runs.results import Failed
-from logitclip.text import duration
+from logitclip.text import duration, guard_formula
 
 Out = Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
 Data = Annotated[Positional[Path], arg(metavar="DATA")]
@@ -181,7 +181,6 @@ def predict(
     """
     from logitclip.files import write
     from logitclip.own_data import load
-    from logitclip.own_data.model import plain
 
     if not json and out.resolve() == data.resolve():
         raise ValueError(f"{out} is the data itself: name another file with -o.")
@@ -190,7 +189,9 @@ def predict(
     if json:
         show_json(found.to_dict("records"))
     else:
-        names = {name: found[name].map(str, na_action="ignore").map(plain, na_action="ignore") for name in NAMES}
+        names = {
+            name: found[name].map(str, na_action="ignore").map(guard_formula, na_action="ignore") for name in NAMES
+        }
         write(out, found.assign(**names).to_csv(index=False).encode())
         tell(f"{len(found):,} predictions in {out}.")
     compared = loaded.agreement(data, found)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import copy
+import io
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -133,6 +135,19 @@ def find_images(folder: Path, under: str = "") -> Iterator[str]:
         for file in files:
             if file.lower().endswith(IMAGE_SUFFIXES) and not file.startswith("."):
                 yield Path(parent, file).relative_to(folder).as_posix()
+
+
+def png_address(pixels: Tensor) -> str:
+    """An image [C, H, W] of bytes, grey or RGB, as a PNG in a data: address."""
+    content = io.BytesIO()
+    values = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)
+    _pillow().fromarray(np.ascontiguousarray(values.numpy())).save(content, "PNG")
+    return as_address(content.getvalue())
+
+
+def as_address(png: bytes) -> str:
+    """A PNG file as a data: address, for a page in one file."""
+    return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
 def image_protocol(size: int) -> dict[str, Any]:

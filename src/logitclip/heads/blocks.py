@@ -170,6 +170,8 @@ class BlockedHead:
             elif self.shifted:
                 largest.append(z.amax(1))
         norm = self.shard.norm(torch.linalg.vector_norm(torch.stack(norms), dim=0)) if norms else None
+        if norm is not None:  # squares overflowed: NaN, as is documented, rather than clipped to 0
+            norm = norm.masked_fill(norm.isinf(), torch.nan)
         top = self.shard.max(torch.stack(largest).amax(0)) if largest else None
         if top is not None and self.wants_top:
             here = torch.where(self.largest == top, self.shard.first + self.at_largest, self.shard.num_classes)
@@ -249,7 +251,8 @@ class BlockedHead:
             return z
         if self.top is None:
             return torch.exp2(z, out=scratch)
-        return torch.sub(z, (self.top * self.scale * LOG2_E).unsqueeze(1), out=scratch).exp2_()
+        shift = self.top * (self.scale * LOG2_E)  # rounded as z is: at delta = 1e10 a unit in the last place is 1024
+        return torch.sub(z, shift.unsqueeze(1), out=scratch).exp2_()
 
     def _chunks(self, turn: int) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Classes, their weight, what the chunk holds in this pass (1, 2 or 3), and as much scratch memory."""

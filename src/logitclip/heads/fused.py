@@ -164,7 +164,8 @@ def _closed_form(
     if criterion.reduction == "mean":  # divided here, not at the end: the gradients are computed with the values
         ones = torch.ones(len(target), dtype=full, device=target.device)
         row_weight = ones if row_weight is None else row_weight
-        row_weight = row_weight / denominator(weights_of(ones, target, row_weight, None, None, class_weight))
+        counted = weights_of(ones, target, row_weight, None, None, class_weight)
+        row_weight = row_weight / denominator(ones if counted is None else counted)
 
     def value(log_p: Tensor, mean_log_p: Tensor | None, found: dict[str, Tensor], rows: slice) -> Tensor:
         if mean_log_p is not None:
@@ -215,7 +216,9 @@ def _closed_form(
                     if expected is not None:  # dL/ds is the expectation of z under p
                         log_total = log_total + expected * moved
                 log_p = _at_most_0(scale * z_y - log_total)
-                found = _found(head, target[rows], classes, None if z_top is None else scale * z_top - log_total)
+                found = _simple_statistics(
+                    head, target[rows], classes, None if z_top is None else scale * z_top - log_total
+                )
                 for name, (leaf, slopes, along) in zip(sums, of_sums, strict=True):
                     found[name] = leaf - slopes * (log_total - log_total.detach()) + along * moved
                 result = value(log_p, None if mean is None else scale * mean - terms.v_sum * log_total, found, rows)
@@ -240,11 +243,11 @@ def _at_most_0(log_p: Tensor) -> Tensor:
     return log_p - log_p.detach().clamp_min(0)
 
 
-def _found(head: BlockedHead, target: Tensor, classes: int, max_log_p: Tensor | None) -> dict[str, Tensor]:
+def _simple_statistics(head: BlockedHead, target: Tensor, classes: int, max_log_p: Tensor | None) -> dict[str, Tensor]:
     """The statistics that need no sum."""
     found = {"classes": torch.full_like(head.log_total, classes)}
     if max_log_p is not None:
-        found |= {"max_log_p": _at_most_0(max_log_p), "is_max": (head.at_top == target).to(max_log_p.dtype)}
+        found |= {"max_log_p": max_log_p, "is_max": (head.at_top == target).to(max_log_p.dtype)}
     return found
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from logitclip.clip import check_positive
 from logitclip.losses.contract import TrainingState, loss
-from logitclip.losses.parts import above, at_least, one_minus_p, power_gap
+from logitclip.losses.parts import above, at_least, infinite_if_masked, one_minus_p, power_gap
 
 LOG_ZERO = math.log(1e-4)  # RCE's value for log 0 in every public code base (the SCE paper's text says -4)
 
@@ -73,9 +73,13 @@ def focal(log_p: Tensor, *, gamma: float = 0.5, detach_weight: bool = False) -> 
     Reference: Lin, Goyal, Girshick, He and Dollár (2017), Focal Loss for Dense Object Detection, arXiv 1708.02002.
     """
     at_least(0, gamma=gamma)
-    log_p_factor = log_p.detach() if detach_weight else log_p
-    # With gamma < 1 the power has no gradient at p_y = 1: the clamp cuts it there, where the loss is flat anyway.
-    return one_minus_p(log_p_factor).clamp_min(torch.finfo(log_p.dtype).tiny) ** gamma * -log_p
+
+    def phi(log_p: Tensor) -> Tensor:
+        log_p_factor = log_p.detach() if detach_weight else log_p
+        # With gamma < 1 the power has no gradient at p_y = 1: the clamp cuts it there, where the loss is flat anyway.
+        return one_minus_p(log_p_factor).clamp_min(torch.finfo(log_p.dtype).tiny) ** gamma * -log_p
+
+    return infinite_if_masked(phi, log_p)
 
 
 @loss
@@ -273,7 +277,7 @@ def nce(log_p: Tensor, sum_log_p: Tensor, *, scale: float = 1.0) -> Tensor:
     Labels, arXiv 2006.13554.
     """
     at_least(0, scale=scale)
-    return scale * (log_p / sum_log_p)
+    return infinite_if_masked(lambda log_p: scale * (log_p / sum_log_p), log_p)
 
 
 @loss

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,6 +16,12 @@ def one_minus_p(log_p: Tensor) -> Tensor:
     tensor([1.0000e-10, -0.0000e+00])
     """
     return -torch.expm1(log_p)
+
+
+def infinite_if_masked(phi: Callable[[Tensor], Tensor], log_p: Tensor) -> Tensor:
+    """`phi(log_p)`, and infinity without a gradient where the label is a masked class: there phi' would be NaN."""
+    masked = log_p.isneginf()
+    return phi(log_p.masked_fill(masked, -1.0)).masked_fill(masked, math.inf)
 
 
 def power_gap(base: float, change: Tensor, q: float) -> Tensor:

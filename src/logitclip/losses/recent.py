@@ -16,7 +16,7 @@ from logitclip.fused import SUMS
 from logitclip.losses.classic import focal, gce, mae, nce
 from logitclip.losses.contract import loss
 from logitclip.losses.memory import LOWEST
-from logitclip.losses.parts import above, at_least
+from logitclip.losses.parts import above, at_least, infinite_if_masked
 
 # -- active and negative losses ----------------------------------------------------------------------------------------
 
@@ -47,7 +47,7 @@ def nfl(log_p: Tensor, sum_focal: Tensor, *, gamma: float = 0.5) -> Tensor:
     Labels, arXiv 2006.13554.
     """
     at_least(0, gamma=gamma)
-    return SUMS["sum_focal"].value(log_p, gamma) / sum_focal
+    return infinite_if_masked(lambda log_p: SUMS["sum_focal"].value(log_p, gamma) / sum_focal, log_p)
 
 
 @loss(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from logitclip.search import beats_chance
 
 
 def record_files(path: str | Path) -> tuple[Path, Path]:
@@ -96,7 +97,7 @@ def check_agreement(path: str, labels: Tensor, clean: Tensor, num_classes: int) 
     counts = [values.bincount(minlength=num_classes) / len(values) for values in (labels, clean)]
     chance = float(counts[0] @ counts[1])
     agreement = float((labels == clean).double().mean())
-    if agreement <= chance + 3 * math.sqrt(chance * (1 - chance) / len(clean)):
+    if not beats_chance(agreement, chance, len(clean), errors=3.0):
         raise ValueError(
             f"Only {agreement:.1%} of the labels in {path} are the true ones: it was made for other data, or for the "
             "same in another order."

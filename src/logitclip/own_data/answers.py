@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from logitclip import files
-from logitclip.own_data.model import original, plain
+from logitclip.text import guard_formula, unguard_formula
 
 log = logging.getLogger(__name__)
 
@@ -176,7 +176,7 @@ def write_answers_csv(answers: Iterable[Answer]) -> str:
     table.writerow(names)
     for answer in answers:
         values: dict[str, Any] = asdict(answer) | {"audit": str(answer.audit).lower()}
-        table.writerow([plain(values[name]) for name in names])
+        table.writerow([guard_formula(values[name]) for name in names])
     return text.getvalue()
 
 
@@ -199,7 +199,7 @@ def read_answers_csv(path: Path) -> list[Answer]:
     answers = []
     known = {field.name for field in fields(Answer)}
     for number, row in enumerate(rows, 2):
-        values: dict[str, Any] = {name: original(value or "") for name, value in row.items() if name in known}
+        values: dict[str, Any] = {name: unguard_formula(value or "") for name, value in row.items() if name in known}
         values["audit"] = values.get("audit", "").strip().lower() == "true"
         try:
             answers.append(Answer(**values))

@@ -14,9 +14,9 @@ import numpy as np
 
 from logitclip import files
 from logitclip.own_data.answers import NO_CLASS, UNSURE, Answer
-from logitclip.own_data.model import plain
 from logitclip.own_data.rows import Rows
 from logitclip.own_data.source import REVIEW_COLUMN
+from logitclip.text import guard_formula
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _table(rows: Rows, changed: dict[int, str], notes: list[str], kept: np.ndarr
     frame[column] = values if path.suffix != ".parquet" else _same_type(values, frame[column])
     written = [""] * len(frame)
     for line, note in zip(lines, notes, strict=True):
-        written[line] = plain(note)
+        written[line] = guard_formula(note)
     frame[REVIEW_COLUMN] = written
     frame = frame.drop(index=frame.index[sorted({*lines} - {lines[i] for i in kept.tolist()})])
     if kind == ".parquet":
@@ -130,5 +130,5 @@ def _listing(rows: Rows, labels: list[str], notes: list[str], kept: np.ndarray) 
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["file", "label", REVIEW_COLUMN])
     for i in kept.tolist():
-        table.writerow(map(plain, (rows.names[i], labels[i], notes[i])))
+        table.writerow(map(guard_formula, (rows.names[i], labels[i], notes[i])))
     return text.getvalue().encode()

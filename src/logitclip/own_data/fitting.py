@@ -23,7 +23,7 @@ from logitclip.own_data.folds import MOST_CELLS, choose_rows, make_folds
 from logitclip.own_data.issues import Issues, judge_labels, spread_over, write_issues
 from logitclip.own_data.kind import Source
 from logitclip.own_data.learners import STRENGTHS, Learner, Logistic
-from logitclip.own_data.model import ISSUES, MODEL, PAGE, PREDICTIONS, UNLABELLED, Model, load, plain, write_model
+from logitclip.own_data.model import ISSUES, MODEL, PAGE, PREDICTIONS, UNLABELLED, Model, load, write_model
 from logitclip.own_data.network import Network, predict, with_clip
 from logitclip.own_data.page import write_page
 from logitclip.own_data.parts import Parts
@@ -34,6 +34,7 @@ from logitclip.own_data.tables import Table
 from logitclip.runs.claims import claim
 from logitclip.runs.results import Failed
 from logitclip.studies.tuning import GRIDS
+from logitclip.text import guard_formula
 
 log = logging.getLogger(__name__)
 
@@ -452,5 +453,5 @@ def _write_unlabelled(path: Path, model: Model, source: Source) -> None:
 
     assert source.unlabelled is not None
     found = model.table(source.unlabelled.names, model.probabilities_of(source.unlabelled), pandas=pd)
-    names = {name: found[name].map(str).map(plain) for name in ("row", "class")}
+    names = {name: found[name].map(str).map(guard_formula) for name in ("row", "class")}
     files.replace(path, found.assign(**names).to_csv(index=False).encode())

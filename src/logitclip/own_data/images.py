@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -15,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logitclip.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, find_images, read_all
+from logitclip.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, find_images, png_address, read_all
 from logitclip.data.table import column_text
 from logitclip.own_data.kind import Kind, Read, Rows, check_names
 from logitclip.own_data.tables import read_columns
@@ -128,15 +126,10 @@ class Images(Kind):
         return self.names[i]
 
     def picture(self, i: int) -> str | None:
-        from PIL import Image
-
         try:
-            pixels = ImageFiles(self.folder, [self.names[i]], min(THUMBNAIL, max(16, self.pixels))).decode(0)
+            return png_address(ImageFiles(self.folder, [self.names[i]], min(THUMBNAIL, max(16, self.pixels))).decode(0))
         except ValueError:
             return None
-        content = io.BytesIO()
-        Image.fromarray(np.ascontiguousarray(pixels.permute(1, 2, 0).numpy())).save(content, "PNG")
-        return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
 
     def keep(self, index: np.ndarray) -> Images:
         """Return this kind with some of the training images."""

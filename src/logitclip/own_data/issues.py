@@ -15,7 +15,8 @@ from logitclip.noise.estimate import NoiseEstimate, estimate_noise
 from logitclip.own_data.calibration import calibrated, find_temperature, given_the_label
 from logitclip.own_data.combining import Votes
 from logitclip.own_data.kind import Source
-from logitclip.own_data.model import plain
+from logitclip.search import beats_chance
+from logitclip.text import guard_formula
 
 # Chosen on the sets of benchmarks/own_data_sets.py that are there to decide on:
 DOUBT = 0.4, -0.5  # slope and offset from the log-odds by Bayes' rule to those that hold: votes are too sure
@@ -127,12 +128,11 @@ def write_issues(path: Path, issues: Issues, source: Source) -> None:
     names, classes, labels = source.rows.names, source.class_names, source.labels
     for i in issues.ranking.tolist():
         cells = [names[i], classes[int(labels[i])], classes[int(issues.suggested[i])]]
-        table.writerow([*map(plain, cells), f"{issues.scores[i]:.4f}", str(bool(issues.wrong[i])).lower()])
+        table.writerow([*map(guard_formula, cells), f"{issues.scores[i]:.4f}", str(bool(issues.wrong[i])).lower()])
     files.replace(path, text.getvalue().encode())
 
 
 def has_learnt(predictions: np.ndarray, labels: np.ndarray) -> bool:
     """Return whether predictions beat the most frequent label by two standard errors."""
     share = np.unique(labels, return_counts=True)[1].max() / len(labels)
-    hits = (predictions == labels).mean()
-    return bool(hits > share + 2 * math.sqrt(share * (1 - share) / len(labels)))
+    return beats_chance((predictions == labels).mean(), share, len(labels))

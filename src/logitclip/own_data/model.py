@@ -25,7 +25,7 @@ from logitclip.own_data.learners import Forest, Learner, Logistic, Neighbours
 from logitclip.own_data.network import Network, Recipe
 from logitclip.own_data.source import KINDS
 from logitclip.own_data.tables import read_columns
-from logitclip.text import first_line
+from logitclip.text import first_line, unguard_formula
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class Model:
         names = ("row", "given", "suggested")
         return pd.read_csv(
             self.folder / ISSUES,
-            converters=dict.fromkeys(names, original),
+            converters=dict.fromkeys(names, unguard_formula),
             keep_default_na=False,  # a class may be called None
         )
 
@@ -308,18 +308,3 @@ def read_checked(folder: Path, name: str, facts: Mapping[str, Any]) -> bytes:
     content = files.read_bytes(path)
     check_file(name, content, facts)
     return content
-
-
-def plain(text: str) -> str:
-    """Keep spreadsheets from reading text as a formula: a quote comes first, which `original` removes."""
-    return f"'{text}" if _formula(text) else text
-
-
-def original(text: str) -> str:
-    """Undo `plain`."""
-    return text[1:] if text[:1] == "'" and _formula(text) else text
-
-
-def _formula(text: str) -> bool:
-    text = text.lstrip("'")  # a quote before a formula gets another one, so that each text has its own `plain` form
-    return text[:1] in ("=", "+", "@", "\t", "\r") or (text[:1] == "-" and not text[1:2].isdigit())

@@ -6,7 +6,6 @@ them, and appends each answer to a file. `server` serves it, and `write_page` pu
 
 from __future__ import annotations
 
-import base64
 import calendar
 import itertools
 import json
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from logitclip import files
+from logitclip.data.images import as_address
 from logitclip.own_data import audit
 from logitclip.own_data.answers import (
     ANSWERS,
@@ -307,7 +307,7 @@ class Review:
 
     def _picture_address(self, i: int) -> str | None:
         content = self.rows.picture(i)
-        return None if content is None else "data:image/png;base64," + base64.b64encode(content).decode()
+        return None if content is None else as_address(content)
 
 
 def mix(suspects: Sequence[int], asked: Sequence[int], seed: int) -> list[int]:

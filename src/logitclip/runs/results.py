@@ -29,7 +29,7 @@ from logitclip import files
 from logitclip.runs import claims
 from logitclip.runs.checkpoints import CHECKPOINTS, as_safetensors, remove_temporary_files
 from logitclip.runs.config import UNCOUNTED, RunConfig, check_type
-from logitclip.text import first_line
+from logitclip.text import first_line, guard_formula
 
 log = logging.getLogger(__name__)
 
@@ -258,10 +258,22 @@ def _add_to_index(result: Result, folder: Path) -> None:
 def csv_line(values: Iterable[Any]) -> str:
     """One line of CSV; lists as 0.4,0.7, and a quote before text that a spreadsheet would read as a formula."""
     texts = [",".join(map(str, value)) if isinstance(value, list | tuple) else value for value in values]
-    texts = [f"'{text}" if isinstance(text, str) and text.startswith(tuple("=+-@")) else text for text in texts]
+    texts = [guard_formula(text) if isinstance(text, str) else text for text in texts]
     line = io.StringIO()
     csv.writer(line, lineterminator="\n").writerow(texts)
     return line.getvalue()
+
+
+def require_result(config: RunConfig) -> Result:
+    """The result of a run.
+
+    Raises:
+        Failed: the run failed, or has no result.
+    """
+    found = outcome(config)
+    if not isinstance(found, Result):
+        raise Failed(f"Training failed: {found.error if found is not None else 'there is no result'}")
+    return found
 
 
 def outcome(config: RunConfig) -> Result | Failure | None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +9,7 @@ import torch
 from torch import Tensor
 
 from logitclip.data import Dataset
+from logitclip.data.images import png_address
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Result
 from logitclip.runs.train import prepare, rebuild_network
@@ -50,21 +48,21 @@ def compare(rows: Sequence[Row], count: int = 8) -> Comparison | None:
     pairs.sort(key=lambda pair: pair[0].config["loss"] != "ce")
     for without, clipped in pairs[:1]:
         try:
-            found = _compared(without, clipped, count)
+            found = _compare_runs(without, clipped, count)
         except (ValueError, OSError, ImportError, RuntimeError):  # no data here, or weights of another network
             return None
         return found if found.examples else None
     return None
 
 
-def _compared(without: Result, clipped: Result, count: int) -> Comparison:
+def _compare_runs(without: Result, clipped: Result, count: int) -> Comparison:
     dataset, _ = prepare(_config(without))
     train = dataset.train
     if train.clean_labels is None or train.labels.dim() > 1:
         raise ValueError("The true labels are not known.")
     wrong = (train.labels != train.clean_labels).nonzero().flatten()[:MOST]
-    memorised = _predicted(without, dataset, wrong) == train.labels[wrong]
-    recovered = _predicted(clipped, dataset, wrong) == train.clean_labels[wrong]
+    memorised = _predict(without, dataset, wrong) == train.labels[wrong]
+    recovered = _predict(clipped, dataset, wrong) == train.clean_labels[wrong]
     shown = wrong[memorised & recovered]
     examples = [
         Example(
@@ -83,7 +81,7 @@ def _config(result: Result) -> RunConfig:
 
 
 @torch.no_grad()
-def _predicted(result: Result, dataset: Dataset, index: Tensor) -> Tensor:
+def _predict(result: Result, dataset: Dataset, index: Tensor) -> Tensor:
     """The classes that the trained network of a run predicts for some training examples."""
     network, view = rebuild_network(result, dataset)
     return torch.cat([network(view(dataset.train.x[part], None)).argmax(1) for part in index.split(200)])
@@ -91,14 +89,4 @@ def _predicted(result: Result, dataset: Dataset, index: Tensor) -> Tensor:
 
 def _picture(x: Tensor) -> str | None:
     """A picture [C, H, W] of bytes as PNG in a data: address; None for anything else."""
-    if x.dtype != torch.uint8 or x.dim() != 3 or len(x) not in (1, 3):
-        return None
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    channels, height, width = x.shape
-    header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
-    lines = b"".join(b"\0" + line.tobytes() for line in x.permute(1, 2, 0).contiguous().numpy())
-    content = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines)) + chunk(b"IEND", b"")
-    return "data:image/png;base64," + base64.b64encode(b"\x89PNG\r\n\x1a\n" + content).decode()
+    return png_address(x) if x.dtype == torch.uint8 and x.dim() == 3 and len(x) in (1, 3) else None

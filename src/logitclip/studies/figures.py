@@ -57,7 +57,7 @@ def draw(recipe: Recipe, rows: Sequence[Row]) -> Any:
         chart = FIGURES[recipe.figure["kind"]](recipe, rows, **options)
     noisy = noisy_test(rows)
     head = title(recipe) if noisy is None else {"text": title(recipe), "subtitle": noisy}
-    return _styled(chart.properties(title=head))
+    return _apply_style(chart.properties(title=head))
 
 
 def check_suffix(path: Path) -> None:
@@ -142,7 +142,7 @@ def vega_lite_version() -> str:
     return ".".join(altair().SCHEMA_VERSION.lstrip("v").split(".")[:2])
 
 
-def _styled(chart: Any) -> Any:
+def _apply_style(chart: Any) -> Any:
     chart = chart.configure(font="Helvetica, Arial, sans-serif", background="white", padding=8)
     chart = chart.configure_view(stroke=None).configure_range(category=list(COLOURS))
     chart = chart.configure_axis(

@@ -28,7 +28,7 @@ from logitclip.studies.tables import (
     results_of,
     title,
 )
-from logitclip.text import duration, printable
+from logitclip.text import duration, guard_formula, printable
 
 # -- writers -----------------------------------------------------------------------------------------------------------
 
@@ -202,9 +202,7 @@ def _csv(value: Any) -> Any:
     >>> _csv("=HYPERLINK(1)"), _csv("ce"), _csv(-1.5)
     ("'=HYPERLINK(1)", 'ce', -1.5)
     """
-    if not isinstance(value, str):
-        return value
-    return f"'{value}" if value.startswith(("=", "+", "-", "@", "\t", "\r")) else printable(value)
+    return printable(guard_formula(value)) if isinstance(value, str) else value
 
 
 def as_json(table: Table) -> dict[str, Any]:

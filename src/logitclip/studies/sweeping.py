@@ -81,7 +81,7 @@ def sweep(
         undecided.remove(config)
         decision = _choose(config, memory.outcome)
         listener.on_chosen(config, decision)
-        return [_filled(recipe.cells[i], decision) for i in tuned[config]] if isinstance(decision, RunConfig) else []
+        return [_fill_in(recipe.cells[i], decision) for i in tuned[config]] if isinstance(decision, RunConfig) else []
 
     def then(config: RunConfig, found: Result | Failure) -> list[RunConfig]:
         memory.keep(config, found)
@@ -112,7 +112,7 @@ def tune(config: RunConfig, search: tuning.Search | None = None, **where: Any) -
     memory = _Memory()
     while todo := tuning.trials(config, memory.outcome, search):
         executors.execute(todo, then=memory.keep, **where)
-    return tuning.tried(config, memory.outcome, search)
+    return tuning.scores_of_trials(config, memory.outcome, search)
 
 
 class _Memory:
@@ -167,7 +167,7 @@ def _parts(
     tuned: dict[RunConfig, list[int]] = defaultdict(list)
     plain: dict[Path, list[int]] = defaultdict(list)
     for at, cell in enumerate(recipe.cells):
-        if tuning.tuned(cell.config):
+        if tuning.is_tuned(cell.config):
             tuned[recipe.to_tune(cell)].append(at)
         else:
             plain[memory.folder(cell.config)].append(at)
@@ -179,12 +179,12 @@ def _rows(recipe: Recipe, positions: Iterable[int], outcome: Outcome) -> list[Ro
     rows = []
     for cell in (recipe.cells[i] for i in positions):
         config = cell.config
-        if tuning.tuned(config):
+        if tuning.is_tuned(config):
             decision = decide(recipe.to_tune(cell))
             if not isinstance(decision, RunConfig):
                 rows.append(Row(cell, None, decision))
                 continue
-            config = _filled(cell, decision)
+            config = _fill_in(cell, decision)
         rows.append(Row(cell, config, outcome(config)))
     return rows
 
@@ -196,7 +196,7 @@ def _choose(config: RunConfig, outcome: Outcome) -> RunConfig | Failure:
         return Failure(id="", error=str(error), traceback="", attempts=0, final=False)
 
 
-def _filled(cell: Cell, chosen: RunConfig) -> RunConfig:
+def _fill_in(cell: Cell, chosen: RunConfig) -> RunConfig:
     """The cell's own config with the chosen value, which may be tuned on another seed; it trains on all examples."""
     field, *_ = word_to_tune(cell.config) or ("clip",)
     return replace(cell.config, **{field: getattr(chosen, field), "val": 0.0})

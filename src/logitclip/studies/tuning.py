@@ -50,7 +50,7 @@ class Search:
     grid: tuple[float, ...] = ()  # which starts with three values of this range and follows the improvement
 
 
-def tuned(config: RunConfig) -> bool:
+def is_tuned(config: RunConfig) -> bool:
     """Whether a number of the config is still to be tuned."""
     return word_to_tune(config) is not None
 
@@ -103,7 +103,7 @@ def fast_search(config: RunConfig, option: str) -> Search:
 def trials(config: RunConfig, outcome: Outcome = outcome, search: Search | None = None) -> list[RunConfig]:
     """The next runs that the search needs and that have no outcome yet; empty when `choose` can decide."""
     search = search or search_for(config)
-    asked = [trial(config, search, value) for value in search.values or _asked(config, outcome, search)]
+    asked = [trial(config, search, value) for value in search.values or _values_to_try(config, outcome, search)]
     return [config for config in asked if outcome(config) is None]
 
 
@@ -116,7 +116,7 @@ def choose(config: RunConfig, outcome: Outcome = outcome, search: Search | None 
 def best_value(config: RunConfig, outcome: Outcome, search: Search) -> Any:
     """The value that the search chooses: for a grid, the one with the highest validation accuracy."""
     if search.values:
-        return highest(tried(config, outcome, search))
+        return highest(scores_of_trials(config, outcome, search))
     trials = fast_trials(config, outcome, search)
     chosen = best(trials)
     if not any(map(learnt, trials.values())):
@@ -134,18 +134,18 @@ def trial(config: RunConfig, search: Search, value: float) -> RunConfig:
     return replace(config, val=config.val or HELD_OUT, val_rule="random")
 
 
-def tried(config: RunConfig, outcome: Outcome, search: Search) -> dict[Any, float | None]:
+def scores_of_trials(config: RunConfig, outcome: Outcome, search: Search) -> dict[Any, float | None]:
     """The validation accuracy of each value tried so far, in order and in %; None if its run failed."""
-    found = _found(config, outcome, search, search.values or _asked(config, outcome, search))
+    found = outcomes_of_trials(config, outcome, search, search.values or _values_to_try(config, outcome, search))
     return {value: _validation(result) for value, result in found.items()}
 
 
 def fast_trials(config: RunConfig, outcome: Outcome, search: Search) -> dict[float, Trial | None]:
     """The finished trials of the fast search; None for those that failed."""
-    return _trials(_found(config, outcome, search, _asked(config, outcome, search)))
+    return _trials(outcomes_of_trials(config, outcome, search, _values_to_try(config, outcome, search)))
 
 
-def _found(
+def outcomes_of_trials(
     config: RunConfig, outcome: Outcome, search: Search, values: Iterable[float]
 ) -> dict[float, Result | Failure]:
     """The outcomes of the finished trials among these values."""
@@ -156,12 +156,12 @@ def _found(
 # -- the fast search ---------------------------------------------------------------------------------------------------
 
 
-def _asked(config: RunConfig, outcome: Outcome, search: Search) -> list[float]:
+def _values_to_try(config: RunConfig, outcome: Outcome, search: Search) -> list[float]:
     """The values to try, as far as they are known from the outcomes so far."""
     between = search.grid[len(search.grid) // 5], search.grid[-1]
     done: dict[float, Trial | None] = {}
     while ahead := [value for value in proposed(between, done) if value not in done]:
-        found = _found(config, outcome, search, ahead)
+        found = outcomes_of_trials(config, outcome, search, ahead)
         done |= _trials(found)
         if len(found) < len(ahead):
             break
@@ -274,7 +274,7 @@ def _resume_trials(study: Any, states: Any, config_of: Callable[[Mapping[str, An
     for left in study.get_trials(states=(states.RUNNING, states.FAIL)):
         lost = run_of(left)
         if left.state == states.RUNNING:
-            if lost is not None and not _abandoned(lost):
+            if lost is not None and not _is_abandoned(lost):
                 covered.add(lost)
                 continue
             study.tell(left.number, state=states.FAIL, skip_if_finished=True)
@@ -346,7 +346,7 @@ def _drop_torn_line(journal: Path) -> None:
         lock.release()
 
 
-def _abandoned(config: RunConfig) -> bool:
+def _is_abandoned(config: RunConfig) -> bool:
     try:
         with claims.claim(Path(config.runs) / config.id):
             return True
