@@ -171,8 +171,8 @@ def test_transition_follows_its_matrix():
 def test_the_borders_of_the_inverse_distribution():
     p = torch.tensor([0.0, 0.5, 0.0, 0.5, 0.0])
     u = torch.tensor([0.0, 0.25, 0.5, 1 - 2**-53], dtype=torch.float64)
-    assert rules._inverse_cdf(p, u).tolist() == [1, 1, 3, 3]
-    assert rules._inverse_cdf(p.expand(4, 5), u).tolist() == [1, 1, 3, 3]
+    assert rules.inverse_cdf(p, u).tolist() == [1, 1, 3, 3]
+    assert rules.inverse_cdf(p.expand(4, 5), u).tolist() == [1, 1, 3, 3]
 
 
 @pytest.mark.parametrize("scaling", ["raw", "standard"])

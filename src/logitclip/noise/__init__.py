@@ -6,6 +6,7 @@
 """
 
 from logitclip.noise.checks import read_matrix
+from logitclip.noise.instance_dependent import instance, instance_probabilities
 from logitclip.noise.records import NoisyLabels, apply
 from logitclip.noise.rules import (
     NOISES,
@@ -13,8 +14,6 @@ from logitclip.noise.rules import (
     arrow_matrix,
     asymmetric,
     file,
-    instance,
-    instance_probabilities,
     none,
     open_set,
     pair,

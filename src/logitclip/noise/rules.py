@@ -23,7 +23,6 @@ from logitclip.noise.checks import (
     class_labels,
     inputs_of,
     is_integer,
-    is_number,
     read_array,
     read_matrix,
 )
@@ -33,8 +32,6 @@ NOISES = Registry("noise", injected=("generator", "images", "mapping", "label_se
 
 Draw = Literal["exact", "per_class", "independent"]
 Arrows = Literal["map", "blocks", "pairs"]
-Instance = Literal["pdn", "released"]
-Scaling = Literal["raw", "standard"]
 
 
 def rule(function: Callable[..., Tensor]) -> Callable[..., Any]:
@@ -129,7 +126,7 @@ def symmetric(
     >>> int((noisy != clean).sum())
     500
     """
-    chosen = _choose(labels, num_classes, rate, draw, generator)
+    chosen = choose(labels, num_classes, rate, draw, generator)
     if include_self:
         labels[chosen] = torch.randint(num_classes, chosen.shape, generator=generator)
     else:  # 1 to K - 1 steps around the circle of classes
@@ -175,7 +172,7 @@ def asymmetric(
     array([0, 1, 2, 1])
     """
     target = _arrows(num_classes, variant, mapping, generator)
-    chosen = _choose(labels, num_classes, rate, draw, generator)
+    chosen = choose(labels, num_classes, rate, draw, generator)
     labels[chosen] = target[labels[chosen]]
     return labels
 
@@ -200,7 +197,7 @@ def pair(labels: Tensor, num_classes: int, *, rate: float, draw: Draw = "exact",
     >>> pair([0, 1, 2], 3, rate=1.0, generator=torch.Generator())
     array([1, 2, 0])
     """
-    chosen = _choose(labels, num_classes, rate, draw, generator)
+    chosen = choose(labels, num_classes, rate, draw, generator)
     labels[chosen] = (labels[chosen] + 1) % num_classes
     return labels
 
@@ -227,62 +224,9 @@ def transition(labels: Tensor, num_classes: int, *, matrix: Any, generator: torc
     rows = read_matrix(matrix, num_classes)
     u = torch.rand(len(labels), dtype=torch.float64, generator=generator)
     noisy = torch.empty_like(labels)
-    for c, members in _by_class(labels, num_classes):
-        noisy[members] = _inverse_cdf(rows[c], u[members])
+    for c, members in by_class(labels, num_classes):
+        noisy[members] = inverse_cdf(rows[c], u[members])
     return noisy
-
-
-@rule
-def instance(
-    labels: Tensor,
-    num_classes: int,
-    *,
-    rate: float,
-    variant: Instance = "pdn",
-    std: float = 0.1,
-    scaling: Scaling | None = None,
-    images: Any = None,
-    generator: torch.Generator,
-) -> Tensor:
-    """Instance-dependent noise: the image determines the probability of a flip and the new class (PDN).
-
-    With q_i from a normal distribution (mean `rate`, deviation `std`) truncated to [0, 1], and a random matrix W_y for
-    each true class y:
-
-        P(noisy = k | x_i, y) = q_i softmax_{k != y}(x_i W_y)_k,    P(noisy = y | x_i, y) = 1 - q_i
-
-    Truncation moves the mean if `rate` is within about 2 `std` of 0 or 1 (rate 0.05 gives 0.10); `std=0` avoids it.
-
-    Args:
-        labels: Class labels, integers [N].
-        num_classes: K.
-        rate: Mean of q_i.
-        variant: "pdn": as above. "released", as in LogitClip's code: exactly a share `rate` of all examples, chosen
-            independently of x, is mislabelled (q_i is 0 or 1); only the new class depends on x.
-        std: Deviation of q_i, for the variant "pdn".
-        scaling: Scaling of x. "raw": pixels 0..255, or unscaled features, as in PDN's code; the default of "pdn". The
-            logits are then so large that nearly all images of a class get the same wrong class. "standard": each
-            channel (each column of features) has mean 0 and deviation 1; the default of "released". LogitClip's code
-            also augments the normalised images at random, which is not done here.
-        images: [N, C, H, W] or [N, D]; any object that a tensor of positions can index. Read in small batches.
-        generator: Source of randomness, on the CPU.
-
-    Returns:
-        Noisy labels [N].
-
-    Raises:
-        ValueError: If a label or an option is out of range, or the images are missing, not finite or of another number.
-
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> images, clean = torch.randn(1000, 5, generator=generator), torch.arange(1000) % 10
-    >>> noisy = instance(clean, 10, rate=0.4, variant="released", images=images, generator=generator)
-    >>> int((noisy != clean).sum())
-    400
-    """
-    p = instance_probabilities(
-        labels, num_classes, rate=rate, variant=variant, std=std, scaling=scaling, images=images, generator=generator
-    )
-    return _inverse_cdf(p, torch.rand(len(labels), dtype=torch.float64, generator=generator))
 
 
 @rule
@@ -312,7 +256,7 @@ def open_set(labels: Tensor, num_classes: int, *, rate: float, source: Any, gene
     """
     if isinstance(source, str):
         raise ValueError(f"open_set needs the images of {source!r}, not only the name: pass load=... to noise.apply.")
-    positions, available = _choose(labels, num_classes, rate, "exact", generator), len(inputs_of(source))
+    positions, available = choose(labels, num_classes, rate, "exact", generator), len(inputs_of(source))
     if available < len(positions):
         raise ValueError(f"open_set replaces {len(positions)} images but its source has only {available}.")
     return torch.stack([positions, torch.randperm(available, generator=generator)[: len(positions)]], dim=1)
@@ -432,7 +376,7 @@ def file(labels: Tensor, num_classes: int, *, path: str, source: str | None = No
 # -- parts of the rules ------------------------------------------------------------------------------------------------
 
 
-def _choose(labels: Tensor, num_classes: int, rate: float, draw: str, generator: torch.Generator) -> Tensor:
+def choose(labels: Tensor, num_classes: int, rate: float, draw: str, generator: torch.Generator) -> Tensor:
     """Positions of the labels to flip. With the same seed, a higher rate flips a superset."""
     check_rate(rate)
     check_choice("draw", draw, Draw)
@@ -443,7 +387,7 @@ def _choose(labels: Tensor, num_classes: int, rate: float, draw: str, generator:
     if draw == "exact":
         return order[: _share(rate, n)]
     # In random order, the first members of a class are a random part of it.
-    members = _by_class(labels[order], num_classes)
+    members = by_class(labels[order], num_classes)
     return torch.cat([order[found[: _share(rate, len(found))]] for _, found in members])
 
 
@@ -507,119 +451,14 @@ def arrow_matrix(
     return (1 - rate) * stays + rate * stays[target]
 
 
-def instance_probabilities(
-    labels: Any,
-    num_classes: int,
-    *,
-    rate: float,
-    variant: Instance = "pdn",
-    std: float = 0.1,
-    scaling: Scaling | None = None,
-    images: Any = None,
-    generator: torch.Generator,
-) -> Tensor:
-    """Return the distribution from which `instance` samples each label.
-
-    The generator draws q of all examples, then W [D, K] ~ N(0, 1) class by class. `instance` does the same first, so
-    with the same seed these are its probabilities.
-
-    Args:
-        labels, num_classes, rate, variant, std, scaling, images, generator: As for `instance`.
-
-    Returns:
-        Probabilities, float32 [N, K].
-
-    Raises:
-        ValueError: As for `instance`.
-
-    >>> images = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    >>> p = instance_probabilities([0, 1], 3, rate=0.4, std=0, images=images, generator=torch.Generator())
-    >>> p[[0, 1], [0, 1]], p.sum(1)
-    (tensor([0.6000, 0.6000]), tensor([1., 1.]))
-    """
-    labels = class_labels(labels, num_classes)
-    check_rate(rate)
-    check_choice("variant", variant, Instance)
-    check_generator(generator)
-    if not is_number(std) or not 0 <= std < math.inf:
-        raise ValueError(f"std must be finite and not negative, got {std!r}.")
-    if scaling is None:
-        scaling = "raw" if variant == "pdn" else "standard"
-    check_choice("scaling", scaling, Scaling)
-    images = np.asarray(images) if isinstance(images, (list, tuple)) else images
-    if images is None:
-        raise ValueError("instance noise depends on the images: pass images=..., [N, C, H, W] or [N, D].")
-    if len(images) != len(labels):
-        raise ValueError(f"instance noise needs an image per label, got {len(images)} images for {len(labels)} labels.")
-    if variant == "pdn":
-        q = _truncated_normal(len(labels), rate, std, generator)
-    else:
-        q = torch.zeros(len(labels))
-        q[_choose(labels, num_classes, rate, "exact", generator)] = 1
-    width = _part(images, torch.tensor([0])).flatten(1).shape[1]
-    rows = max(64, 2**20 // width)  # rows at a time: few enough to stay in cache
-    mean, deviation = _moments(images, rows) if scaling == "standard" else (None, None)
-    p = torch.empty(len(labels), num_classes)
-    # Class by class: one matrix product instead of N small ones, and only one W in memory.
-    for c, members in _by_class(labels, num_classes):
-        w = torch.randn(width, num_classes, generator=generator)
-        for part in members.split(rows):
-            x = _part(images, part)
-            if mean is not None and deviation is not None:
-                x = (x - mean) / deviation
-            logits = x.flatten(1) @ w
-            if not bool(logits.isfinite().all()):
-                raise ValueError("instance noise needs finite images, got some with NaN or infinity.")
-            logits[:, c] = -math.inf
-            p[part] = q[part, None] * logits.softmax(1)
-            p[part, c] = 1 - q[part]
-    return p
-
-
-def _truncated_normal(n: int, mean: float, std: float, generator: torch.Generator) -> Tensor:
-    """[n] samples of a normal distribution truncated to [0, 1], by the inverse CDF."""
-    if std == 0:
-        return torch.full((n,), float(mean))
-    u = torch.rand(n, dtype=torch.float64, generator=generator)
-    low, high = torch.special.ndtr((torch.tensor([0.0, 1.0], dtype=torch.float64) - mean) / std)
-    return (mean + std * torch.special.ndtri(low + (high - low) * u)).clamp(0, 1).float()
-
-
-def _moments(images: Any, rows: int) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each channel [C, 1, 1] or column [D]; the deviation of a constant is 1."""
-    first, second, count = torch.zeros(()), torch.zeros(()), 0
-    for part in torch.arange(len(images)).split(rows):
-        x = _part(images, part)
-        variance, mean = (v.double() for v in torch.var_mean(x, [d for d in range(x.ndim) if d != 1], correction=0))
-        first, second = first + len(x) * mean, second + len(x) * (variance + mean**2)
-        count += len(x)
-    mean = first / count
-    deviation = (second / count - mean**2).clamp_min(0).sqrt()
-    deviation = torch.where(deviation > 1e-6 * mean.abs(), deviation, 1.0)
-    shape = (-1, *[1] * (_part(images, torch.tensor([0])).ndim - 2))
-    return mean.float().view(shape), deviation.float().view(shape)
-
-
-def _part(images: Any, index: Tensor) -> Tensor:
-    """The images at these positions as float32 [n, ...]; only these are converted or decoded."""
-    if isinstance(images, Tensor):
-        x = images.index_select(0, index.to(images.device))  # copies whole rows, five times as fast as images[index]
-    else:
-        x = torch.as_tensor(images[index.numpy() if isinstance(images, np.ndarray) else index])
-    x = x.cpu().float()
-    if x.ndim < 2:
-        raise ValueError(f"images must be [N, C, H, W] or [N, D], got {x.ndim} dimension.")
-    return x
-
-
-def _inverse_cdf(probabilities: Tensor, u: Tensor) -> Tensor:
+def inverse_cdf(probabilities: Tensor, u: Tensor) -> Tensor:
     """The first class whose cumulative probability exceeds u; probabilities are [K], or [n, K], a row for each u."""
     cdf = probabilities.double().cumsum(-1)
     u = u * cdf[..., -1]  # rows sum to one up to rounding; no class of probability zero is ever drawn
     return torch.searchsorted(cdf, u if cdf.ndim == 1 else u[:, None], right=True).view(-1)
 
 
-def _by_class(labels: Tensor, num_classes: int) -> Iterator[tuple[int, Tensor]]:
+def by_class(labels: Tensor, num_classes: int) -> Iterator[tuple[int, Tensor]]:
     """(class, positions of its members) for every class, also for empty ones."""
     sizes = labels.bincount(minlength=num_classes).tolist()
     # numpy uses radix sort for 16 bits: five times as fast
