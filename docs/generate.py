@@ -156,7 +156,7 @@ def cost(name: str, scale: str) -> str:
     if not recipe.cells:
         return "none"
     runs = [cell.config for cell in recipe.cells]
-    for config in {recipe.to_tune(cell) for cell in recipe.cells if tuning.tuned(cell.config)}:
+    for config in {recipe.to_tune(cell) for cell in recipe.cells if tuning.is_tuned(cell.config)}:
         runs += [config] * (len(tuning.search_for(config).values) or TRIALS)
     trials = len(runs) - len(recipe.cells)
     text = f"{len(recipe.cells)} + {trials}" if trials else f"{len(recipe.cells)}"

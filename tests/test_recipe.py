@@ -45,6 +45,7 @@ DEPENDENT = "instance:rate=0.4,variant=released,std=0.1,scaling=none"
 WORST, FINE = "real:set=worst", "real:set=fine"
 FIVE, FOUR = [SYM20, SYM50, ASYM, DEPENDENT, WORST], [SYM50, ASYM, DEPENDENT, WORST]
 
+CE = "ce:label_smoothing=0"
 C10 = "cifar10:subset=false,human=false,swap=false,normalisation=logitclip"
 C100 = "cifar100:labels=fine,subset=false,human=false,normalisation=logitclip"
 C10_DIVIDEMIX = "cifar10:subset=false,human=false,swap=false,normalisation=dividemix"
@@ -76,7 +77,7 @@ CIFAR = {
     "drop_last": True,
     "val_rule": "released",
     # and nothing else
-    "loss": "ce",
+    "loss": CE,
     "clip": "none",
     "penalty": "none",
     "method": "standard",
@@ -176,7 +177,7 @@ EXPECTED = {
         *published_temps(CIFAR | SQUEEZENET, C10, FIVE),
     ],
     "table4": [
-        *product(WEBVISION, loss=["ce", PHUBER30, GCE, SCE, NCE_MAE, NCE_AGCE_WEB]),
+        *product(WEBVISION, loss=[CE, PHUBER30, GCE, SCE, NCE_MAE, NCE_AGCE_WEB]),
         *product(WEBVISION, clip=["norm:temp=1.2"]),
         *product(WEBVISION, loss=[NCE_AGCE_WEB], clip=[GRID]),
     ],

@@ -38,6 +38,7 @@ ABBREVIATIONS = {  # of the paper
 }
 AVERAGED = ("seed", "noise_seed")  # axes to average over; all others make a cell
 DASH = "–"
+RANKED = 20  # mean ranks in the note below a table
 
 
 @dataclass(frozen=True)
@@ -325,7 +326,9 @@ def _rank_note(table: Table) -> str:
     if not ranks:
         return ""
     named = sorted((rank, ", ".join(table.labels(row))) for row, rank in ranks.items())
-    text = f"Mean rank over {counted(blocks, 'column')}: {'; '.join(f'{name} {rank:.2f}' for rank, name in named)}."
+    shown = "; ".join(f"{name} {rank:.2f}" for rank, name in named[:RANKED])
+    more = f"; and {len(named) - RANKED} more" if len(named) > RANKED else ""
+    text = f"Mean rank over {counted(blocks, 'column')}: {shown}{more}."
     if blocks > 1:
         distance = critical_difference(len(ranks), blocks)
         text += (
