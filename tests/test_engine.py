@@ -443,6 +443,16 @@ def test_resuming_gives_the_same_bits(stop):
     assert same(rest[-1].examples, whole[-1].examples)
 
 
+def test_a_method_that_would_lose_its_state_is_refused_when_it_is_saved():
+    class Forgetful(Standard):
+        def state_dict(self) -> dict[str, Any]:
+            return {**super().state_dict(), "more": torch.ones(3)}
+
+    with pytest.raises(ValueError, match="Forgetful has its own state_dict and no load beside it"):
+        fit(make_data(), make_model, Loss("ce"), Forgetful, SETTINGS, after_epoch=lambda progress: progress.state())
+    fit(make_data(), make_model, Loss("ce"), Forgetful, SETTINGS)  # nothing is saved, so nothing is lost
+
+
 def test_a_criterion_with_a_memory_is_resumed():
     class Remembering(nn.Module):
         mean: Tensor

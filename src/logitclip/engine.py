@@ -17,6 +17,7 @@ from logitclip.data import Dataset, Split
 from logitclip.data.augment import transform
 from logitclip.data.loading import batches
 from logitclip.launch import make_fabric, using_threads
+from logitclip.methods import check_restores
 from logitclip.methods.base import Job, Method, Settings, View
 from logitclip.methods.standard import Standard
 from logitclip.rng import derived_seed, stream
@@ -79,7 +80,12 @@ class Progress:
         return self.method.weights()
 
     def state(self) -> dict[str, Any]:
-        """All other state that resuming needs."""
+        """All other state that resuming needs.
+
+        Raises:
+            ValueError: The method saves state that its `load` does not restore.
+        """
+        check_restores(type(self.method))
         precision = self.fabric.strategy.precision.state_dict()
         return {"method": self.method.state_dict(), "precision": precision, "examples": self.examples}
 
