@@ -53,9 +53,12 @@ MEASURES = {  # title of a table -> page, column, factor
 
 def run_fit(task: Task, folder: Path, seed: int, clip: str) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
-    train, test = folder / "train.csv", folder / "test.csv"
-    task.train.to_csv(train, index=False)
-    task.test.to_csv(test, index=False)
+    pictures = "file" in task.train  # a table of pictures lies beside them
+    place = Path(task.train["file"].iloc[0]).parent if pictures else folder
+    train, test = (place / f"{folder.name}-{part}.csv" for part in ("train", "test"))
+    for part, file in ((task.train, train), (task.test, test)):
+        names = {"file": part["file"].map(lambda name: Path(name).name)} if pictures else {}
+        part.assign(**names).to_csv(file, index=False)
     shutil.rmtree(folder / "model", ignore_errors=True)
     started = time.process_time()
     model = lc.fit(train, label="label", text=task.text, out=folder / "model", clip=clip, seed=seed)
@@ -82,7 +85,7 @@ def run_fit(task: Task, folder: Path, seed: int, clip: str) -> dict[str, Any]:
 
 def row_positions(task: Task) -> dict[str, int]:
     names = task.train["file"] if "file" in task.train else range(1, len(task.train) + 1)
-    return {str(name): i for i, name in enumerate(names)}
+    return {Path(str(name)).name: i for i, name in enumerate(names)}
 
 
 def make_features(task: Task) -> tuple[np.ndarray, np.ndarray]:
