@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
+from logitclip.cli.encoding import EncodingBar
 from logitclip.cli.options import Flag, Number, Text, Whole
 from logitclip.cli.output import Exit, fail, make_table, show, show_json, tell
 from logitclip.cli.training import stop_on_sigterm
@@ -35,6 +36,9 @@ def fit(
     time: Text = None,
     test: Annotated[Path | None, arg(metavar="FILE")] = None,
     out: Out = Path("model"),
+    encoder: str = "none",
+    bundle: Flag = False,
+    download: Flag = False,
     learner: str = "auto",
     find_issues: Flag = False,
     balance: Literal["on", "off", "auto"] = "off",
@@ -66,6 +70,9 @@ def fit(
         time: A column with times: rows are judged only by what was learnt from earlier ones.
         test: A file with labels you trust, to measure the accuracy on.
         out: The model folder to write.
+        encoder: A pretrained encoder of images or texts, as in hf:FOLDER; auto chooses one.
+        bundle: Copy the encoder into the model folder, so that it predicts on a machine without it.
+        download: Fetch the encoder from the hub if it is missing.
         learner: network, forest, logistic or neighbours, several separated by commas, or auto for all four.
         find_issues: Judge the labels by five folds of the network instead of two.
         balance: Let every class count the same (on), or if one is five times as large as another (auto).
@@ -85,6 +92,7 @@ def fit(
     columns = {"text": text, "image": image, "drop": drop, "weight": weight, "group": group, "time": time}
     network = {"loss": loss, "model": model, "epochs": epochs, "batch_size": batch_size, "lr": lr, "augment": augment}
     options = {"learner": learner, "balance": balance, "clip": clip, "seed": seed, "jobs": jobs, "test": test}
+    options |= {"encoder": encoder, "bundle": bundle, "download": download}
     fitted = _fit(data, label, columns, out=out, find_issues=find_issues, **options, **network)
     if json:
         show_json(fitted.facts)
@@ -107,6 +115,8 @@ def issues(
     time: Text = None,
     out: Out = Path("issues"),
     fast: Flag = False,
+    encoder: str = "none",
+    download: Flag = False,
     learner: str = "auto",
     clip: str = "auto",
     model: Text = None,
@@ -130,6 +140,8 @@ def issues(
         time: A column with times: rows are judged only by what was learnt from earlier ones.
         out: The folder to write issues.csv and page.html to.
         fast: Leave the network out: it takes most of the time.
+        encoder: A pretrained encoder of images or texts, as in hf:FOLDER; auto chooses one.
+        download: Fetch the encoder from the hub if it is missing.
         learner: network, forest, logistic or neighbours, several separated by commas, or auto for all four.
         clip: The network's clip; auto chooses it.
         model: The network, instead of the one that fits the data.
@@ -145,6 +157,7 @@ def issues(
     columns = {"text": text, "image": image, "drop": drop, "weight": weight, "group": group, "time": time}
     learner = "forest,logistic,neighbours" if fast and learner == "auto" else learner
     options = {"learner": learner, "clip": clip, "seed": seed, "jobs": jobs, "model": model, "epochs": epochs}
+    options |= {"encoder": encoder, "download": download}
     fitted = _fit(data, label, columns, out=out, **options)
     if json:
         show_json(fitted.issues.to_dict("records"))
@@ -203,12 +216,15 @@ def _fit(data: Path, label: str | None, columns: dict[str, Any], **options: Any)
     from logitclip.own_data import fit
 
     stop_on_sigterm()
-    pace = Pace()
+    pace, encoding = Pace(), EncodingBar()
     lists = {name: _names(columns[name]) for name in ("text", "drop")}
+    calls = {"on_plan": pace.plan, "on_progress": pace, "on_rows": encoding}
     try:
-        return fit(data, label, on_plan=pace.plan, on_progress=pace, **{**columns, **lists}, **options)
+        return fit(data, label, **calls, **{**columns, **lists}, **options)
     except Failed as error:
         fail(Exit.FAILED, str(error))
+    finally:
+        encoding.stop()
 
 
 class Pace:

@@ -18,7 +18,10 @@ import torch
 import logitclip
 from logitclip import engine, files, search
 from logitclip.data.loading import hold_out
+from logitclip.encoders import downloads_allowed
+from logitclip.encoders.features import OnRows
 from logitclip.own_data.combining import Vote, Votes, combine
+from logitclip.own_data.encoded import Encoding, copy_encoder
 from logitclip.own_data.folds import MOST_CELLS, choose_rows, make_folds
 from logitclip.own_data.issues import Issues, judge_labels, spread_over, write_issues
 from logitclip.own_data.kind import Source
@@ -56,12 +59,16 @@ def fit(
     time: str | None = None,
     test: Any = None,
     out: str | Path = "model",
+    encoder: str = "none",
+    bundle: bool = False,
+    download: bool = False,
     learner: str = AUTO,
     clip: str = AUTO,
     balance: str = "off",
     find_issues: bool = False,
     on_plan: Callable[[Plan], None] | None = None,
     on_progress: Progress | None = None,
+    on_rows: OnRows | None = None,
     jobs: int | None = 1,
     seed: int = 0,
     **options: Any,
@@ -84,6 +91,10 @@ def fit(
         time: A column with times: rows are judged only by what was learnt from earlier ones.
         test: Rows with labels you trust, of the same kind as `data`: the model's accuracy on them is measured.
         out: The model folder to write.
+        encoder: A pretrained encoder of images or texts, as in ``hf:FOLDER``; auto chooses one. The learners then see
+            its features.
+        bundle: Copy the encoder into the model folder, so that it predicts on a machine without it.
+        download: Fetch the encoder from the hub if it is missing.
         learner: network, forest, logistic or neighbours, several of them separated by commas, or auto for all four.
         clip: The network's clip. ``auto`` chooses it, ``norm:temp=auto`` and ``norm:tau=auto`` search, ``=grid`` tries
             the paper's values, and ``none`` is plain training.
@@ -92,6 +103,7 @@ def fit(
         find_issues: Judge the labels by five folds of the network instead of two.
         on_plan: Called with the `Plan` before anything is trained.
         on_progress: Called with the share of the work that is done, from 0 to 1.
+        on_rows: Called with the rows that the encoder has done and all rows.
         jobs: Cores to use; None for all.
         seed: Seed of all learners.
         options: Settings of the network to use instead of the plan's, such as `epochs`, `model`, `lr` or `loss`.
@@ -116,7 +128,11 @@ def fit(
     out = Path(os.path.expanduser(out))
     texts, dropped = ([names] if isinstance(names, str) else names for names in (text, drop))
     columns = Options(tuple(texts), image, tuple(dropped), weight, group, time)
-    source = look(data, label, columns)
+    encoding = None if encoder == "none" else Encoding(encoder, jobs, on_rows)
+    if bundle and encoding is None:
+        raise ValueError("bundle copies an encoder into the model folder: name one with encoder.")
+    with downloads_allowed(download):
+        source = look(data, label, columns, encoding=encoding)
     plan = make_plan(
         source,
         clip=clip,
@@ -133,7 +149,10 @@ def fit(
             on_plan(plan)
         try:
             origin = {"path": _keep_data(data, source, out), "options": asdict(columns)}
-            return _fit(plan, out, origin, test, on_progress)
+            model = _fit(plan, out, origin, test, on_progress)
+            if bundle:
+                copy_encoder(model.facts, out)
+            return model
         except engine.Diverged as error:
             raise Failed(f"Training failed: {error}") from error
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from logitclip.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, find_images, png_address, read_all
 from logitclip.data.table import column_text
-from logitclip.own_data.kind import Kind, Read, Rows, check_names
+from logitclip.own_data.kind import ENCODER_HINT, Kind, Read, Rows, check_names
 from logitclip.own_data.tables import read_columns
 
 log = logging.getLogger(__name__)
@@ -32,6 +32,7 @@ class Images(Kind):
     """Image files, as squares of `size` pixels."""
 
     name: ClassVar[str] = "image"
+    hint: ClassVar[str] = ENCODER_HINT
     label: str | None
     image: str | None  # the column with the files; None for a folder
     size: int

@@ -17,6 +17,10 @@ import torch
 
 from logitclip.data.dataset import Examples
 
+ENCODER_HINT = (
+    "This starts from nothing. A pretrained encoder starts from what others have learnt, often far more accurate: "
+    "pip install 'logitclip[encoders]' and add --encoder auto --download."
+)
 FEWEST = 10  # rows, so that each fold has two
 Read = Callable[[str], bytes]  # from the name of a file in the model folder to its content, checked
 
@@ -56,6 +60,7 @@ class Kind(ABC):
     label: str | None  # the label column, if there is one
     mean: tuple[float, ...] = ()  # of the channels of images
     std: tuple[float, ...] = ()
+    hint: ClassVar[str] = ""  # what `fit` should say about this kind of data
 
     @classmethod
     @abstractmethod

@@ -19,11 +19,12 @@ from logitclip.data.columns import Text
 from logitclip.data.table import column_text
 from logitclip.noise.estimate import CLEAN
 from logitclip.own_data.calibration import calibrated
+from logitclip.own_data.encoded import NewRows, with_bundle
 from logitclip.own_data.facts import FORMAT, check_facts, check_file, upgrade
 from logitclip.own_data.kind import Kind, Rows
 from logitclip.own_data.learners import Forest, Learner, Logistic, Neighbours
 from logitclip.own_data.network import Network, Recipe
-from logitclip.own_data.source import KINDS
+from logitclip.own_data.source import ENCODED, KINDS
 from logitclip.own_data.tables import read_columns
 from logitclip.text import first_line, unguard_formula
 
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 MODEL, ISSUES, PAGE, UNLABELLED = "model.json", "issues.csv", "page.html", "unlabelled.csv"
 PREDICTIONS = "predictions.npz"  # out of fold, for `review`
 CHUNK = 50_000  # rows that are predicted at a time
+ENCODED_CHUNK = 2048  # rows that are encoded and predicted at a time
 LEARNERS: dict[str, type[Learner]] = {learner.name: learner for learner in (Forest, Logistic, Neighbours)}
 
 
@@ -212,11 +214,13 @@ class Model:
         rows = self.kind.read(data)
         return list(rows.names), self.probabilities_of(rows)
 
-    def probabilities_of(self, rows: Rows) -> np.ndarray:
+    def probabilities_of(self, rows: Rows | NewRows) -> np.ndarray:
         """Return calibrated class probabilities [N, K] for rows that are read, in chunks."""
-        starts = range(0, len(rows), CHUNK)
-        if len(starts) > 1:
-            parts = (np.arange(start, min(start + CHUNK, len(rows))) for start in starts)
+        new = isinstance(rows, NewRows)
+        chunk = ENCODED_CHUNK if new else CHUNK
+        starts = range(0, len(rows), chunk)
+        if len(starts) > 1 or new:
+            parts = (np.arange(start, min(start + chunk, len(rows))) for start in starts)
             return np.concatenate([self.probabilities_of(rows.take(part)) for part in parts])
         mixed = sum(weight * learner.predict_proba(rows) for learner, weight in self.learners)
         log_prior = np.array(self.facts["log_prior"])
@@ -272,9 +276,11 @@ def load(folder: str | Path) -> Model:
         facts = json.loads(files.read_bytes(folder / MODEL))
         check_facts(facts)
         facts = upgrade(facts)
-        if facts["kind"] not in KINDS:
-            raise ValueError(f"its kind {facts['kind']!r} is none of {', '.join(KINDS)}")
-        kind = KINDS[facts["kind"]].restore(facts, lambda name: read_checked(folder, name, facts))
+        kinds = ENCODED if "encoder" in facts else KINDS
+        if facts["kind"] not in kinds:
+            raise ValueError(f"its kind {facts['kind']!r} is none of {', '.join(kinds)}")
+        facts = with_bundle(facts, folder)
+        kind = kinds[facts["kind"]].restore(facts, lambda name: read_checked(folder, name, facts))
         learners = [_restore(one, facts, folder) for one in facts["learners"]]
     except Exception as error:  # damaged files fail in many ways
         raise ValueError(f"The model in {folder} cannot be read: {first_line(error)}.") from error

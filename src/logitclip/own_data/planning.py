@@ -65,6 +65,8 @@ class Plan:
         if source.unlabelled is not None:
             lines.append(f"{len(source.unlabelled):,} rows have no label: they are predicted.")
         lines += [f"Left out: {name!r} {reason}." for name, reason in source.left_out.items()]
+        if source.kind.hint:
+            lines.append(source.kind.hint)
         lone = [source.class_names[k] for k in np.flatnonzero(counts == 1).tolist()]
         if lone:
             lines.append(f"{_few(lone)} with one example: their labels cannot be judged.")

@@ -67,7 +67,7 @@ class Rows:
         """The columns of a table, without its label; those with texts come first."""
         kind = self.source.kind
         assert isinstance(kind, Table)
-        text = [name for name, what in kind.preprocessor.kinds.items() if what == "text"]
+        text = [name for name, what in kind.used.items() if what == "text"]
         return {name: kind.columns[name] for name in (*text, *(name for name in kind.columns if name not in text))}
 
     @cached_property

@@ -15,12 +15,14 @@ from logitclip.data.folder import train_folder
 from logitclip.data.images import IMAGE_SUFFIXES
 from logitclip.data.listings import Listing, collect, list_classes
 from logitclip.data.table import class_names, column_text, require
+from logitclip.own_data.encoded import EncodedImages, EncodedTexts, Encoding
 from logitclip.own_data.images import Images
-from logitclip.own_data.kind import Kind, Source, require_rows
+from logitclip.own_data.kind import Kind, Rows, Source, require_rows
 from logitclip.own_data.tables import Table, read_columns
 from logitclip.own_data.texts import Texts
 
 KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in (Table, Texts, Images)}
+ENCODED: dict[str, type[Kind]] = {kind.name: kind for kind in (EncodedTexts, EncodedImages)}
 FRAME = Path("the data frame")
 REVIEW_COLUMN = "logitclip_review"  # what `apply` says about a row: never a feature
 LABEL_TYPES = {"i": "int", "u": "int", "f": "float", "b": "bool"}  # by the kind of a NumPy type
@@ -52,7 +54,14 @@ class Options:
         return [name for name in (self.weight, self.group, self.time) if name is not None]
 
 
-def look(data: Any, label: Any = None, options: Options | None = None, *, decode: bool = True) -> Source:
+def look(
+    data: Any,
+    label: Any = None,
+    options: Options | None = None,
+    *,
+    decode: bool = True,
+    encoding: Encoding | None = None,
+) -> Source:
     """Read data and labels.
 
     Args:
@@ -61,6 +70,7 @@ def look(data: Any, label: Any = None, options: Options | None = None, *, decode
         label: The label column of a table, or an array of labels [N].
         options: The columns that mean something else than a feature.
         decode: Decode images now, and skip those that cannot be read.
+        encoding: The encoder that turns images or texts into features.
 
     Raises:
         ValueError: If the data cannot be used.
@@ -69,7 +79,7 @@ def look(data: Any, label: Any = None, options: Options | None = None, *, decode
     if isinstance(data, str | os.PathLike):
         path = Path(os.path.expanduser(data))
         if path.is_dir():
-            return _look_at_folder(path, label, options, decode)
+            return _look_at_folder(path, label, options, decode, encoding)
         if label is None:
             columns = read_columns(path)
             raise ValueError(f"Which column of {path} is the label? It has {', '.join(list(columns)[:20])}.")
@@ -82,8 +92,8 @@ def look(data: Any, label: Any = None, options: Options | None = None, *, decode
     _check_columns(columns, path, label, options)
     image = options.image or _image_column(columns, label, options)
     if image is not None:
-        return _look_at_files(columns, path, label, image, kind, decode)
-    return _look_at_table(columns, path, label, options, kind)
+        return _look_at_files(columns, path, label, image, kind, decode, encoding)
+    return _look_at_table(columns, path, label, options, kind, encoding)
 
 
 def look_again(facts: Mapping[str, Any], data: str | Path | None = None) -> Source:
@@ -123,7 +133,7 @@ def _read_with_labels(data: Any, label: Any) -> tuple[dict[str, Column], str, st
     return {**columns, name: column}, name, kind
 
 
-def _look_at_folder(path: Path, label: Any, options: Options, decode: bool) -> Source:
+def _look_at_folder(path: Path, label: Any, options: Options, decode: bool, encoding: Encoding | None) -> Source:
     given = {"label": label, "text": options.text, "image": options.image, "drop": options.drop}
     for name, value in {**given, "weight": options.weight, "group": options.group, "time": options.time}.items():
         if value is not None and len(value):
@@ -132,11 +142,19 @@ def _look_at_folder(path: Path, label: Any, options: Options, decode: bool) -> S
         path = train
     listing, classes = list_classes(path)
     kind, labels = _images(path, listing, classes, None, None)
-    rows, kept = kind.load(decode=decode)
-    return Source(path, kind.keep(kept), rows, labels[kept], tuple(classes), {"image files": "image"}, {})
+    kind, rows, kept = _load(kind, decode, encoding)
+    return Source(path, kind, rows, labels[kept], tuple(classes), {"image files": "image"}, {})
 
 
-def _look_at_files(columns: Columns, path: Path, label: str, image: str, label_type: str, decode: bool) -> Source:
+def _look_at_files(
+    columns: Columns,
+    path: Path,
+    label: str,
+    image: str,
+    label_type: str,
+    decode: bool,
+    encoding: Encoding | None,
+) -> Source:
     names, labels = column_text(columns, image, path), column_text(columns, label, path)
     classes = class_names([columns[label]], label, path)
     for text, what in ((names, "image file"), (labels, "label")):
@@ -150,8 +168,16 @@ def _look_at_files(columns: Columns, path: Path, label: str, image: str, label_t
     left_out = {name: "is not used beside images" for name in columns if name not in (label, image)}
     folder = Path() if path is FRAME else path.parent
     kind, positions = _images(path, Listing(path, folder, listed), classes, label, image)
+    kind, rows, kept = _load(kind, decode, encoding)
+    return Source(path, kind, rows, positions[kept], tuple(classes), {image: "image"}, left_out, label_type)
+
+
+def _load(kind: Images, decode: bool, encoding: Encoding | None) -> tuple[Images, Rows, np.ndarray]:
+    """Return the images that can be read, their rows and their positions."""
+    if encoding is not None:
+        return EncodedImages.encode(kind, encoding)
     rows, kept = kind.load(decode=decode)
-    return Source(path, kind.keep(kept), rows, positions[kept], tuple(classes), {image: "image"}, left_out, label_type)
+    return kind.keep(kept), rows, kept
 
 
 def _images(
@@ -165,7 +191,9 @@ def _images(
     return Images.look(listing.folder, names, label, image), labels.numpy()
 
 
-def _look_at_table(columns: Columns, path: Path, label: str, options: Options, label_type: str) -> Source:
+def _look_at_table(
+    columns: Columns, path: Path, label: str, options: Options, label_type: str, encoding: Encoding | None
+) -> Source:
     classes = class_names([columns[label]], label, path)
     labels = _positions(columns[label], label, classes, path)
     aside = (label, *options.drop, *options.special)
@@ -173,7 +201,14 @@ def _look_at_table(columns: Columns, path: Path, label: str, options: Options, l
     known = np.flatnonzero(labels >= 0)
     require_rows(len(known), path)
     inner = features if len(known) == len(labels) else take(features, known)
-    kind = (Texts if options.text else Table).fit(inner, label, options.text)
+    if encoding is None:
+        kind = (Texts if options.text else Table).fit(inner, label, options.text)
+    elif options.text:
+        kind = EncodedTexts.encode(inner, label, options.text, encoding)
+    else:
+        raise ValueError(
+            f"An encoder takes images or texts: name the columns of {path} with free text, or leave it out."
+        )
     unknown = np.flatnonzero(labels < 0)
     return Source(
         path=path,
@@ -181,8 +216,8 @@ def _look_at_table(columns: Columns, path: Path, label: str, options: Options, l
         rows=kind.rows(inner, known),
         labels=labels[known],
         class_names=tuple(classes),
-        used=dict(kind.preprocessor.kinds),
-        left_out={**dict.fromkeys(options.drop, "you left it out"), **kind.preprocessor.dropped},
+        used=dict(kind.used),
+        left_out={**dict.fromkeys(options.drop, "you left it out"), **kind.dropped},
         label_type=label_type,
         weight=_weights(columns, options.weight, path, known),
         groups=None if options.group is None else _groups(columns, options.group, path)[known],

@@ -76,6 +76,16 @@ class Table(Kind):
         return next(iter(values.values())) if len(values) == 1 else ", ".join(f"{k} {v}" for k, v in values.items())
 
     @property
+    def used(self) -> Mapping[str, str]:
+        """The columns that are features, and what they are."""
+        return self.preprocessor.kinds
+
+    @property
+    def dropped(self) -> Mapping[str, str]:
+        """The columns that are no features, and why."""
+        return self.preprocessor.dropped
+
+    @property
     def shown_columns(self) -> list[str]:
         """The columns of a row that people see."""
         return list(self.preprocessor.kinds)[:SHOWN]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from logitclip.own_data.kind import ENCODER_HINT
 from logitclip.own_data.tables import Table
 
 
@@ -13,6 +14,7 @@ class Texts(Table):
     """A table with free text: TF-IDF features, a flatter network, and the text itself to show."""
 
     name: ClassVar[str] = "text"
+    hint: ClassVar[str] = ENCODER_HINT
 
     def network(self, rows: int) -> dict[str, Any]:
         return {**super().network(rows), "model": "mlp:width=256,depth=1", "epochs": 20}

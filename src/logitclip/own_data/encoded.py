@@ -1,0 +1,270 @@
+"""Photos and texts as features of a pretrained encoder."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from logitclip import encoders
+from logitclip.data.columns import Columns, row_count
+from logitclip.data.images import ImageFiles
+from logitclip.data.preprocessing import Preprocessor, is_usable
+from logitclip.data.table import join_texts
+from logitclip.encoders import blocks
+from logitclip.encoders.features import Features, Inputs, OnRows, kind_of, select
+from logitclip.own_data.images import Images
+from logitclip.own_data.kind import Read, RowNumbers, Rows
+from logitclip.own_data.tables import PREPROCESSING, read_columns
+from logitclip.own_data.texts import Texts
+
+FOLDER = "encoder"  # of a model folder that has the weights in it
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How `fit` should encode.
+
+    Attributes:
+        spec: an encoder, or auto.
+        jobs: processes that encode.
+        on_rows: called with the rows done and all rows.
+    """
+
+    spec: str
+    jobs: int | None = 1
+    on_rows: OnRows | None = None
+
+    def features(self, inputs: Inputs) -> np.ndarray:
+        """Return the features of training inputs, float32 [N, D], from the cache; missing ones are computed."""
+        kept = Features.of(inputs, self.spec)
+        load = partial(encoders.build, self.spec, kind_of(inputs))
+        on_cpu = not torch.accelerator.is_available()
+        pool = partial(blocks.in_processes, jobs=self.jobs or torch.get_num_threads()) if on_cpu else None
+        kept.complete(inputs, partial(pool or blocks.in_this_process, load), self.on_rows)
+        return kept.read().astype(np.float32)
+
+    def resolved(self, takes: encoders.Kind) -> Encoding:
+        """Return this with the encoder that `auto` stands for, in canonical form."""
+        spec = encoders.AUTO[takes] if self.spec.strip() == "auto" else self.spec
+        return replace(self, spec=encoders.ENCODERS.canonical(spec))
+
+
+class NewRows:
+    """Rows to predict, which are encoded when they are taken, so that a million need no more memory than a few."""
+
+    def __init__(self, names: Sequence[str], inputs: Inputs, encode: Callable[[Inputs, np.ndarray], Rows]) -> None:
+        self.names, self.inputs, self.encode = names, inputs, encode
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def take(self, index: np.ndarray) -> Rows:
+        """Encode some of the rows."""
+        index = np.flatnonzero(index) if index.dtype == bool else index
+        return self.encode(select(self.inputs, torch.from_numpy(index)), index)
+
+
+def _scale(x: np.ndarray, beside: int = 0) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and deviation of features [N, D]; the last `beside` columns stay as they are."""
+    mean, std = np.nanmean(x, 0), np.nanstd(x, 0)
+    std = np.where(std > 1e-6, std, 1.0)
+    if beside:
+        mean[-beside:], std[-beside:] = 0.0, 1.0
+    return tuple(mean.tolist()), tuple(std.tolist())
+
+
+def _rows(names: Sequence[str], x: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> Rows:
+    features = (x - np.array(mean, np.float32)) / np.array(std, np.float32)
+    return Rows(names, features.astype(np.float32), torch.from_numpy(x))
+
+
+def _facts(spec: str) -> dict[str, Any]:
+    return {"encoder": {"spec": spec, "identity": encoders.identify(spec)}}
+
+
+def _check_weights(facts: Mapping[str, Any]) -> str:
+    """Return the encoder of a model, or raise a ValueError if its files have changed."""
+    spec = facts["encoder"]["spec"]
+    if encoders.identify(spec) != facts["encoder"]["identity"]:
+        raise ValueError(f"the encoder {spec} has other weights or another tokenizer than when the model was fitted")
+    return spec
+
+
+def copy_encoder(facts: Mapping[str, Any], out: Path) -> None:
+    """Copy the files of the encoder into the model folder."""
+    name, knobs = encoders.ENCODERS.parse(facts["encoder"]["spec"])
+    function: Any = encoders.ENCODERS[name]
+    found = [Path(path) for path in function.reads(**knobs)]
+    home = Path(*min((path.parent.parts for path in found), key=len))
+    for path in found:
+        place = out / FOLDER / path.relative_to(home)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, place)
+
+
+def with_bundle(facts: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the facts of a model with its encoder in the model folder, if that has the files."""
+    if not isinstance(facts.get("encoder"), dict) or not (folder / FOLDER).is_dir():
+        return facts
+    name, knobs = encoders.ENCODERS.parse(facts["encoder"]["spec"])
+    spec = encoders.ENCODERS.format(name, {**knobs, "name": str(folder / FOLDER)})
+    return {**facts, "encoder": {**facts["encoder"], "spec": spec}}
+
+
+class _Encoded:
+    """What photos and texts have in common."""
+
+    encoding: Encoding | None
+    mean: tuple[float, ...]
+    hint = ""
+
+    def network(self, rows: int) -> dict[str, Any]:
+        names = ("model", "lr", "weight_decay", "batch_size", "epochs", "augment")
+        return {name: encoders.HEAD[name] for name in names}
+
+    def describe(self, rows: Rows) -> str:
+        assert self.encoding is not None
+        return f"{len(self.mean)} features of {self.encoding.spec}"
+
+    def _stream(self, names: Sequence[str], inputs: Inputs, finish: Callable[[np.ndarray, np.ndarray], Rows]) -> Any:
+        assert self.encoding is not None
+        load = partial(encoders.build, self.encoding.spec, kind_of(inputs))
+        loaded: list[encoders.Encoder] = []
+
+        def encode(part: Inputs, index: np.ndarray) -> Rows:
+            loaded.extend([] if loaded else [load()])
+            return finish(blocks.encode_block(loaded[0], part), index)
+
+        return NewRows(names, inputs, encode)
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedImages(_Encoded, Images):
+    """Image files as features of an encoder."""
+
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    encoding: Encoding | None = None
+
+    @classmethod
+    def restore(cls, facts: Mapping[str, Any], read: Read) -> EncodedImages:
+        scale = tuple(facts["mean"]), tuple(facts["std"])
+        encoding = Encoding(_check_weights(facts))
+        return cls(facts["label"], facts["image"], facts["size"], mean=scale[0], std=scale[1], encoding=encoding)
+
+    def facts(self) -> dict[str, Any]:
+        assert self.encoding is not None
+        return {**super().facts(), **_facts(self.encoding.spec)}
+
+    @classmethod
+    def encode(cls, images: Images, encoding: Encoding) -> tuple[EncodedImages, Rows, np.ndarray]:
+        """Encode the training images; return the kind, its rows, and their positions: unreadable ones are skipped."""
+        encoding = encoding.resolved("images")
+        x = encoding.features(ImageFiles(images.folder, images.names))
+        kept = np.flatnonzero(np.isfinite(x).all(1))
+        if not len(kept):
+            raise ValueError(f"{images.folder} holds no readable image.")
+        mean, std = _scale(x[kept])
+        own = {**vars(images), "mean": mean, "std": std, "encoding": encoding}
+        kind = cls(**own).keep(kept)
+        return kind, _rows(kind.names, x[kept], mean, std), kept
+
+    def read(self, data: Any) -> Any:
+        folder, names = self._files(data)
+
+        def finish(x: np.ndarray, index: np.ndarray) -> Rows:
+            return _rows([names[i] for i in index.tolist()], x, self.mean, self.std)
+
+        return self._stream(names, ImageFiles(folder, names), finish)
+
+    def keep(self, index: np.ndarray) -> EncodedImages:
+        return replace(self, names=[self.names[i] for i in index.tolist()])
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedTexts(_Encoded, Texts):
+    """Texts as features of an encoder, with the numbers and categories beside them."""
+
+    preprocessor: Preprocessor | None = None  # type: ignore[assignment]
+    text: tuple[str, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    encoding: Encoding | None = None
+
+    @classmethod
+    def encode(cls, columns: Columns, label: str, text: Sequence[str], encoding: Encoding) -> EncodedTexts:
+        """Learn the scale of the features, and the preprocessing of the other columns, from the training rows."""
+        others = {name: column for name, column in columns.items() if name not in text}
+        usable = any(is_usable(column) for column in others.values())
+        kind = cls(
+            label,
+            Preprocessor.fit(others) if usable else None,
+            columns,
+            text=tuple(text),
+            encoding=encoding.resolved("texts"),
+        )
+        x = kind._features(columns)
+        beside = 0 if kind.preprocessor is None else kind.preprocessor.transform(columns).shape[1]
+        mean, std = _scale(x, beside)
+        return replace(kind, mean=mean, std=std)
+
+    @classmethod
+    def restore(cls, facts: Mapping[str, Any], read: Read) -> EncodedTexts:
+        preprocessor = Preprocessor.from_bytes(read(PREPROCESSING)) if PREPROCESSING in facts["files"] else None
+        scale = {"mean": tuple(facts["mean"]), "std": tuple(facts["std"])}
+        encoding = Encoding(_check_weights(facts))
+        return cls(facts["label"], preprocessor, text=tuple(facts["text"]), **scale, encoding=encoding)
+
+    def facts(self) -> dict[str, Any]:
+        assert self.encoding is not None
+        return {**super().facts(), "text": list(self.text), **_facts(self.encoding.spec)}
+
+    def contents(self) -> dict[str, bytes]:
+        return {} if self.preprocessor is None else super().contents()
+
+    @property
+    def used(self) -> dict[str, str]:
+        return {**dict.fromkeys(self.text, "text"), **({} if self.preprocessor is None else self.preprocessor.kinds)}
+
+    @property
+    def dropped(self) -> Mapping[str, str]:
+        return {} if self.preprocessor is None else self.preprocessor.dropped
+
+    @property
+    def shown_columns(self) -> list[str]:
+        return list(self.text)
+
+    def _features(self, columns: Columns) -> np.ndarray:
+        assert self.encoding is not None
+        return self._with_beside(self.encoding.features(join_texts(columns, self.text)), columns)
+
+    def _with_beside(self, x: np.ndarray, columns: Columns, index: np.ndarray | None = None) -> np.ndarray:
+        if self.preprocessor is None:
+            return x
+        beside = self.preprocessor.transform(columns).numpy()
+        return np.concatenate([x, beside if index is None else beside[index]], 1)
+
+    def rows(self, columns: Columns, numbers: np.ndarray | None = None) -> Rows:
+        names = RowNumbers(np.arange(row_count(columns)) if numbers is None else numbers)
+        return _rows(names, self._features(columns), self.mean, self.std)
+
+    def read(self, data: Any) -> Any:
+        text = set() if self.preprocessor is None else self.preprocessor.text_columns
+        columns = read_columns(data, {*text, *self.text})
+        missing = [name for name in self.text if name not in columns]
+        if missing:
+            raise ValueError(f"There is no column {missing[0]!r}, and the model was fitted on it.")
+        names = RowNumbers(np.arange(row_count(columns)))
+
+        def finish(x: np.ndarray, index: np.ndarray) -> Rows:
+            part = RowNumbers(index)
+            return _rows(part, self._with_beside(x, columns, index), self.mean, self.std)
+
+        return self._stream(names, join_texts(columns, self.text), finish)

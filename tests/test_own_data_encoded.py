@@ -1,0 +1,122 @@
+"""Photos and texts of one's own as features of a tiny encoder."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from encoders_for_tests import make_texts, save_image_encoder, save_photos, save_text_encoder
+
+import logitclip as lc
+from logitclip import encoders
+from logitclip.own_data import model as model_module
+from logitclip.own_data.encoded import NewRows
+
+pd = pytest.importorskip("pandas")
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return save_text_encoder(tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory):
+    return save_image_encoder(tmp_path_factory.mktemp("models") / "vit")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("LOGITCLIP_FEATURES", str(tmp_path / "features"))
+
+
+@pytest.fixture
+def reviews():
+    """120 texts with the number of their words beside them, some of them under the wrong label."""
+    texts, labels = make_texts(120)
+    frame = pd.DataFrame({"text": texts, "words": [len(text.split()) for text in texts]})
+    frame["kind"] = np.where(labels == 0, "film", "other")
+    frame.loc[[5, 17, 60], "kind"] = frame.loc[[5, 17, 60], "kind"].map({"film": "other", "other": "film"})
+    return frame
+
+
+FAST = {"learner": "network,logistic", "clip": "norm:temp=2.5", "epochs": 10}
+
+
+def test_texts_are_fitted_and_predicted_with_an_encoder(reviews, bert, tmp_path):
+    plans, rows = [], []
+    calls = {"on_plan": plans.append, "on_rows": lambda *done: rows.append(done)}
+    model = lc.fit(reviews, "kind", text="text", encoder=f"hf:{bert}", out=tmp_path / "model", **FAST, **calls)
+    assert rows == [(0, 120), (120, 120)]
+    lines = " ".join(plans[0].lines())
+    assert f"17 features of hf:name={bert}" in lines  # of the encoder, and the number of words
+    assert "text (text), words (number)" in lines
+    assert "--encoder auto" not in lines
+    truth = np.where(make_texts(120)[1] == 0, "film", "other")
+    assert (model.predict(reviews)["class"].to_numpy() == truth).mean() > 0.9
+    again = lc.load(tmp_path / "model").predict(reviews)
+    assert again.equals(model.predict(reviews))
+    assert model.facts["encoder"]["identity"] == encoders.identify(f"hf:{bert}")
+
+
+def test_photos_are_fitted_and_predicted_with_an_encoder(vit, tmp_path):
+    folder = save_photos(tmp_path / "photos", 60)
+    damaged = sorted(folder.rglob("*.png"))[2]
+    damaged.write_bytes(b"no image")
+    model = lc.fit(folder, encoder=f"hf:{vit}", out=tmp_path / "model", **FAST)
+    found = model.predict(folder)
+    assert len(found) == 60
+    assert found["class"].isna().sum() == 1
+    known = found[found["class"].notna()]
+    assert (known["class"] == known["row"].str[:3]).mean() > 0.9
+
+
+def test_without_an_encoder_the_plan_says_what_one_would_bring(reviews, tmp_path):
+    plans = []
+    lc.fit(reviews, "kind", text="text", out=tmp_path / "model", learner="logistic", on_plan=plans.append)
+    assert "add --encoder auto --download" in " ".join(plans[0].lines())
+
+
+def test_other_weights_are_refused_in_one_sentence(reviews, bert, tmp_path):
+    own = shutil.copytree(bert, tmp_path / "bert")
+    lc.fit(reviews, "kind", text="text", encoder=f"hf:{own}", out=tmp_path / "model", **FAST)
+    save_text_encoder(own, seed=1)
+    with pytest.raises(ValueError, match="has other weights or another tokenizer than when the model was fitted"):
+        lc.load(tmp_path / "model")
+
+
+def test_a_bundle_needs_no_other_folder(reviews, bert, tmp_path):
+    own = shutil.copytree(bert, tmp_path / "bert")
+    model = lc.fit(reviews, "kind", text="text", encoder=f"hf:{own}", out=tmp_path / "model", bundle=True, **FAST)
+    wanted = model.predict(reviews)
+    shutil.rmtree(own)
+    moved = (tmp_path / "model").rename(tmp_path / "elsewhere")
+    assert lc.load(moved).predict(reviews).equals(wanted)
+    with pytest.raises(ValueError, match="name one with encoder"):
+        lc.fit(reviews, "kind", text="text", out=tmp_path / "other", bundle=True)
+
+
+def test_predictions_stream(reviews, bert, tmp_path, monkeypatch):
+    model = lc.fit(reviews, "kind", text="text", encoder=f"hf:{bert}", out=tmp_path / "model", **FAST)
+    whole = model.predict_proba(reviews)
+    sizes = []
+    original = NewRows.take
+    monkeypatch.setattr(NewRows, "take", lambda self, index: sizes.append(len(index)) or original(self, index))
+    monkeypatch.setattr(model_module, "ENCODED_CHUNK", 50)
+    np.testing.assert_allclose(model.predict_proba(reviews), whole, atol=1e-3)
+    assert sizes == [50, 50, 20]
+
+
+def test_a_table_of_numbers_takes_no_encoder(reviews, bert, tmp_path):
+    with pytest.raises(ValueError, match="An encoder takes images or texts: name the columns"):
+        lc.fit(reviews[["words", "kind"]], "kind", encoder=f"hf:{bert}", out=tmp_path / "model")
+
+
+def test_command(command, reviews, bert, tmp_path):
+    reviews.to_csv(tmp_path / "reviews.csv", index=False)
+    arguments = ("--label", "kind", "--text", "text", "--encoder", f"hf:{bert}", "--learner", "logistic")
+    code, _, err = command("issues", tmp_path / "reviews.csv", *arguments, "-o", tmp_path / "issues")
+    assert code == 0, err
+    code, out, err = command("predict", tmp_path / "issues", tmp_path / "reviews.csv", "--json")
+    assert (code, out.count('"class"')) == (0, 120), err
