@@ -29,7 +29,7 @@ def one_of(name: str, value: Any, allowed: Iterable[Any]) -> Any:
     return value
 
 
-def at_least(minimum: int, **values: int) -> None:
+def check_sizes(minimum: int, **values: int) -> None:
     """Refuse the first of `values` below `minimum`."""
     for name, value in values.items():
         if value < minimum:

@@ -8,7 +8,7 @@ from logitclip.models import MODELS
 from logitclip.models.blocks import (
     Activation,
     Norm,
-    at_least,
+    check_sizes,
     conv,
     init_he,
     make_activation,
@@ -38,7 +38,7 @@ def cnn(
         activation: relu, relu6, leaky_relu, gelu, silu or tanh.
         dropout: share that dropout sets to 0 after each of the two max-pools.
     """
-    at_least(1, width=width)
+    check_sizes(1, width=width)
     normed = one_of("norm", norm, ("none", "batch")) == "batch"
     body = nn.Sequential()
     inputs = in_channels
@@ -76,7 +76,7 @@ def strided_cnn(
         norm: batch, or none.
         activation: relu, relu6, leaky_relu, gelu, silu or tanh.
     """
-    at_least(1, width=width, hidden=hidden)
+    check_sizes(1, width=width, hidden=hidden)
     normed = one_of("norm", norm, ("none", "batch")) == "batch"
     body = nn.Sequential()
     inputs = in_channels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from logitclip.models import MODELS
-from logitclip.models.blocks import Activation, Norm, at_least, at_most, make_activation, named, one_of
+from logitclip.models.blocks import Activation, Norm, at_most, check_sizes, make_activation, named, one_of
 
 
 @MODELS.register
@@ -30,8 +30,8 @@ def mlp(
         activation: relu, relu6, leaky_relu, gelu, silu or tanh.
         dropout: share of the units of each hidden layer that dropout sets to 0.
     """
-    at_least(1, width=width)
-    at_least(0, depth=depth)
+    check_sizes(1, width=width)
+    check_sizes(0, depth=depth)
     at_most(1000, depth=depth)  # or building the layers would take hours
     normed = one_of("norm", norm, ("none", "batch")) == "batch"
     hidden = nn.Sequential()

@@ -10,8 +10,8 @@ from logitclip.models import MODELS
 from logitclip.models.blocks import (
     Activation,
     PreActBlock,
-    at_least,
     at_most,
+    check_sizes,
     conv,
     init_he,
     make_activation,
@@ -40,7 +40,7 @@ def wrn(
             authors' value in their related code (LogitNorm, ODNL) and the unused default of the released script.
         activation: relu, relu6, leaky_relu, gelu, silu or tanh.
     """
-    at_least(1, width=width)
+    check_sizes(1, width=width)
     if depth < 10 or (depth - 4) % 6:
         raise ValueError(f"depth of a wrn must be 6 n + 4 (10, 16, 22, 28, 34, 40, ...), got {depth}.")
     at_most(1000, depth=depth)
