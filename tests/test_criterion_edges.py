@@ -167,3 +167,11 @@ def test_a_small_step_against_the_gradient_lowers_the_loss(name: str, shape: tup
             assert after < exact + 1e-9
         else:
             assert float(exact - after) == pytest.approx(step * square, rel=0.05, abs=1e-9)
+
+
+def test_a_certain_label_never_has_a_probability_above_1() -> None:
+    z = torch.zeros(2000, 10)
+    z[:, 0] = torch.linspace(5, 39, 2000)  # exponentials need no shift: the sum of e may round to below e_y
+    y = torch.zeros(2000, dtype=torch.int64)
+    assert lc.LogitClip("ce", tau=39.5, reduction="none")(z, y).min() >= 0
+    assert lc.LogitClip("mae", tau=39.5, reduction="none")(z, y).min() >= 0

@@ -250,7 +250,7 @@ class _Blocked(torch.autograd.Function):
             max_log_p = (_exponent(at_max, scale, shift).div_(LOG2_E) - log_total).clamp_(max=0).squeeze(1)
             more += [index_max, at_max]
         values = []
-        for value, slope, along in _sums(logits, scale, shift, log_total, sums):
+        for value, slope, along in _sums(logits, scale, shift, log_total, sums) if sums else ():
             values.append(value.squeeze(1))
             more += [slope, along]
         ctx.save_for_backward(logits, index, at_target, exps, norm, scale, shift, total, dot, average, *more)
@@ -326,8 +326,6 @@ def _sums(
     logits: Tensor, scale: Tensor | None, shift: Tensor | None, log_total: Tensor, sums: tuple[Any, ...]
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Of each sum over k of f(log p_k): its value, and the sums of f' and of f' z, columns."""
-    if not sums:
-        return []
     found: list[list[tuple[Tensor, Tensor, Tensor]]] = [[] for _ in sums]
     for z, s, m, n in _blocks(logits, scale, shift, log_total):
         log_p = _exponent(z, s, m).div_(LOG2_E).sub_(n)

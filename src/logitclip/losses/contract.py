@@ -114,6 +114,7 @@ def loss(
         __signature__=inspect.Signature([*arguments, *knobs], return_annotation=Tensor),
         phi=phi,
         takes=takes,
+        statistics=tuple(name for name in takes[1:] if name in STATISTICS),
         settings=dict(settings or {}),
         optional=dict(optional or {}),
         defaults={p.name: p.default for p in knobs},
@@ -196,22 +197,18 @@ def evaluate(
 
 def wanted_by(function: Any, knobs: dict[str, Any]) -> Wanted:
     """The statistics that a loss needs with these knobs."""
-    takes = function.takes
-    if len(takes) == 1:
-        return ONLY_TARGET
-    names = tuple(name for name in takes[1:] if name in STATISTICS and _is_on(function, name, knobs))
+    names = function.statistics
+    if function.optional:
+        names = tuple(name for name in names if knobs.get(function.optional.get(name), name not in function.optional))
     return Wanted(names, {**function.defaults, **knobs}) if names else ONLY_TARGET
-
-
-def _is_on(function: Any, name: str, knobs: dict[str, Any]) -> bool:
-    knob = function.optional.get(name)
-    return knob is None or knobs.get(knob, function.defaults[knob]) != 0
 
 
 def call(function: Any, log_p: Tensor, found: Mapping[str, Tensor], knobs: dict[str, Any], state: Any = None) -> Tensor:
     """Call the phi of a loss of log p_y with what it takes."""
     if len(function.takes) == 1:
         return function.phi(log_p, **knobs)
+    if not found and state is None:
+        return function.phi(log_p, *[None] * (len(function.takes) - 1), **knobs)
     others = [
         (None if state is None else state.threshold) if name == "threshold" else found.get(name)
         for name in function.takes[1:]

@@ -87,7 +87,7 @@ def find_threshold(recent: Tensor, slope: Callable[[Tensor], Tensor], most: floa
 
     >>> recent = torch.cat([torch.linspace(0.05, 0.4, 2048), torch.linspace(2.0, 5.0, 2048)])
     >>> round(find_threshold(recent, torch.reciprocal, 3.0), 3)
-    0.246
+    0.264
     """
     values = torch.linspace(-math.log1p(-LOWEST), -math.log(LOWEST), GRID, dtype=torch.float64)
     slopes = slope((-values).exp())

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from logitclip.clip import eager_on_cpu
+
 
 def one_minus_p(log_p: Tensor) -> Tensor:
     """`1 - p` from log p, accurate also where p rounds to 1.
@@ -21,6 +23,8 @@ def one_minus_p(log_p: Tensor) -> Tensor:
 def infinite_if_masked(phi: Callable[[Tensor], Tensor], log_p: Tensor) -> Tensor:
     """`phi(log_p)`, and infinity without a gradient where the label is a masked class: there phi' would be NaN."""
     masked = log_p.isneginf()
+    if eager_on_cpu(log_p) and not bool(masked.any()):
+        return phi(log_p)
     return phi(log_p.masked_fill(masked, -1.0)).masked_fill(masked, math.inf)
 
 
