@@ -127,7 +127,7 @@ def measure_ray(files: ImageFiles, cache: Path) -> dict[str, Any]:
     import ray
 
     wanted = {path.name: path.read_bytes() for path in encode(files, cache / "whole").folder.glob("*.npy")}
-    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False)
+    ray.init(address="local", num_cpus=2, log_to_driver=False, include_dashboard=False)
     try:
         kept = encode(files, cache / "ray", partial(blocks.on_ray, jobs=2))
     finally:

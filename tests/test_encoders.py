@@ -357,7 +357,9 @@ def test_ray_gives_the_same_bytes_also_when_a_worker_dies(bert, tmp_path, monkey
     one = Features.of(texts, f"hf:{bert}")
     one.complete(texts, lambda some: blocks.in_this_process(_Products, some))
     wanted = _bytes(one)
-    ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, runtime_env={"env_vars": _PATHS})
+    ray.init(
+        address="local", num_cpus=2, log_to_driver=False, include_dashboard=False, runtime_env={"env_vars": _PATHS}
+    )
     try:
         for name, load in (("plain", _Products), ("dies", partial(_Once, tmp_path / "died"))):
             monkeypatch.setenv("LOGITCLIP_FEATURES", str(tmp_path / name))
