@@ -74,7 +74,7 @@ def apply_answers(rows: Rows, settled: dict[str, Answer], out: Path) -> Applied:
 def _table(rows: Rows, changed: dict[int, str], notes: list[str], kept: np.ndarray, kind: str) -> bytes:
     """Return the table with new labels; other values are as they were, and untouched lines of a csv file too."""
     path, label = rows.source.path, str(rows.source.kind.label)
-    frame, separator = _frame(path), "\t" if kind == ".tsv" else ","
+    frame, separator = read_frame(path), "\t" if kind == ".tsv" else ","
     column = next(name for name in frame.columns if str(name).strip() == label)
     values = frame[column].astype(object).tolist()
     lines = [int(name) - 1 for name in rows.names]  # rows without a label are not among them
@@ -93,7 +93,7 @@ def _table(rows: Rows, changed: dict[int, str], notes: list[str], kept: np.ndarr
     return frame.to_csv(index=False, sep=separator, lineterminator="\n").encode()
 
 
-def _frame(path: Path) -> Any:
+def read_frame(path: Path) -> Any:
     """Read a table with every value as it is written; numbers in a csv file stay text."""
     import pandas as pd
 

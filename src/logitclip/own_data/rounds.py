@@ -1,0 +1,190 @@
+"""From answers to the data of the next `fit`: corrected by a review, or fused from several annotators."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from logitclip import files
+from logitclip.data.columns import Columns, Text, as_text, read_table, take
+from logitclip.own_data.annotators import Answers, Fused, dawid_skene, from_columns, from_table, fuse_with_features
+from logitclip.own_data.annotators import reliability as reliability_of
+from logitclip.own_data.answers import ANSWERS, merge_answers, read_answers, read_answers_csv
+from logitclip.own_data.apply import Applied, apply_answers
+from logitclip.own_data.model import load, plain
+from logitclip.own_data.review import Review
+from logitclip.own_data.rows import Rows
+
+CORRECTED, FUSED, RELIABILITY = "corrected.csv", "fused.csv", "annotators.csv"  # in the model folder
+LABEL, WEIGHT, GROUP = "fused_label", "fused_probability", "fused_item"  # columns of fused.csv
+LEAST = 0.02  # probability of a class with which an item is still learnt from
+
+
+# -- reviews -----------------------------------------------------------------------------------------------------------
+
+
+def correct_data(folder: Path, answers: Path, data: Path | None = None) -> tuple[Path, str, Applied, Review]:
+    """Write the data of a model with the answers of a review into the model folder.
+
+    Args:
+        folder: The model folder, whose answers count too.
+        answers: A file answers.csv or answers.jsonl, or another model folder.
+        data: The data, if it is no longer where the model was fitted.
+
+    Returns:
+        The file, its label column, what was changed, and the review.
+
+    Raises:
+        ValueError: If there are no answers, or the data is a folder of images.
+    """
+    if answers.is_dir():
+        new = read_answers(answers / ANSWERS)
+    else:
+        new = read_answers_csv(answers) if answers.suffix == ".csv" else read_answers(answers)
+    if not new:
+        raise ValueError(f"There are no answers in {answers}: `logitclip review {folder}` asks for them.")
+    model = load(folder)
+    merge_answers(folder / ANSWERS, new)
+    review = Review(model, Rows(model, data))
+    if model.facts["label"] is None:
+        raise ValueError(
+            f"{review.rows.source.path} is a folder of images: write the corrected list beside it with `logitclip "
+            f"apply {folder} -o corrected.csv`, then `logitclip fit corrected.csv --label label --image file`."
+        )
+    path = folder / CORRECTED
+    return path, model.facts["label"], apply_answers(review.rows, review.settled, path), review
+
+
+# -- annotators --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class FusedData:
+    """A table to fit on, made from the answers of several annotators.
+
+    Attributes:
+        path: Its file: one row per item and probable class, with the columns `fused_label`, `fused_probability` (the
+            weight) and `fused_item` (the group), and the features of the item.
+        way: `features` or `dawid_skene`, whichever was used.
+        reliability: How reliable each annotator is, from `annotators.reliability`.
+        disagree: Share of the items whose annotators disagree.
+    """
+
+    path: Path
+    way: str
+    reliability: list[dict[str, Any]]
+    disagree: float
+
+
+def fuse_data(
+    data: Path,
+    out: Path,
+    *,
+    annotators: Sequence[str] = (),
+    item: str | None = None,
+    annotator: str | None = None,
+    answer: str | None = None,
+    text: Sequence[str] = (),
+    drop: Sequence[str] = (),
+) -> FusedData:
+    """Fuse the answers of annotators in a table, and write what `fit` learns from.
+
+    Items with features are fused with a classifier that sees them; on LabelMe that was right for 83.8 % of the items
+    (Dawid and Skene: 79.5 %, majority: 76.6 %), on the sentiment sentences for 91.4 % (91.5 %, 88.7 %).
+
+    Args:
+        data: A csv, tsv, parquet or npz file.
+        out: The model folder; it gets fused.csv and annotators.csv.
+        annotators: The columns with the answers of one annotator each; an empty value means not asked.
+        item: In a table with one row per answer, the column that names the item.
+        annotator: The column that names the annotator.
+        answer: The column with the answer.
+        text: Columns with free text.
+        drop: Columns to leave out.
+
+    Raises:
+        ValueError: If a column is missing, or the options do not fit together.
+    """
+    long = (item, annotator, answer)
+    if bool(annotators) == any(long) or (any(long) and not all(long)):
+        raise ValueError("Name either the columns of the annotators, or all three of item, annotator and answer.")
+    named = [*annotators, *(name for name in long if name is not None)]
+    columns = read_table(data, text=(*named, *text))
+    for name in (*named, *text, *drop):
+        if name not in columns:
+            raise ValueError(f"There is no column {name!r} in {data}; it has {', '.join(list(columns)[:20])}.")
+    if annotators:
+        answers = from_columns({name: _values(columns, name) for name in annotators})
+        rows = np.arange(len(answers.items))
+    else:
+        answers, rows = _long(columns, str(item), str(annotator), str(answer))
+    left = {name: column for name, column in columns.items() if name not in (*named, *drop)}
+    if not left:
+        raise ValueError(f"{data} has no column to learn from beside the answers: add the features of each item.")
+    fused, way = _fuse(answers, left, rows, text)
+    judged = reliability_of(answers, fused)
+    _write_reliability(out / RELIABILITY, judged)
+    _write_fused(out / FUSED, data, answers, fused, rows, list(left))
+    votes = answers.votes
+    return FusedData(out / FUSED, way, judged, float(((votes > 0).sum(1) > 1).mean()))
+
+
+def _values(columns: Columns, name: str) -> list[str | None]:
+    column: Any = columns[name]
+    text = column if isinstance(column, Text) else as_text(column)
+    return [None if code < 0 else text.values[code] for code in text.codes.tolist()]
+
+
+def _long(columns: Columns, item: str, annotator: str, answer: str) -> tuple[Answers, np.ndarray]:
+    """Return the answers, and the first row of each item."""
+    cells = list(zip(*(_values(columns, name) for name in (item, annotator, answer)), strict=True))
+    for number, row in enumerate(cells, 1):
+        if None in row:
+            raise ValueError(f"Row {number} has an empty {(item, annotator, answer)[row.index(None)]!r}.")
+    answers = from_table(*zip(*cells, strict=True))  # type: ignore[arg-type]
+    first: dict[str, int] = {}
+    for place, (name, _, _) in enumerate(cells):
+        first.setdefault(str(name), place)
+    return answers, np.array([first[name] for name in answers.items])
+
+
+def _fuse(answers: Answers, columns: Columns, rows: np.ndarray, text: Sequence[str]) -> tuple[Fused, str]:
+    import torch
+
+    from logitclip.data.preprocessing import Preprocessor
+
+    chosen = take(columns, torch.as_tensor(rows))
+    try:
+        features = Preprocessor.fit(chosen, text).transform(chosen).double().numpy()
+    except ValueError:  # no usable column, such as pictures
+        return dawid_skene(answers), "dawid_skene"
+    return fuse_with_features(answers, features), "features"
+
+
+def _write_reliability(path: Path, rows: list[dict[str, Any]]) -> None:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["annotator", "answers", "accuracy", "low", "high"])
+    for row in rows:
+        shares = (f"{row[name]:.4f}" for name in ("accuracy", "low", "high"))
+        table.writerow([plain(row["annotator"]), row["answers"], *shares])
+    files.write(path, text.getvalue().encode())
+
+
+def _write_fused(path: Path, data: Path, answers: Answers, fused: Fused, rows: np.ndarray, kept: list[str]) -> None:
+    """Write one row per item and probable class."""
+    from logitclip.own_data.apply import read_frame
+
+    place, label = np.nonzero(fused.probabilities > LEAST)
+    frame = read_frame(data)
+    frame = frame[[name for name in frame.columns if str(name).strip() in kept]].iloc[rows[place]].copy()
+    frame[LABEL] = np.array(answers.class_names, dtype=object)[label]
+    frame[WEIGHT] = [f"{share:.4f}" for share in fused.probabilities[place, label]]
+    frame[GROUP] = np.array(answers.items, dtype=object)[place]
+    files.write(path, frame.to_csv(index=False, lineterminator="\n").encode())

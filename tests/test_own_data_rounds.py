@@ -1,0 +1,82 @@
+"""The data of the next `fit`: fused answers of annotators, and corrections of a review."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from reviews import make_model, make_table, open_review
+
+from logitclip.own_data.answers import Answer, append_answers
+from logitclip.own_data.rounds import GROUP, LABEL, WEIGHT, correct_data, fuse_data
+
+
+def crowd(folder: Path, seed: int = 0) -> tuple[Path, np.ndarray]:
+    """Write a table with three annotators, the last of whom guesses, and return the true classes."""
+    rng = np.random.default_rng(seed)
+    true = rng.integers(0, 2, 120)
+    frame = pd.DataFrame({"x": 3.0 * true + rng.normal(size=120), "word": ["a", "b"] * 60})
+    for name, skill in (("ann", 0.95), ("bob", 0.8), ("eve", 0.5)):
+        said = np.where(rng.random(120) < skill, true, 1 - true)
+        frame[name] = np.array(["no", "yes"])[said]
+        frame.loc[rng.random(120) < 0.2, name] = ""
+    frame.loc[(frame[["ann", "bob", "eve"]] == "").all(axis=1), "ann"] = "no"
+    frame.to_csv(folder / "crowd.csv", index=False)
+    return folder / "crowd.csv", true
+
+
+def test_one_column_an_annotator(tmp_path: Path) -> None:
+    path, true = crowd(tmp_path)
+    fused = fuse_data(path, tmp_path, annotators=["ann", "bob", "eve"])
+    assert fused.way == "features"
+    assert [row["annotator"] for row in fused.reliability] == ["ann", "bob", "eve"]
+    assert all(row["low"] < row["accuracy"] < row["high"] for row in fused.reliability)
+    table = pd.read_csv(fused.path)
+    assert list(table) == ["x", "word", LABEL, WEIGHT, GROUP]
+    assert table.groupby(GROUP)[WEIGHT].sum().to_numpy() == pytest.approx(np.ones(120), abs=0.05)
+    best = table.sort_values(WEIGHT).drop_duplicates(GROUP, keep="last").sort_values(GROUP)
+    assert ((best[LABEL] == "yes").to_numpy() == (true == 1)).mean() > 0.85
+    assert (best["x"].to_numpy() == pd.read_csv(path)["x"].to_numpy()).all()
+    assert pd.read_csv(tmp_path / "annotators.csv")["annotator"].tolist() == ["ann", "bob", "eve"]
+
+
+def test_one_row_an_answer_gives_the_same(tmp_path: Path) -> None:
+    path, _ = crowd(tmp_path)
+    wide = fuse_data(path, tmp_path / "wide", annotators=["ann", "bob", "eve"])
+    frame = pd.read_csv(path, keep_default_na=False).reset_index(names="id")
+    frame["id"] += 1
+    long = frame.melt(["id", "x", "word"], ["ann", "bob", "eve"], "who", "label").query("label != ''")
+    long.sort_values("id").to_csv(tmp_path / "long.csv", index=False)
+    other = fuse_data(tmp_path / "long.csv", tmp_path / "long", item="id", annotator="who", answer="label")
+    pd.testing.assert_frame_equal(pd.read_csv(other.path), pd.read_csv(wide.path))
+    assert other.disagree == wide.disagree
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "Name either"),
+        ({"item": "x"}, "Name either"),
+        ({"annotators": ["ann"], "item": "x", "annotator": "ann", "answer": "bob"}, "Name either"),
+        ({"annotators": ["ann", "joe"]}, "There is no column 'joe'"),
+        ({"annotators": ["ann", "bob", "eve"], "drop": ["x", "word"]}, "no column to learn from"),
+        ({"item": "word", "annotator": "ann", "answer": "eve"}, "has an empty"),
+    ],
+)
+def test_options_that_do_not_fit_together(tmp_path: Path, options: dict, message: str) -> None:
+    path, _ = crowd(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        fuse_data(path, tmp_path, **options)
+
+
+def test_corrections_are_written_into_the_model_folder(tmp_path: Path) -> None:
+    model = make_model(make_table(tmp_path), tmp_path / "model", label="kind")
+    with pytest.raises(ValueError, match="There are no answers"):
+        correct_data(model.folder, model.folder)
+    review = open_review(model)
+    append_answers(review.path, [Answer("1", review.rows.digest(0), "class", "oak", "Ann")])
+    path, label, done, again = correct_data(model.folder, model.folder)
+    assert (label, done.corrected + done.kept, len(again.settled)) == ("kind", 1, 1)
+    assert pd.read_csv(path)["kind"][0] == "oak"
