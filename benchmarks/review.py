@@ -102,11 +102,13 @@ def load_sets(real: Path, cifar: Path | None, work: Path) -> dict[str, dict[str,
     for name in TEXTS:
         sets[name] = kept(name, lambda name=name: read_text_set(real / f"{name}.csv"))
     if cifar is not None:
+        import torch
+
         from logitclip import data
 
         def read_human(kind: str) -> dict[str, Any]:
             dataset = data.load("cifar10:human=True", cifar)
-            x = image_features(dataset.train.x[np.arange(IMAGES)])
+            x = image_features(dataset.train.x[torch.arange(IMAGES)])
             names = {"aggre": "aggre_label", "worse": "worse_label", "random1": "random_label1"}
             given = dataset.label_sets[names[kind]].numpy()[:IMAGES]
             return {"x": x, "given": given, "true": dataset.train.labels.numpy()[:IMAGES]}

@@ -433,7 +433,8 @@ def colours(page: Page, selector: str) -> tuple[list[float], list[float]]:
         while (behind() === "rgba(0, 0, 0, 0)") element = element.parentElement;
         return [text, behind()];
     """
-    return tuple([float(n) for n in re.findall(r"[\d.]+", c)[:3]] for c in page.driver.execute_script(script, selector))
+    text, back = page.driver.execute_script(script, selector)
+    return [float(n) for n in re.findall(r"[\d.]+", text)[:3]], [float(n) for n in re.findall(r"[\d.]+", back)[:3]]
 
 
 def contrast(one: list[float], two: list[float]) -> float:

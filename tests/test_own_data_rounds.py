@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,7 +34,7 @@ def test_one_column_an_annotator(tmp_path: Path) -> None:
     assert fused.way == "features"
     assert [row["annotator"] for row in fused.reliability] == ["ann", "bob", "eve"]
     assert all(row["low"] < row["accuracy"] < row["high"] for row in fused.reliability)
-    table = pd.read_csv(fused.path)
+    table: Any = pd.read_csv(fused.path)
     assert list(table) == ["x", "word", LABEL, WEIGHT, GROUP]
     assert table.groupby(GROUP)[WEIGHT].sum().to_numpy() == pytest.approx(np.ones(120), abs=0.05)
     best = table.sort_values(WEIGHT).drop_duplicates(GROUP, keep="last").sort_values(GROUP)
@@ -79,4 +80,4 @@ def test_corrections_are_written_into_the_model_folder(tmp_path: Path) -> None:
     append_answers(review.path, [Answer("1", review.rows.digest(0), "class", "oak", "Ann")])
     path, label, done, again = correct_data(model.folder, model.folder)
     assert (label, done.corrected + done.kept, len(again.settled)) == ("kind", 1, 1)
-    assert pd.read_csv(path)["kind"][0] == "oak"
+    assert pd.read_csv(path)["kind"].tolist()[0] == "oak"

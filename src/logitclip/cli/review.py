@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 from logitclip.cli.options import File, Flag
 from logitclip.cli.output import make_table, show, show_json, tell
 from logitclip.cli.training import stop_on_sigterm
+from logitclip.text import counted
 
 Model = Annotated[Positional[Path], arg(metavar="MODEL")]
 Count = Annotated[int, arg(metavar="INT")]
@@ -112,8 +113,8 @@ def apply(
         show_json(asdict(done))
         return
     tell(
-        f"{out}: {done.rows:,} rows, {done.corrected:,} labels corrected, {done.kept:,} confirmed, {done.unsure:,} "
-        f"unsure, {done.dropped:,} rows in no class left out."
+        f"{out}: {counted(done.rows, 'row')}, {counted(done.corrected, 'label')} corrected, {done.kept:,} confirmed, "
+        f"{done.unsure:,} unsure, {counted(done.dropped, 'row')} in no class left out."
     )
     if state.rows.source.path.is_file():
         tell(f"Fit again: logitclip fit {out} --label {state.rows.source.kind.label}")
@@ -195,8 +196,8 @@ def _show_report(state: Any, found: Any) -> None:
     if found.undecided:
         low, high = found.noise_bounds
         show(
-            f"{found.undecided} answers are unsure or in no class. Whatever they are, {low:.1%} to {high:.1%} of the "
-            "labels are wrong."
+            f"Without {counted(found.undecided, 'answer')} unsure or in no class. Whatever the truth of those is, "
+            f"{low:.1%} to {high:.1%} of the labels are wrong."
         )
     if found.model is None:
         show("Too few rows have out-of-fold predictions to measure the model: fit it with --find-issues.")

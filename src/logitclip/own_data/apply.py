@@ -50,7 +50,8 @@ def apply_answers(rows: Rows, settled: dict[str, Answer], out: Path) -> Applied:
     kind = out.suffix.lower()
     if kind not in (".csv", ".tsv", ".parquet"):
         raise ValueError(f"{out} should end in .csv, .tsv or .parquet.")
-    labels = [source.class_names[k] for k in np.asarray(source.labels).tolist()]
+    class_names = list(source.class_names)
+    labels = [class_names[k] for k in np.asarray(source.labels).tolist()]
     notes, dropped = [""] * len(rows), np.zeros(len(rows), bool)
     counts = dict.fromkeys(("corrected", "kept", "unsure"), 0)
     for name, answer in settled.items():

@@ -19,13 +19,14 @@ def predictions_to_bytes(probabilities: np.ndarray) -> bytes:
         An npz file with `classes`, int32 [N, T], -1 where there is none, and `probabilities`, float16 [N, T], the most
         probable first; T is at most 5.
     """
-    known = ~np.isnan(probabilities).any(1)
-    order = np.argsort(-np.where(known[:, None], probabilities, 0.0), axis=1, kind="stable")[:, :MOST]
-    chosen = np.take_along_axis(np.where(known[:, None], probabilities, 0.0), order, 1)
+    known = ~np.isnan(probabilities).any(axis=1, keepdims=True)
+    shown = np.where(known, probabilities, 0.0)
+    order = np.argsort(-shown, axis=1, kind="stable")[:, :MOST]
+    chosen = np.take_along_axis(shown, order, 1)
     content = io.BytesIO()
     np.savez_compressed(
         content,
-        classes=np.where(known[:, None], order, -1).astype(np.int32),
+        classes=np.where(known, order, -1).astype(np.int32),
         probabilities=chosen.astype(np.float16),
     )
     return content.getvalue()

@@ -293,7 +293,7 @@ class Review:
         left = [i for i in self.queue if i not in done]
         items, pictures, size = [], {}, 0
         for i in left[:MOST_ROWS]:
-            item = self.item(i) | {"hidden": self.revealed(i) if i in self.blind else None}
+            item: dict[str, Any] = self.item(i) | {"hidden": self.revealed(i) if i in self.blind else None}
             shown = [i, *(near["id"] for near in item["neighbours"])] if self.rows.has_pictures else []
             new = {j: address for j in shown if j not in pictures and (address := self._picture_address(j))}
             size += len(json.dumps(item)) + sum(map(len, new.values()))
