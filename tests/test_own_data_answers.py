@@ -70,14 +70,15 @@ def test_settling() -> None:
 
 
 def test_answers_to_changed_rows_are_named_and_those_to_moved_rows_are_kept() -> None:
-    digests = {"3": "abc", "4": "changed", "9": "xyz"}
+    digests = {"3": "abc", "5": "changed", "9": "xyz"}
+    other = Answer("5", "before", "unsure")
     moved = Answer("8", "xyz", "unsure")
     gone = Answer("77", "nowhere", "unsure")
     kept, changed = match_rows(
-        [CAT, NONE, moved, gone], digests.get, {digest: row for row, digest in digests.items()}.get
+        [CAT, NONE, other, moved, gone], digests.get, {digest: row for row, digest in digests.items()}.get
     )
     assert [(answer.row, answer.text) for answer in kept] == [("3", "cat"), ("9", "unsure")]
-    assert changed == ["4", "77"]
+    assert changed == ["5", "77"]
 
 
 @pytest.mark.parametrize(

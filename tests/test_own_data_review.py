@@ -105,7 +105,7 @@ def test_an_audit_hides_label_suggestions_and_neighbours(model) -> None:
 
 def test_neighbours_are_the_nearest_rows(model) -> None:
     rows = Rows(model)
-    features = model.kind.read(rows.source.path).features.astype(float)
+    features = rows.source.rows.features.astype(float)
     distances = np.square(features - features[7]).sum(1)
     distances[7] = np.inf
     assert sorted(distances[rows.neighbours(7)]) == pytest.approx(sorted(distances)[:5])
@@ -342,13 +342,13 @@ def test_images_get_a_list_and_stay_where_they_are(tmp_path: Path) -> None:
     assert review.rows.picture(i)[:4] == b"\x89PNG"
     assert len(review.rows.neighbours(i)) == 5
     (folder / review.rows.names[i]).write_bytes(b"broken")
-    assert Rows(model).picture(i) is None
+    assert review.rows.picture(i) is None
     assert Review(model, Rows(model)).changed == [review.rows.names[i]]
     blind = open_review(model, 10)
     for j in blind.asked.tolist():  # the folder of a picture is its label
         assert not any(name in json.dumps(blind.item(j)) for name in model.class_names)
     with serving(open_review(model)) as address:
-        status, content, headers = Client(address).ask("GET", f"/picture/{(i + 1) % 36}")
+        status, content, headers = Client(address).ask("GET", "/picture/3")
         assert (status, content[:4], headers["content-type"]) == (200, b"\x89PNG", "image/png")
         assert Client(address).ask("GET", "/picture/999")[0] == 404
 

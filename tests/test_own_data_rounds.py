@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from reviews import make_model, make_table, open_review
 
+from logitclip.own_data import load
 from logitclip.own_data.answers import Answer, append_answers
 from logitclip.own_data.rounds import GROUP, LABEL, WEIGHT, correct_data, fuse_data
 
@@ -81,3 +82,47 @@ def test_corrections_are_written_into_the_model_folder(tmp_path: Path) -> None:
     path, label, done, again = correct_data(model.folder, model.folder)
     assert (label, done.corrected + done.kept, len(again.settled)) == ("kind", 1, 1)
     assert pd.read_csv(path)["kind"].tolist()[0] == "oak"
+
+
+def test_the_command_fits_on_answers_and_says_what_the_round_brought(tmp_path: Path, capsys) -> None:
+    from logitclip.cli.own_data import fit
+
+    data = make_table(tmp_path)
+    model = make_model(data, tmp_path / "model", label="kind")
+    with pytest.raises(ValueError, match="has none: fit without it first"):
+        fit(data, answers=model.folder, out=tmp_path / "other")
+    review = open_review(model)
+    true = pd.read_csv(tmp_path / "with_truth.csv", keep_default_na=False)["true"].tolist()
+    first = review.suspects[:12]
+    for i in first:
+        review.answer(i, review.rows.digest(i), "class", true[i], "Ann")
+    wrong = sum(true[i] != model.class_names[review.given[i]] for i in first)
+    capsys.readouterr()
+    fit(data, answers=model.folder, out=model.folder, learner="logistic")
+    out, err = capsys.readouterr()
+    assert f"The last round: {wrong} label" in out
+    assert f"{12 - wrong} confirmed" in err
+    again = open_review(load(model.folder))
+    assert again.checked.sum() == 12
+    assert not set(first) & set(again.suspects)
+    assert again.scores[first].max() == 0.0
+    assert (again.answers_array()[first] == again.given[first]).all()
+    kept = fit_on(tmp_path / "model" / "corrected.csv", tmp_path / "fresh")  # without the folder's answers
+    assert open_review(kept).checked.sum() == 12
+
+
+def fit_on(data: Path, out: Path):
+    return make_model(data, out, label="kind", learner="logistic")
+
+
+def test_the_command_fits_on_annotators(tmp_path: Path, capsys) -> None:
+    from logitclip.cli.own_data import fit
+
+    path, true = crowd(tmp_path)
+    fit(path, annotators="ann,bob,eve", out=tmp_path / "model", learner="logistic")
+    out = capsys.readouterr().out
+    assert "annotators.csv" in out
+    model = load(tmp_path / "model")
+    assert model.class_names == ["no", "yes"]
+    predicted = model.predict(pd.read_csv(path).drop(columns=["ann", "bob", "eve"]))["class"]
+    assert ((predicted == "yes").to_numpy() == (true == 1)).mean() > 0.85

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from logitclip.cli.encoding import EncodingBar
-from logitclip.cli.options import Flag, Number, Text, Whole
+from logitclip.cli.options import File, Flag, Number, Text, Whole
 from logitclip.cli.output import Exit, fail, make_table, show, show_json, tell
+from logitclip.cli.review import correct, fuse, show_round
 from logitclip.cli.training import stop_on_sigterm
 from logitclip.runs.results import Failed
 from logitclip.text import duration, guard_formula
@@ -35,6 +36,11 @@ def fit(
     group: Text = None,
     time: Text = None,
     test: Annotated[Path | None, arg(metavar="FILE")] = None,
+    answers: File = None,
+    annotators: Text = None,
+    item: Text = None,
+    annotator: Text = None,
+    answer: Text = None,
     out: Out = Path("model"),
     encoder: str = "none",
     bundle: Flag = False,
@@ -69,6 +75,11 @@ def fit(
         group: A column whose equal values belong together: no group is in two folds.
         time: A column with times: rows are judged only by what was learnt from earlier ones.
         test: A file with labels you trust, to measure the accuracy on.
+        answers: Answers of a review (answers.csv, or a model folder) to correct the labels of the model in --out with.
+        annotators: Columns with the answers of one annotator each, separated by commas, instead of a label column.
+        item: The column that names the item, in a table with one row per answer.
+        annotator: The column that names the annotator in such a table.
+        answer: The column with the answer in such a table.
         out: The model folder to write.
         encoder: A pretrained encoder of images or texts, as in hf:FOLDER; auto chooses one.
         bundle: Copy the encoder into the model folder, so that it predicts on a machine without it.
@@ -93,11 +104,19 @@ def fit(
     network = {"loss": loss, "model": model, "epochs": epochs, "batch_size": batch_size, "lr": lr, "augment": augment}
     options = {"learner": learner, "balance": balance, "clip": clip, "seed": seed, "jobs": jobs, "test": test}
     options |= {"encoder": encoder, "bundle": bundle, "download": download}
+    before = None
+    if answers is not None:
+        data, label, before = correct(data, answers, out)
+    elif annotators or item or annotator or answer:
+        named = {"item": item, "annotator": annotator, "answer": answer}
+        data, label = fuse(data, out, columns, annotators=_names(annotators), **named)
     fitted = _fit(data, label, columns, out=out, find_issues=find_issues, **options, **network)
     if json:
         show_json(fitted.facts)
         return
     _report(fitted)
+    if before is not None:
+        show_round(before, fitted)
     new = "new.csv" if fitted.facts["label"] else "FOLDER"
     show(escape(f"The model is in {out}; predict with: logitclip predict {shlex.quote(str(out))} {new} -o out.csv"))
 

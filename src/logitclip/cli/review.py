@@ -208,3 +208,53 @@ def _show_report(state: Any, found: Any) -> None:
         rate, (low, high) = state.model.noise["rate"], state.model.noise["rate_interval"]
         verdict = "The audit contradicts it" if contradicts(found.noise, (low, high)) else "The audit agrees"
         show(f"`fit` estimated {rate:.1%} ({low:.1%} to {high:.1%}) without any true label. {verdict}.")
+
+
+# -- the next round ----------------------------------------------------------------------------------------------------
+
+
+def correct(data: Path, answers: Path, out: Path) -> tuple[Path, str, Any]:
+    """Correct the data of the model in `out` by answers; return the file, its label, and what was known before."""
+    from logitclip.own_data.rounds import correct_data
+
+    if not (out / "model.json").is_file():
+        raise ValueError(f"--answers corrects the data of a fitted model, but {out} has none: fit without it first.")
+    path, label, done, state = correct_data(out, answers, data)
+    _warn(state)
+    tell(
+        f"{counted(done.corrected, 'label')} corrected, {done.kept:,} confirmed, {counted(done.dropped, 'row')} in no "
+        f"class left out: {path}."
+    )
+    before = {"facts": state.model.facts, "marked": int(state.model.issues["wrong"].sum()), "done": done}
+    return path, label, before
+
+
+def show_round(before: dict[str, Any], fitted: Any) -> None:
+    """Say what a round of review brought."""
+    marked = int(fitted.issues["wrong"].sum())
+    show(
+        f"The last round: {counted(before['done'].corrected, 'label')} corrected; marked wrong {before['marked']:,} -> "
+        f"{marked:,}; estimated noise {before['facts']['noise']['rate']:.1%} -> {fitted.facts['noise']['rate']:.1%}; "
+        f"accuracy on the labels as they were {before['facts']['noisy_accuracy']:.1%}, as they are now "
+        f"{fitted.facts['noisy_accuracy']:.1%}."
+    )
+
+
+def fuse(
+    data: Path, out: Path, columns: dict[str, Any], *, annotators: list[str], **names: str | None
+) -> tuple[Path, str]:
+    """Fuse the answers of annotators, show who is reliable, and return the table to fit on and its label."""
+    from rich.markup import escape
+
+    from logitclip.own_data.rounds import GROUP, LABEL, WEIGHT, fuse_data
+
+    text, drop = ((value or "").split(",") if value else [] for value in (columns["text"], columns["drop"]))
+    fused = fuse_data(data, out, annotators=annotators, text=text, drop=drop, **names)
+    table = make_table("Annotators", "annotator", "answers", "right", "95 % interval")
+    for row in fused.reliability[:NAMED] + fused.reliability[NAMED:][-NAMED:]:
+        interval = f"{row['low']:.0%} to {row['high']:.0%}"
+        table.add_row(escape(row["annotator"]), str(row["answers"]), f"{row['accuracy']:.0%}", interval)
+    show(table)
+    show(f"They disagree on {fused.disagree:.0%} of the items. All annotators: {escape(str(out / 'annotators.csv'))}.")
+    columns |= {"weight": WEIGHT, "group": GROUP, "drop": None}
+    return fused.path, LABEL

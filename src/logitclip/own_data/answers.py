@@ -152,7 +152,8 @@ def match_rows(
         find: Returns the name of the only row with a digest; None if there is none, or several.
 
     Returns:
-        The answers, with the present name of a row that has moved, and the names of the rows that have changed.
+        The answers, with the present name of a row that has moved, and the names of the rows that have changed. A row
+        in no class that is no longer there is not one of them.
     """
     kept, changed = [], {}
     for answer in answers:
@@ -160,7 +161,7 @@ def match_rows(
             kept.append(answer)
         elif (name := find(answer.digest)) is not None:
             kept.append(Answer(**{**asdict(answer), "row": name}))
-        else:
+        elif answer.kind != NO_CLASS:  # such a row was left out of the data
             changed[answer.row] = None
     return kept, list(changed)
 

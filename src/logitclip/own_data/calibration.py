@@ -21,7 +21,11 @@ def calibrated(logits: np.ndarray, temperature: float, log_prior: np.ndarray | f
 
 
 def find_temperature(
-    logits: np.ndarray, labels: np.ndarray, matrix: np.ndarray | None, log_prior: np.ndarray | float = 0.0
+    logits: np.ndarray,
+    labels: np.ndarray,
+    matrix: np.ndarray | None,
+    log_prior: np.ndarray | float = 0.0,
+    true: np.ndarray | None = None,
 ) -> float:
     """Fit the temperature of temperature scaling on noisy labels.
 
@@ -35,18 +39,20 @@ def find_temperature(
         matrix: The transition matrix [K, K]; None means no noise.
         log_prior: Added to the scaled logits [K]: the logarithm of the class shares, for a network that was trained
             with balanced classes.
+        true: Which labels are known to be true, bool [N]; they are explained without noise.
 
     Returns:
         The temperature, for `calibrated`.
     """
+    true = np.zeros(len(labels), bool) if true is None else true
     if logits.size > MOST_CELLS:
         chosen = np.random.default_rng(0).choice(len(labels), max(100, MOST_CELLS // logits.shape[1]), replace=False)
-        logits, labels = logits[chosen], labels[chosen]
+        logits, labels, true = logits[chosen], labels[chosen], true[chosen]
     rows = np.arange(len(labels))
 
     def likelihood(temperature: float) -> float:
         probabilities = calibrated(logits, temperature, log_prior)
-        given = probabilities if matrix is None else probabilities @ matrix
+        given = probabilities if matrix is None else np.where(true[:, None], probabilities, probabilities @ matrix)
         return float(np.log(np.maximum(given[rows, labels], 1e-12)).sum())
 
     best = int(np.argmax([likelihood(t) for t in TEMPERATURES]))

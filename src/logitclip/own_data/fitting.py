@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 DATA = "data.parquet"  # a data frame or an array that the model was fitted on
 UNBALANCED = 5.0  # ratio of the largest to the smallest class from which `balance` auto weights classes
+REVIEWED = 3.0  # weight of a row whose label a person has checked; measured by benchmarks/review.py
 LEAST_LEFT = 3  # rows of a class that are left when the marked ones are not learnt from
 Progress = Callable[[float], None]  # called with the share of the work that is done
 
@@ -221,7 +222,8 @@ def _fit(plan: Plan, out: Path, origin: dict[str, Any], test: Any, on_progress: 
         on_progress((i + 1) / steps)
     judged = make_folds(source, FOLDS, plan.seed).judged
     combined = combine(votes, source.labels[judged])
-    issues = spread_over(judge_labels(combined, source.labels[judged]), judged, source.labels)
+    reviewed = None if source.reviewed is None else source.reviewed[judged]
+    issues = spread_over(judge_labels(combined, source.labels[judged], reviewed), judged, source.labels)
     weight = _weights(plan, issues)
     final = []
     for i, learner in enumerate(learners):
@@ -355,6 +357,8 @@ def _weights(plan: Plan, issues: Issues) -> np.ndarray:
     """Return the weights of the rows to learn from again, [N]: 0 if left out, unless few of a class remained."""
     source = plan.source
     weight = np.ones(len(source.labels)) if source.weight is None else source.weight.copy()
+    if source.reviewed is not None:
+        weight[source.reviewed] *= REVIEWED
     left = np.bincount(source.labels[~issues.left_out], minlength=len(source.class_names))
     weight[issues.left_out & (left >= LEAST_LEFT)[source.labels]] = 0.0
     counts = np.maximum(np.bincount(source.labels, weight, minlength=len(source.class_names)), 1e-9)

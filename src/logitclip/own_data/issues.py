@@ -47,7 +47,7 @@ class Issues:
         return order[: int((~np.isnan(self.scores)).sum())]
 
 
-def judge_labels(votes: Votes, labels: np.ndarray) -> Issues:
+def judge_labels(votes: Votes, labels: np.ndarray, reviewed: np.ndarray | None = None) -> Issues:
     """Score labels by the votes of learners that have not seen them.
 
     The score is the probability that the label is wrong, by Bayes' rule from the calibrated vote and the estimated
@@ -56,6 +56,7 @@ def judge_labels(votes: Votes, labels: np.ndarray) -> Issues:
     Args:
         votes: The votes on n rows.
         labels: Their noisy labels [n].
+        reviewed: Which labels a person has confirmed or corrected, bool [n]: they calibrate the votes as true labels.
 
     Returns:
         The issues of these rows.
@@ -65,14 +66,30 @@ def judge_labels(votes: Votes, labels: np.ndarray) -> Issues:
     learnt = has_learnt(mixed.argmax(1), labels)
     noise = _within_range(estimate_noise(labels, mixed), votes, labels)
     matrix = noise.matrix if learnt else None
-    probabilities = calibrated(logits, find_temperature(logits, labels, matrix))
+    if reviewed is not None and learnt and not reviewed.all():  # what is left has more noise than the whole
+        matrix = estimate_noise(labels[~reviewed], mixed[~reviewed]).matrix
+    probabilities = calibrated(logits, find_temperature(logits, labels, matrix, true=reviewed))
     posterior = given_the_label(probabilities, labels, matrix)
     scores = make_less_sure(1 - posterior[rows, labels])
     wrong, left_out = (scores > 0.5) & learnt, (scores > LEFT_OUT) & learnt
     sure = wrong & (scores >= SURE) & (votes.agreed >= 0)
     suggested = np.where(sure, votes.agreed, labels)
     accuracy = float((mixed.argmax(1) == labels).mean())
-    return Issues(scores, suggested, wrong, left_out, noise, accuracy, probabilities, learnt)
+    found = Issues(scores, suggested, wrong, left_out, noise, accuracy, probabilities, learnt)
+    return trust_reviewed(found, labels, reviewed)
+
+
+def trust_reviewed(issues: Issues, labels: np.ndarray, reviewed: np.ndarray | None) -> Issues:
+    """Take labels that a person has confirmed or corrected for true: they are not suspicious, and are learnt from."""
+    if reviewed is None:
+        return issues
+    return replace(
+        issues,
+        scores=np.where(reviewed, 0.0, issues.scores),
+        suggested=np.where(reviewed, labels, issues.suggested),
+        wrong=issues.wrong & ~reviewed,
+        left_out=issues.left_out & ~reviewed,
+    )
 
 
 def spread_over(issues: Issues, judged: np.ndarray, labels: np.ndarray) -> Issues:

@@ -113,6 +113,7 @@ class Source:
         groups: the group of each row as a number, [N], if there is a column of groups.
         times: a time for each row, [N], if there is a column of times.
         unlabelled: names of the rows without a label.
+        reviewed: whether a person has confirmed or corrected the label of a row, bool [N], if there was a review.
     """
 
     path: Path
@@ -127,6 +128,7 @@ class Source:
     groups: np.ndarray | None = None
     times: np.ndarray | None = None
     unlabelled: Rows | None = None
+    reviewed: np.ndarray | None = None
 
     @property
     def counts(self) -> np.ndarray:

@@ -63,6 +63,8 @@ class Review:
         self.given = np.asarray(rows.source.labels)
         self.class_names = model.class_names
         self.positions = {name: k for k, name in enumerate(self.class_names)}
+        checked = rows.source.reviewed
+        self.checked = np.zeros(len(rows), bool) if checked is None else checked  # in an earlier round
         self._read_suspects()
         self.answers, self.changed = match_rows(read_answers(self.path), rows.digest_of, rows.find)
         self.settled, self.disagreements = settle(self.answers)
@@ -86,8 +88,9 @@ class Review:
             if place is not None:
                 self.scores[place] = score
                 self.suggested[place] = self.positions.get(suggested, self.given[place])
-                self.suspects.append(place)
-                self.marked += bool(wrong)
+                if not self.checked[place]:
+                    self.suspects.append(place)
+                    self.marked += bool(wrong)
         if not self.suspects:
             raise ValueError(f"{self.model.folder} has no list of suspicious labels: fit the model again.")
         if PREDICTIONS in self.model.facts.get("files", {}):
@@ -104,7 +107,8 @@ class Review:
         if isinstance(begun, dict) and begun.get("model") == self.model.facts.get("digest"):
             size, seed, places = max(size, begun["size"]), begun["seed"], begun["reviewed"]
         elif size:
-            places = [place for name in self.settled if (place := self.rows.place(name)) is not None]
+            named = [place for name in self.settled if (place := self.rows.place(name)) is not None]
+            places = sorted({*named, *np.flatnonzero(self.checked).tolist()})
         else:
             return reviewed, np.empty(0, int)
         reviewed[places] = True
@@ -235,7 +239,7 @@ class Review:
 
     def answers_array(self) -> np.ndarray:
         """Return the true classes that were answered, int [N], with the words of `audit` for the other rows."""
-        found = np.full(len(self.rows), audit.UNANSWERED)
+        found = np.where(self.checked, self.given, audit.UNANSWERED)
         words = {UNSURE: audit.UNSURE, NO_CLASS: audit.NO_CLASS}
         for name, answer in self.settled.items():
             place = self.rows.place(name)

@@ -223,7 +223,17 @@ def _look_at_table(
         groups=None if options.group is None else _groups(columns, options.group, path)[known],
         times=None if options.time is None else _times(columns, options.time, path)[known],
         unlabelled=kind.rows(take(features, unknown), unknown) if len(unknown) else None,
+        reviewed=_reviewed(columns, known),
     )
+
+
+def _reviewed(columns: Columns, rows: np.ndarray) -> np.ndarray | None:
+    """Return which labels a person has confirmed or corrected, by the column that `apply` writes."""
+    column = columns.get(REVIEW_COLUMN)
+    if not isinstance(column, Text):
+        return None
+    checked = [value == "kept" or value.startswith("corrected from ") for value in column.values]
+    return np.array([*checked, False])[column.codes][rows]
 
 
 def _positions(column: Column, name: str, classes: Sequence[str], path: Path) -> np.ndarray:
