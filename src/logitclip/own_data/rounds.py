@@ -17,9 +17,10 @@ from logitclip.own_data.annotators import Answers, Fused, dawid_skene, from_colu
 from logitclip.own_data.annotators import reliability as reliability_of
 from logitclip.own_data.answers import ANSWERS, merge_answers, read_answers, read_answers_csv
 from logitclip.own_data.apply import Applied, apply_answers
-from logitclip.own_data.model import load, plain
+from logitclip.own_data.model import load
 from logitclip.own_data.review import Review
 from logitclip.own_data.rows import Rows
+from logitclip.text import guard_formula
 
 CORRECTED, FUSED, RELIABILITY = "corrected.csv", "fused.csv", "annotators.csv"  # in the model folder
 LABEL, WEIGHT, GROUP = "fused_label", "fused_probability", "fused_item"  # columns of fused.csv
@@ -173,7 +174,7 @@ def _write_reliability(path: Path, rows: list[dict[str, Any]]) -> None:
     table.writerow(["annotator", "answers", "accuracy", "low", "high"])
     for row in rows:
         shares = (f"{row[name]:.4f}" for name in ("accuracy", "low", "high"))
-        table.writerow([plain(row["annotator"]), row["answers"], *shares])
+        table.writerow([guard_formula(row["annotator"]), row["answers"], *shares])
     files.write(path, text.getvalue().encode())
 
 
