@@ -37,14 +37,6 @@ def _names_used(item):
     return called.union(*(helper.__code__.co_names for helper in helpers if inspect.isfunction(helper)))
 
 
-def pytest_terminal_summary(terminalreporter, config):
-    """Print how to repeat the order of the tests: -q hides the head, which has it."""
-    if hasattr(config.option, "randomly_seed"):
-        terminalreporter.write_line(
-            f"tests in random order; repeat it with -p randomly --randomly-seed={config.option.randomly_seed}"
-        )
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _processes_have_a_time_limit(pytestconfig):
     """End every Python process that a test starts, and print its stack, before the test reaches its own time limit.
