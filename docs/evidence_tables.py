@@ -54,11 +54,15 @@ def counts() -> str:
 
 def summary(rows: list[dict[str, Any]]) -> str:
     """Accuracy and memorised share of CE without and with the clip, for the README."""
-    lines = ["| noise | accuracy without the clip | with it | memorised without | with it |", "|---|---|---|---|---|"]
+    lines = [
+        "| noise | CE | its best epoch | with the clip | memorised by CE | with the clip |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in rows:
         bold = "**" if row["verdict"] == "agrees" else ""  # beyond two standard errors
-        numbers = f"{row['without']:.1f} % | {bold}{row['with_clip']:.1f} %{bold} | {row['memorised_without']:.0f} %"
-        lines.append(f"| {label('noise', row['noise'])} | {numbers} | {row['memorised_with']:.0f} % |")
+        numbers = f"{row['without']:.1f} % | {row['best_epoch_without']:.1f} % | {bold}{row['with_clip']:.1f} %{bold}"
+        memorised = f"{row['memorised_without']:.0f} % | {row['memorised_with']:.0f} %"
+        lines.append(f"| {label('noise', row['noise'])} | {numbers} | {memorised} |")
     return "\n".join(lines)
 
 

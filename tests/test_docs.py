@@ -18,7 +18,7 @@ NOTEBOOKS = sorted(page for page in (ROOT / "docs").rglob("*.ipynb") if "_build"
 
 # Hosts that the documentation links to. `make links` requests every link, which needs the network; this list catches
 # new or mistyped hosts.
-HOSTS = {"arxiv.org", "docs.ray.io", "keepachangelog.com", "optuna.org", "semver.org"}
+HOSTS = {"arxiv.org", "github.com", "docs.ray.io", "keepachangelog.com", "optuna.org", "semver.org"}
 
 
 def prose(page: Path) -> str:
@@ -34,7 +34,8 @@ def blocks(page: Path, language: str) -> list[str]:
 def test_every_block_is_of_a_kind_that_is_tested(page):
     """Python runs, commands and TOML are read; plain text is for the generated help and for lists of files."""
     languages = set(re.findall(r"^```+([a-z]+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE))
-    assert languages <= {"python", "console", "bash", "toml"} | ({"text"} if page.name == "cli.md" else set())
+    shown = {"cli.md": {"text"}, "README.md": {"text", "bibtex"}}  # generated, and compared below
+    assert languages <= {"python", "console", "bash", "toml"} | shown.get(page.name, set())
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
@@ -47,6 +48,30 @@ def test_python_runs_from_top_to_bottom(page, tmp_path):
         assert done.returncode == 0, done.stderr
         return
     exec(compile("\n".join(blocks(page, "python")), str(page), "exec"), {"__name__": "__main__"})
+
+
+def test_the_readme_shows_what_fit_prints(tmp_path):
+    """Every line, with other numbers where a machine rounds differently."""
+    import numpy as np
+    from sklearn.datasets import load_wine
+
+    frame = load_wine(as_frame=True).frame
+    kinds, true = np.array(["barolo", "grignolino", "barbera"]), frame.pop("target").to_numpy()
+    wrong = np.random.default_rng(0).permutation(len(true))[:36]
+    given = true.copy()
+    given[wrong] = (true[wrong] + 1) % 3
+    frame.assign(kind=kinds[given]).to_csv(tmp_path / "wines.csv", index=False)
+    fit = [sys.executable, "-m", "logitclip", "fit", "wines.csv", "--label", "kind", "--out", "model"]
+    done = subprocess.run(fit, cwd=tmp_path, capture_output=True, text=True, encoding="utf-8", timeout=300)
+    assert done.returncode == 0, done.stderr
+    issues = (tmp_path / "model" / "issues.csv").read_text(encoding="utf-8").splitlines()
+    hide = lambda line: re.sub(r"\d+(\.\d+)?", "0", line)  # noqa: E731
+    printed = {hide(line) for line in [*done.stdout.splitlines(), *issues]}
+    (shown,) = blocks(ROOT / "README.md", "text")
+    for line in filter(None, shown.splitlines()):
+        assert hide(line) in printed, line
+    found = {int(line.partition(",")[0]) - 1 for line in issues[1:31]}
+    assert len(found & set(wrong.tolist())) >= 27  # of the first 30, nearly all are wrong
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.name)
