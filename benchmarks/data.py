@@ -133,7 +133,7 @@ def main() -> None:
     versions = f"torch{torch.__version__}-numpy{np.__version__}-pillow{PIL.__version__}"
     path = args.out / f"data-cpu-{platform.machine()}-{args.threads}thread-{versions}.csv"
     summary = (statistics.median, min, max)
-    with path.open("w", newline="") as stream:
+    with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         header = ["case", "batch", "repeats", "images_per_s", "min", "max", "times_pil", "min", "max"]
         writer.writerow(header)

@@ -167,7 +167,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     path, writer = RESULTS / f"encoder_heads_{options.step}.csv", None
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         for row in {"decide": decide, "report": report}[options.step](options):
             if writer is None:
                 columns = [*row, "memorised"] if options.step == "report" and "memorised" not in row else [*row]

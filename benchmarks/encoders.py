@@ -167,7 +167,7 @@ def main() -> None:
         for row in rows:
             print(row, flush=True)
         versions = f"torch {torch.__version__}, {os.cpu_count()} cores"
-        with RESULTS.open("w", newline="") as file:
+        with RESULTS.open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, ["what", "value", "detail", "machine"], lineterminator="\n")
             writer.writeheader()
             writer.writerows({**row, "machine": versions} for row in rows)

@@ -107,7 +107,7 @@ def main() -> None:
         rows = train(clip, args)
         if args.out:
             new = not args.out.exists()
-            with args.out.open("a", newline="") as stream:
+            with args.out.open("a", newline="", encoding="utf-8") as stream:
                 csv.writer(stream, lineterminator="\n").writerows([HEADER, *rows] if new else rows)
 
 

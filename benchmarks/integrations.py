@@ -26,7 +26,9 @@ COLUMNS = ("page", "seed", "plain", "clipped", "seconds")
 
 def example(page: str, seed: int) -> dict[str, float]:
     """Run the example of a page with a seed."""
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), flags=re.DOTALL)
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8"), flags=re.DOTALL
+    )
     code, found = re.subn(r"^seed = 0$", f"seed = {seed}", "\n".join(blocks), flags=re.MULTILINE)
     assert found == 1
     code = re.sub(r"^assert .*$", "", code, flags=re.MULTILINE)  # they hold for seed 0 only
@@ -45,12 +47,14 @@ def main() -> None:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    rows: list[dict[Any, Any]] = list(csv.DictReader(arguments.out.open())) if arguments.out.exists() else []
+    rows: list[dict[Any, Any]] = (
+        list(csv.DictReader(arguments.out.open(encoding="utf-8"))) if arguments.out.exists() else []
+    )
     for page in arguments.pages:
         for seed in range(arguments.seeds):
             if not any((row["page"], row["seed"]) == (page, str(seed)) for row in rows):
                 rows.append({"page": page, "seed": str(seed), **{k: str(v) for k, v in example(page, seed).items()}})
-                with arguments.out.open("w", newline="") as file:
+                with arguments.out.open("w", newline="", encoding="utf-8") as file:
                     writer = csv.DictWriter(file, COLUMNS)
                     writer.writeheader()
                     writer.writerows(rows)

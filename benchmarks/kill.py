@@ -72,7 +72,7 @@ def main() -> None:
     log: list[tuple[int, float, int, str]] = []
     with tempfile.TemporaryDirectory() as temporary:
         plugin = Path(temporary) / "slow_disk.py"
-        plugin.write_text(SLOW_DISK)
+        plugin.write_text(SLOW_DISK, encoding="utf-8")
         config = RunConfig(
             noise="symmetric:rate=0.5",
             clip="norm:temp=1.5",
@@ -112,7 +112,7 @@ def main() -> None:
     inside = sum(place.startswith("checkpoint") for _, _, _, place in log)
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"kill-cpu-{platform.machine()}-torch{torch.__version__}.csv"
-    with path.open("w", newline="") as stream:
+    with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerow(["kill", "seconds_after_first_epoch", "rows", "while_writing"])
         writer.writerows([number, f"{delay:.3f}", count, place] for number, delay, count, place in log)

@@ -71,7 +71,7 @@ def steps() -> dict[str, Callable[..., Any]]:
 
 def status(field: str) -> int:
     """Return a field of /proc/self/status in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(field):
             return 1024 * int(line.split()[1])
     raise RuntimeError(f"There is no {field} in /proc/self/status.")
@@ -98,7 +98,7 @@ def measure(classes: int, width: int, rows: int, case: str, threads: int = 1) ->
     run(data(500, 50))  # loads the code
     tensors = data(classes, rows)
     before = status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # resets the peak
     start = time.process_time()
     run(tensors)
     seconds = time.process_time() - start
@@ -139,7 +139,7 @@ def in_a_process(cell: Cell) -> list[Any]:
 def read(path: Path) -> dict[Cell, list[dict[str, str]]]:
     results: dict[Cell, list[dict[str, str]]] = {}
     if path.exists():
-        with path.open(newline="") as stream:
+        with path.open(newline="", encoding="utf-8") as stream:
             for row in csv.DictReader(stream):
                 key = int(row["classes"]), int(row["width"]), int(row["rows"]), row["case"]
                 results.setdefault(key, []).append(row)
@@ -201,7 +201,7 @@ def main() -> None:
     path = args.out / f"million_classes-cpu-{platform.machine()}-1thread-torch{version('torch')}.csv"
     deadline = time.monotonic() + 60 * args.minutes
     if not path.exists() and not args.print:
-        path.write_text(",".join(HEADER) + "\n")
+        path.write_text(",".join(HEADER) + "\n", encoding="utf-8")
     wanted = [
         cell
         for cell in CELLS
@@ -216,7 +216,7 @@ def main() -> None:
                     continue
                 if time.monotonic() < deadline:
                     row = in_a_process(key)
-                    with path.open("a", newline="") as stream:
+                    with path.open("a", newline="", encoding="utf-8") as stream:
                         csv.writer(stream, lineterminator="\n").writerow(row)
     show(path)
 

@@ -75,10 +75,12 @@ def peak_memory(root: Path, num_classes: int, threads: int, answer: Any) -> None
     pdn_ours(images[:100], labels[:100], num_classes, 0.4, seed=0)  # do not count what torch sets up on first use
 
     def resident(what: str) -> float:
-        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what))
+        line = next(
+            line for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines() if line.startswith(what)
+        )
         return int(line.split()[1]) / 1024
 
-    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # reset the peak
     before = resident("VmRSS")
     pdn_ours(images, labels, num_classes, 0.4, seed=0)
     answer.put(resident("VmHWM") - before)
@@ -123,7 +125,7 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     versions = f"cpu-{platform.machine()}-{args.threads}thread-torch{torch.__version__}-numpy{np.__version__}"
     path = args.out / f"noise-{versions}.csv"
-    with path.open("w", newline="") as stream:
+    with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         header = ["case", "repeats", "median_s", "min_s", "max_s", "times_the_loop", "min", "max", "peak_extra_mb"]
         writer.writerow(header)

@@ -188,7 +188,7 @@ def main() -> None:
         return
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / f"ops-cpu-{platform.machine()}-1thread-torch{torch.__version__}.csv"
-    with path.open("w", newline="") as stream:
+    with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         writer.writerow(HEADER)
         writer.writerows(rows)

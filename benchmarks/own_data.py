@@ -190,7 +190,7 @@ def run(args: argparse.Namespace) -> None:
                 else:
                     found = run_other(task, seed, method)
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(found))
+            file.write_text(json.dumps(found), encoding="utf-8")
 
 
 # -- tables ------------------------------------------------------------------------------------------------------------
@@ -201,13 +201,13 @@ def read(args: argparse.Namespace) -> Done:
     found: Done = {}
     for file in sorted((args.work / args.half).glob("*.json")):
         name, noise, seed, method = file.stem.split("-", 3)
-        found.setdefault((name, noise, int(seed)), {})[method] = json.loads(file.read_text())
+        found.setdefault((name, noise, int(seed)), {})[method] = json.loads(file.read_text(encoding="utf-8"))
     return {case: by for case, by in found.items() if set(by) == set(METHODS)}
 
 
 def write_csv(done: Done, path: Path) -> None:
     columns = ("accuracy", "calibration_error", "seconds", "average_precision", "true_rate", "noise_after")
-    with path.open("w", newline="") as stream:
+    with path.open("w", newline="", encoding="utf-8") as stream:
         table = csv.writer(stream)
         table.writerow(["data", "noise", "seed", "method", *columns, "range_low", "range_high"])
         for (name, noise, seed), by in done.items():

@@ -79,7 +79,7 @@ def main() -> None:
     table.add_row(*map(str, row.values()))
     Console(width=150).print(table)
     path = options.out / f"pool-cpu-{platform.machine()}-torch{torch.__version__}.csv"
-    with path.open("w", newline="") as stream:
+    with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.DictWriter(stream, list(row))
         writer.writeheader()
         writer.writerow(row)

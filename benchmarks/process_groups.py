@@ -162,7 +162,7 @@ def main() -> None:
                 rows += lives + trains
     if args.end == "leave":
         name = f"process_groups-cpu-{platform.machine()}-torch{torch.__version__}.csv"
-        with (args.out / name).open("w", newline="") as file:
+        with (args.out / name).open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)

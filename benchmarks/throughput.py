@@ -201,7 +201,7 @@ def main() -> None:
     clock = "" if args.clock == "wall" else "-cpu-seconds"
     name = f"throughput-cpu-{platform.machine()}-{args.threads}thread-torch{torch.__version__}{clock}.csv"
     path = args.out / name
-    with path.open("w", newline="") as stream:
+    with path.open("w", newline="", encoding="utf-8") as stream:
         writer = csv.writer(stream)
         header = ["case", "repeats", "median", "min", "max", "times_plain", "min_times", "max_times", "unit"]
         writer.writerow(header)

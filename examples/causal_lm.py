@@ -114,7 +114,7 @@ def main() -> None:
                 results.append([*row, round(second.accuracy(tuned, test), 1)])  # type: ignore[list-item]
                 print(*results[-1], flush=True)
     if args.out:
-        with args.out.open("w", newline="") as stream:
+        with args.out.open("w", newline="", encoding="utf-8") as stream:
             csv.writer(stream, lineterminator="\n").writerows(results)
 
 

@@ -18,14 +18,18 @@ hypothesis.settings.load_profile("repeatable")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-READS = {"command", "capsys", "capfd", "caplog", "tmp_path", "tmp_path_factory"}  # fixtures
+PRINTED = {"command", "terminal", "capsys", "capfd", "caplog"}  # fixtures that give printed text
+PATHS = {"tmp_path", "tmp_path_factory"}
 
 
 def pytest_collection_modifyitems(items):
-    """Mark every test that may read printed text or paths; `.ci/surroundings` runs them in other surroundings too."""
+    """Mark the tests that read printed text and those that use paths; `.ci/surroundings` runs them once more."""
     for item in items:
-        if READS & set(getattr(item, "fixturenames", ())) or "subprocess" in _names_used(item):
-            item.add_marker("surroundings")
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if PRINTED & fixtures or "subprocess" in _names_used(item):
+            item.add_marker("printed")
+        elif PATHS & fixtures:
+            item.add_marker("paths")
 
 
 def _names_used(item):
@@ -48,7 +52,8 @@ def _processes_have_a_time_limit(pytestconfig):
             "import faulthandler, os, sys\n"
             "faulthandler.enable()\n"
             "if 'resource_tracker' not in ' '.join(sys.orig_argv):  # of multiprocessing or loky: it serves all tests\n"
-            "    faulthandler.dump_traceback_later(float(os.environ['SECONDS_TO_LIVE']), exit=True)\n"
+            "    faulthandler.dump_traceback_later(float(os.environ['SECONDS_TO_LIVE']), exit=True)\n",
+            encoding="utf-8",
         )
         patch.setenv("PYTHONPATH", folder, prepend=os.pathsep)
         patch.setenv("SECONDS_TO_LIVE", str(0.8 * float(pytestconfig.getini("timeout"))))

@@ -15,7 +15,7 @@ def save_text_encoder(folder, *, seed=0):
 
     folder.mkdir(parents=True, exist_ok=True)
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *FILM, *OTHER]
-    (folder / "vocab.txt").write_text("\n".join(vocab))
+    (folder / "vocab.txt").write_text("\n".join(vocab), encoding="utf-8")
     tokenizer = BertTokenizerFast(vocab_file=str(folder / "vocab.txt"), vocab={word: i for i, word in enumerate(vocab)})
     tokenizer.save_pretrained(folder)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}

@@ -39,7 +39,7 @@ def test_a_row_is_appended_whole_or_not_at_all(tmp_path):
 def test_a_row_cut_by_a_crash_is_left_out(tmp_path):
     path = tmp_path / "metrics.jsonl"
     checkpoints.write_rows(path, ROWS)
-    with path.open("a") as stream:
+    with path.open("a", encoding="utf-8") as stream:
         stream.write('{"epoch": 2, "lo')
     assert checkpoints.read_rows(path) == ROWS
     assert checkpoints.read_rows(tmp_path / "none") == []
@@ -124,9 +124,9 @@ def test_no_pickle_is_executed(tmp_path, caplog, monkeypatch):
     ):
         with (checkpoint / "state.pt").open("wb") as file:
             attack(file)
-        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        manifest = json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))
         manifest["sha256"]["state.pt"] = hashlib.sha256((checkpoint / "state.pt").read_bytes()).hexdigest()
-        (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+        (checkpoint / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
         caplog.clear()
         assert load_epoch(tmp_path) == 1
         assert "000002: it holds objects other than tensors and numbers." in caplog.text
@@ -221,7 +221,7 @@ def test_what_a_kill_inside_a_write_leaves_is_tidied(tmp_path):
     (left_over,) = (name for name in names(tmp_path) if name.startswith(files.SCRATCH))
     assert len(list((tmp_path / "checkpoints" / left_over).iterdir())) == 2
     assert load_epoch(tmp_path) == 1
-    (tmp_path / f"{files.SCRATCH}0-result.json").write_text("{")
+    (tmp_path / f"{files.SCRATCH}0-result.json").write_text("{", encoding="utf-8")
     checkpoints.remove_temporary_files(tmp_path)
     assert names(tmp_path) == ["000001"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoints"]

@@ -42,7 +42,9 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 def leave_claim(folder: Path, **owner: object) -> Path:
     file = folder / "claim"
-    file.write_text(json.dumps({"host": "elsewhere", "machine": "elsewhere", "pid": 1, "started": "1", **owner}))
+    file.write_text(
+        json.dumps({"host": "elsewhere", "machine": "elsewhere", "pid": 1, "started": "1", **owner}), encoding="utf-8"
+    )
     return file
 
 
@@ -83,7 +85,7 @@ def test_a_dead_process_that_its_parent_has_not_asked_about_holds_no_claim(tmp_p
     process = claiming(tmp_path, 60)
     first_line(process)
     process.kill()
-    while Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+    while Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z":
         time.sleep(0.01)
     with claims.claim(tmp_path):
         pass
@@ -132,7 +134,7 @@ def test_a_claim_stamped_in_the_future_is_void(tmp_path):
 @pytest.mark.parametrize("content", ["[1]", "3", "null", '"text"', '{"pid": "x"}', '{"pid": [1]}', "[" * 100_000])
 def test_a_claim_of_another_json_type_is_soon_void(tmp_path, content):
     file = tmp_path / "claim"
-    file.write_text(content)
+    file.write_text(content, encoding="utf-8")
     with pytest.raises(claims.Claimed, match="another process"), claims.claim(tmp_path):
         pass
     with pytest.raises(claims.Claimed, match="no longer claimed"):
@@ -179,7 +181,7 @@ def test_who_was_given_up_stops_and_leaves_the_new_claim_alone(tmp_path):
         file = leave_claim(tmp_path, key="other")  # as another machine does after this one slept
         with pytest.raises(claims.Claimed, match="no longer claimed by this process but by process 1 on elsewhere"):
             claims.check_claim(tmp_path, key)
-    assert json.loads(file.read_text())["key"] == "other"
+    assert json.loads(file.read_text(encoding="utf-8"))["key"] == "other"
 
 
 def test_an_interrupt_during_the_release_leaves_no_claim(tmp_path, monkeypatch):
@@ -203,7 +205,7 @@ def test_a_claim_on_a_full_disk_leaves_no_half_file(tmp_path):
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with (
         pytest.raises(files.CannotWrite, match=r"Cannot write .*file/run: Not a directory\."),
         claims.claim(tmp_path / "file" / "run"),
@@ -228,6 +230,13 @@ def test_without_proc_a_killed_process_still_holds_no_claim(tmp_path, monkeypatc
         pass
 
 
+def test_a_process_may_have_any_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(claims, "PROC", tmp_path)
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_bytes(b"7 (gr\xf6\xdfer) \xe6) S " + b" ".join(b"%d" % i for i in range(4, 30)))
+    assert claims._started(7) == "22"  # the field of that number, see proc(5)
+
+
 def test_on_windows_the_heartbeat_decides_and_no_process_gets_a_signal(tmp_path, monkeypatch):
     def signalled(*_):
         raise AssertionError("os.kill(pid, 0) is Ctrl-C there")
@@ -236,7 +245,7 @@ def test_on_windows_the_heartbeat_decides_and_no_process_gets_a_signal(tmp_path,
     monkeypatch.setattr(claims, "WINDOWS", True)
     monkeypatch.setattr(os, "kill", signalled)
     with claims.claim(tmp_path):
-        owner = json.loads((tmp_path / "claim").read_text())
+        owner = json.loads((tmp_path / "claim").read_text(encoding="utf-8"))
     file = leave_claim(tmp_path, **{**owner, "machine": owner["machine"].replace(str(os.getpid()), "1"), "pid": 1})
     with pytest.raises(claims.Claimed), claims.claim(tmp_path):
         pass

@@ -79,7 +79,7 @@ def test_help_has_groups_and_real_defaults(command):
 
 def test_completion_is_written(command, tmp_path):
     command("--tyro-write-completion", "bash", str(tmp_path / "script"))
-    script = (tmp_path / "script").read_text()
+    script = (tmp_path / "script").read_text(encoding="utf-8")
     assert all(name in script for name in cli.COMMANDS)
     assert "--noise-seed" in script
 
@@ -98,7 +98,8 @@ def test_one_name_is_explained(command):
 def test_list_imports_plugins(command, tmp_path):
     plugin = tmp_path / "mine.py"
     plugin.write_text(
-        'from logitclip.losses import loss\n\n\n@loss\ndef listed(log_p, _):\n    """Mine."""\n    return -log_p\n'
+        'from logitclip.losses import loss\n\n\n@loss\ndef listed(log_p, _):\n    """Mine."""\n    return -log_p\n',
+        encoding="utf-8",
     )
     assert "listed" not in command("list", "losses")[1]
     assert "listed" in command("list", "losses", "--plugin", str(plugin))[1]
@@ -169,7 +170,7 @@ def test_bound_knows_the_arrows_of_the_data(command, tmp_path):
     rows = [[float(i == j) for j in range(10)] for i in range(10)]
     for source, target in ((9, 1), (2, 0), (4, 7), (3, 5), (5, 3)):
         rows[source][source], rows[source][target] = 0.6, 0.4
-    matrix.write_text("\n".join(",".join(map(str, row)) for row in rows))
+    matrix.write_text("\n".join(",".join(map(str, row)) for row in rows), encoding="utf-8")
     arguments = ("bound", "--tau", "1", "--classes", "10", "--json", "--noise")
     known = json.loads(command(*arguments, "asymmetric:rate=0.4", "--data", "cifar10")[1])
     assert known == json.loads(command(*arguments, f"transition:matrix={matrix}")[1])
@@ -185,7 +186,7 @@ def test_bound_knows_the_arrows_of_the_data(command, tmp_path):
 
 def test_bound_with_a_transition_matrix(command, tmp_path):
     matrix = tmp_path / "matrix.csv"
-    matrix.write_text("0.8,0.2\n0.1,0.9\n")
+    matrix.write_text("0.8,0.2\n0.1,0.9\n", encoding="utf-8")
     code, out, _ = command("bound", "--tau", "1", "--classes", "2", "--noise", f"transition:matrix={matrix}")
     assert code == 0
     assert "Thm 2.3" in out
@@ -276,7 +277,7 @@ def test_what_cannot_be_parsed_is_exit_code_2(command, args):
 
 def test_files_that_are_too_deep_or_claim_too_much_are_one_sentence(command, tmp_path):
     deep = tmp_path / "deep.toml"
-    deep.write_text("x = " + "[" * 5000 + "]" * 5000)
+    deep.write_text("x = " + "[" * 5000 + "]" * 5000, encoding="utf-8")
     huge = tmp_path / "huge.npz"
     with zipfile.ZipFile(huge, "w") as archive:
         header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }"
@@ -304,7 +305,7 @@ def test_a_plugin_is_suggested_by_the_commands_that_take_one(command, name):
     ["fit {} --label y --loss mine", "issues {} --label y --model mine", "noise mine", "noise none --data mine"],
 )
 def test_no_plugin_is_suggested_by_a_command_without_the_option(command, tmp_path, typed):
-    (tmp_path / "x.csv").write_text("a,y\n" + "1,u\n2,v\n" * 9)
+    (tmp_path / "x.csv").write_text("a,y\n" + "1,u\n2,v\n" * 9, encoding="utf-8")
     code, _, err = command(*(word.format(tmp_path / "x.csv") for word in typed.split()))
     assert code == 2
     assert "'mine'" in err
@@ -322,7 +323,7 @@ def test_an_unexpected_error_is_one_sentence_with_the_place_of_the_traceback(com
     assert err.startswith("logitclip: Unexpected ZeroDivisionError: cannot divide by 1␛[31m. The traceback is in ")
     assert err.count("\n") == 1
     file = Path(err.split()[-1].rstrip("."))
-    assert "in broken" in file.read_text()
+    assert "in broken" in file.read_text(encoding="utf-8")
     file.unlink()
 
 
@@ -337,7 +338,8 @@ def test_an_error_in_a_plugin_names_its_line(command, tmp_path, line, told):
     plugin = tmp_path / "mine.py"
     plugin.write_text(
         "from logitclip.models import MODELS\n"
-        f"@MODELS.register\ndef broken_in_plugin(num_classes, in_features):\n    {line}\n"
+        f"@MODELS.register\ndef broken_in_plugin(num_classes, in_features):\n    {line}\n",
+        encoding="utf-8",
     )
     try:
         code, _, err = command("train", "--model", "broken_in_plugin", "--plugin", str(plugin), "-q")

@@ -181,8 +181,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a folder with a table, a recipe, its runs and a model."""
     folder = tmp_path_factory.mktemp("prepared")
     rows = "".join(f"{i},{i % 7},{'no' if i % 3 else 'yes'}\n" for i in range(60))
-    (folder / "my.csv").write_text("a,b,y\n" + rows)
-    (folder / "own.toml").write_text(OWN)
+    (folder / "my.csv").write_text("a,b,y\n" + rows, encoding="utf-8")
+    (folder / "own.toml").write_text(OWN, encoding="utf-8")
     for call in (
         ["sweep", "own.toml", *USUAL["sweep"], "--runs", "runs"],
         ["fit", "my.csv", *USUAL["fit"], "--out", "model"],
@@ -202,7 +202,7 @@ def ended(code: int, err: str, seconds: float, call: list[str]) -> None:
 def traceback_in(err: str) -> str:
     """Return the content of the traceback file, if one was written."""
     file = Path(err.rsplit("The traceback is in ", 1)[-1].strip().rstrip("."))
-    return file.read_text() if file.suffix == ".txt" and file.exists() else ""
+    return file.read_text(encoding="utf-8") if file.suffix == ".txt" and file.exists() else ""
 
 
 @pytest.mark.slow

@@ -125,13 +125,13 @@ def test_a_new_option_does_not_rename_old_runs():
 
 def test_a_table_counts_by_content(tmp_path, monkeypatch):
     file = tmp_path / "my.csv"
-    file.write_text(TABLE)
+    file.write_text(TABLE, encoding="utf-8")
     here = RunConfig(data=f"table:path={file},label=kind")
     first = here.id
-    file.write_text(TABLE.replace("6,", "5,"))
+    file.write_text(TABLE.replace("6,", "5,"), encoding="utf-8")
     second = here.id
     assert second != first
-    file.write_text(TABLE)
+    file.write_text(TABLE, encoding="utf-8")
     assert here.id == first
     # The same name in two roots is the same run only if the files are the same.
     (tmp_path / "other").mkdir()
@@ -140,7 +140,7 @@ def test_a_table_counts_by_content(tmp_path, monkeypatch):
     in_roots = [RunConfig(data="table:path=my.csv,label=kind", root=str(tmp_path / root)) for root in ("other", ".")]
     assert in_roots[0].id == in_roots[1].id
     monkeypatch.chdir("/")
-    (tmp_path / "other" / "my.csv").write_text(TABLE.replace("6,", "5,"))
+    (tmp_path / "other" / "my.csv").write_text(TABLE.replace("6,", "5,"), encoding="utf-8")
     assert in_roots[0].id != in_roots[1].id
     monkeypatch.setenv("LOGITCLIP_DATA", str(tmp_path))
     assert replace(in_roots[1], root=None).id == in_roots[1].id
@@ -169,16 +169,16 @@ def test_lists_within_the_folder_count_by_content(tmp_path):
     (tmp_path / "mine").mkdir()
     names = tmp_path / "mine" / "train.txt"
     config = RunConfig(data="folder:path=mine,train_list=train.txt", root=str(tmp_path), epochs=1, lr=0.1)
-    names.write_text("a.jpg 0\n")
+    names.write_text("a.jpg 0\n", encoding="utf-8")
     first = config.id
-    names.write_text("a.jpg 1\n")
+    names.write_text("a.jpg 1\n", encoding="utf-8")
     assert config.id != first
 
 
 def test_plugins_count_by_content_not_by_place(tmp_path):
     ids = []
     for place, text in (("a.py", "A = 1\n"), ("b.py", "A = 1\n"), ("c.py", "A = 2\n")):
-        (tmp_path / place).write_text(text)
+        (tmp_path / place).write_text(text, encoding="utf-8")
         ids.append(RunConfig(plugin=(str(tmp_path / place),)).id)
     assert ids[0] == ids[1]
     assert ids[0] != ids[2]
@@ -236,7 +236,8 @@ def test_a_dataset_without_defaults_asks_for_what_it_needs(tmp_path):
         "import torch\nfrom logitclip.data import DATASETS, Dataset, Split\n"
         "@DATASETS.register\ndef no_defaults(root):\n"
         "    split = Split(torch.randn(20, 3), torch.arange(20) % 2)\n"
-        "    return Dataset('no_defaults', split, split, 2, ('a', 'b'))\n"
+        "    return Dataset('no_defaults', split, split, 2, ('a', 'b'))\n",
+        encoding="utf-8",
     )
     config = RunConfig(data="no_defaults", plugin=(str(file),))
     with pytest.raises(ValueError, match="'no_defaults' has no default for model: give --model"):
@@ -312,7 +313,7 @@ def test_unknown_names_are_refused_with_a_suggestion_and_before_the_data_are_rea
 def test_plugins_that_fail_say_how(tmp_path):
     with pytest.raises(ValueError, match=r"There is no plugin file /nowhere\.py\."):
         RunConfig(plugin=("/nowhere.py",)).resolved()
-    (tmp_path / "notes.txt").write_text("hello")
+    (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
     with pytest.raises(ValueError, match=r"must end in \.py"):
         RunConfig(plugin=(str(tmp_path / "notes.txt"),)).resolved()
     for text, reason in (
@@ -321,7 +322,7 @@ def test_plugins_that_fail_say_how(tmp_path):
         ("x", "NameError"),
     ):
         file = tmp_path / f"{reason}.py"
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=f"{reason}.py cannot be imported: {reason}: "):
             RunConfig(plugin=(str(file),)).resolved()
 
@@ -351,7 +352,8 @@ def test_readers_import_no_plugin_and_find_the_same_run(tmp_path):
     file = tmp_path / "reader_plugin.py"
     file.write_text(
         "from logitclip.losses import loss\n"
-        "@loss\ndef reader_loss(log_p, _, *, factor: float = 1.0):\n    return -factor * log_p\n"
+        "@loss\ndef reader_loss(log_p, _, *, factor: float = 1.0):\n    return -factor * log_p\n",
+        encoding="utf-8",
     )
     config = RunConfig(loss="reader_loss:factor=2", plugin=(str(file),))
     with plugins_ignored():
@@ -368,7 +370,8 @@ def test_a_dataset_of_a_plugin_needs_no_import_either(tmp_path):
     file = tmp_path / "plugin_of_the_reader_data.py"
     file.write_text(
         "from logitclip import data\n"
-        "@data.DATASETS.register\ndef reader_data(root, *, knob: int = 1):\n    return data.load('digits')\n"
+        "@data.DATASETS.register\ndef reader_data(root, *, knob: int = 1):\n    return data.load('digits')\n",
+        encoding="utf-8",
     )
     config = RunConfig(data="reader_data:knob=2", plugin=(str(file),), **data.protocol_of("cifar10"))
     with plugins_ignored():

@@ -35,7 +35,7 @@ ENTRIES = [pytest.param(registry, name, id=f"{registry.kind}-{name}") for regist
 
 def test_no_registry_is_left_out() -> None:
     files = [file for file in SOURCE.rglob("*.py") if file.parent.name != "studies"]  # a run has no kind of figure
-    made = [file for file in files for _ in re.findall(r"(?m)^\w+ = \w*Registry\(", file.read_text())]
+    made = [file for file in files for _ in re.findall(r"(?m)^\w+ = \w*Registry\(", file.read_text(encoding="utf-8"))]
     assert len(made) == len(REGISTRIES)
 
 

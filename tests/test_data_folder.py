@@ -36,8 +36,8 @@ def test_train_and_test_folders(tmp_path):
             for i in range(count):
                 write_image(tmp_path / split / label / f"{i}.jpg", colour)
     write_image(tmp_path / "train" / "a" / "deeper" / "x.PNG".lower())
-    (tmp_path / "train" / "a" / "notes.txt").write_text("not an image")
-    (tmp_path / "train" / "a" / "._0.jpg").write_text("hidden")
+    (tmp_path / "train" / "a" / "notes.txt").write_text("not an image", encoding="utf-8")
+    (tmp_path / "train" / "a" / "._0.jpg").write_text("hidden", encoding="utf-8")
     (tmp_path / "train" / ".cache").mkdir()
     data = DATASETS.build(f"folder:path={tmp_path},size=16")()
     assert data.class_names == ("a", "b")
@@ -101,8 +101,10 @@ def test_wrong_class_folders_are_named(tmp_path):
 def listed(tmp_path):
     for i in range(6):
         write_image(tmp_path / "images" / f"photo {i}.jpg")
-    (tmp_path / "train.txt").write_text("".join(f"images/photo {i}.jpg {i % 2}\n" for i in range(4)) + "\n")
-    (tmp_path / "test.txt").write_text("images/photo 4.jpg\t1\r\nimages/photo 5.jpg\t0\r\n")
+    (tmp_path / "train.txt").write_text(
+        "".join(f"images/photo {i}.jpg {i % 2}\n" for i in range(4)) + "\n", encoding="utf-8"
+    )
+    (tmp_path / "test.txt").write_text("images/photo 4.jpg\t1\r\nimages/photo 5.jpg\t0\r\n", encoding="utf-8")
     return tmp_path
 
 
@@ -117,10 +119,10 @@ def test_lists(listed):
 
 
 def test_lists_with_class_names(listed):
-    (listed / "classes.txt").write_text("dog\nguinea pig\n")
+    (listed / "classes.txt").write_text("dog\nguinea pig\n", encoding="utf-8")
     named = folder(listed, train_list="train.txt", test_list="test.txt", classes="classes.txt")
     assert named.class_names == ("dog", "guinea pig")
-    (listed / "words.txt").write_text("images/photo 0.jpg\tguinea pig\nimages/photo 1.jpg\tdog\n")
+    (listed / "words.txt").write_text("images/photo 0.jpg\tguinea pig\nimages/photo 1.jpg\tdog\n", encoding="utf-8")
     by_name = folder(listed, train_list="words.txt", test_list="words.txt")
     assert by_name.class_names == ("dog", "guinea pig")
     assert by_name.train.labels.tolist() == [1, 0]
@@ -144,25 +146,27 @@ def test_lists_with_class_names(listed):
     ],
 )
 def test_a_wrong_line_is_named(listed, line, message):
-    (listed / "classes.txt").write_text("dog\ncat\n")
-    (listed / "train.txt").write_text(f"images/photo 0.jpg 0\nimages/photo 1.jpg 1\n{line}\n")
+    (listed / "classes.txt").write_text("dog\ncat\n", encoding="utf-8")
+    (listed / "train.txt").write_text(f"images/photo 0.jpg 0\nimages/photo 1.jpg 1\n{line}\n", encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         folder(listed, train_list="train.txt", test_list="test.txt", classes="classes.txt")
 
 
 def test_a_class_without_images_is_named(listed):
-    (listed / "train.txt").write_text("".join(f"images/photo {i}.jpg {y}\n" for i, y in enumerate((0, 0, 3, 3))))
+    (listed / "train.txt").write_text(
+        "".join(f"images/photo {i}.jpg {y}\n" for i, y in enumerate((0, 0, 3, 3))), encoding="utf-8"
+    )
     with pytest.raises(ValueError, match=r"train.txt: class '1' has no training image \(nor have 1 others\)"):
         folder(listed, train_list="train.txt", test_list="test.txt")
 
 
 def test_numbers_that_cannot_be_classes(listed):
-    (listed / "train.txt").write_text("images/photo 0.jpg 0\nimages/photo 1.jpg 99999999999\n")
+    (listed / "train.txt").write_text("images/photo 0.jpg 0\nimages/photo 1.jpg 99999999999\n", encoding="utf-8")
     with pytest.raises(
         ValueError, match=r"train.txt has a label 99999999999 and only 2 images; number the classes from 0"
     ):
         folder(listed, train_list="train.txt")
-    (listed / "train.txt").write_text("images/photo 0.jpg 007\nimages/photo 1.jpg 008\n")
+    (listed / "train.txt").write_text("images/photo 0.jpg 007\nimages/photo 1.jpg 008\n", encoding="utf-8")
     assert folder(listed, train_list="train.txt", test_list="train.txt").class_names == ("007", "008")
 
 
@@ -171,12 +175,12 @@ def test_wrong_lists_and_knobs(listed):
         folder(listed, train_list="none.txt")
     with pytest.raises(ValueError, match="test_list and classes need train_list=FILE"):
         folder(listed, test_list="test.txt")
-    (listed / "empty.txt").write_text("\n")
+    (listed / "empty.txt").write_text("\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"empty.txt holds 0 classes"):
         folder(listed, train_list="empty.txt")
     with pytest.raises(ValueError, match=r"empty.txt lists no image"):
         folder(listed, train_list="train.txt", test_list="empty.txt")
-    (listed / "classes.txt").write_text("dog\ndog\n")
+    (listed / "classes.txt").write_text("dog\ndog\n", encoding="utf-8")
     with pytest.raises(ValueError, match="names the class 'dog' twice"):
         folder(listed, train_list="train.txt", classes="classes.txt")
 
@@ -203,7 +207,7 @@ def test_images_in_memory_are_the_same_and_a_damaged_one_is_skipped(tmp_path, ca
     lazy = folder(tmp_path, size=8)
     assert torch.equal(kept.train.x, lazy.train.x[torch.arange(8)])
     assert torch.equal(kept.train.rows, lazy.train.rows)
-    (tmp_path / "a" / "2.png").write_text("not an image")
+    (tmp_path / "a" / "2.png").write_text("not an image", encoding="utf-8")
     again = folder(tmp_path, size=8, memory=True)
     assert sorted([*again.train.rows.tolist(), *again.test.rows.tolist()]) == [0, 1, 3, 4, 5, 6, 7, 8, 9]
     assert "skipped: " in caplog.text

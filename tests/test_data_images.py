@@ -138,7 +138,7 @@ def test_a_damaged_or_missing_image_is_one_sentence_with_its_path(tmp_path):
     data = io.BytesIO()
     quadrants((200, 200)).save(data, "JPEG")
     (tmp_path / "cut.jpg").write_bytes(data.getvalue()[:600])
-    (tmp_path / "text.jpg").write_text("<html>404</html>")
+    (tmp_path / "text.jpg").write_text("<html>404</html>", encoding="utf-8")
     images = ImageFiles(tmp_path, ["cut.jpg", "text.jpg", "gone.jpg"], 32)
     for i, name in enumerate(["cut.jpg", "text.jpg"]):
         with pytest.raises(ValueError, match=rf"{name} is not a readable image .*; repair it or remove it"):
@@ -152,7 +152,7 @@ def test_a_damaged_or_missing_image_is_one_sentence_with_its_path(tmp_path):
 def test_worker_processes_give_the_same_batches_and_sentences(tmp_path):
     for i in range(5):
         write_image(tmp_path / f"{i}.png", colour=(40 * i, 0, 0))
-    (tmp_path / "4.jpg").write_text("no image")
+    (tmp_path / "4.jpg").write_text("no image", encoding="utf-8")
     names = [f"{i}.png" for i in range(5)]
     split = Split(ImageFiles(tmp_path, names, 8), torch.arange(5))
     for index, x, y in batches(split, 2, workers=2):
@@ -171,7 +171,7 @@ def test_without_pillow_the_extra_is_named(tmp_path, monkeypatch):
 def test_every_image_once_and_the_unreadable_ones_skipped(tmp_path):
     for i in range(3):
         write_image(tmp_path / f"{i}.png", colour=(80 * i, 0, 0))
-    (tmp_path / "cut.jpg").write_text("no image")
+    (tmp_path / "cut.jpg").write_text("no image", encoding="utf-8")
     files = ImageFiles(tmp_path, ["0.png", "cut.jpg", "1.png", "2.png"], 8)
     images, kept, skipped = read_all(files)
     assert kept.tolist() == [0, 2, 3]

@@ -30,13 +30,15 @@ def clothing(tmp_path):
     keys = [f"images/{i % 10}/{i:02}/{1000 + i},{2000 + i}.jpg" for i in range(18)]
     for key in keys:
         write_image(tmp_path / key)
-    (tmp_path / "noisy_label_kv.txt").write_text("".join(f"{key} {i}\n" for i, key in enumerate(keys[:14])))
-    (tmp_path / "clean_label_kv.txt").write_text(
-        "".join(f"{key} {i}\n" for i, key in zip((3, 5, 7, 9), keys[14:], strict=True))
+    (tmp_path / "noisy_label_kv.txt").write_text(
+        "".join(f"{key} {i}\n" for i, key in enumerate(keys[:14])), encoding="utf-8"
     )
-    (tmp_path / "noisy_train_key_list.txt").write_text("\n".join(keys[:14]))
-    (tmp_path / "clean_test_key_list.txt").write_text("\n".join(keys[14:16]))
-    (tmp_path / "clean_val_key_list.txt").write_text("\n".join(keys[16:]))
+    (tmp_path / "clean_label_kv.txt").write_text(
+        "".join(f"{key} {i}\n" for i, key in zip((3, 5, 7, 9), keys[14:], strict=True)), encoding="utf-8"
+    )
+    (tmp_path / "noisy_train_key_list.txt").write_text("\n".join(keys[:14]), encoding="utf-8")
+    (tmp_path / "clean_test_key_list.txt").write_text("\n".join(keys[14:16]), encoding="utf-8")
+    (tmp_path / "clean_val_key_list.txt").write_text("\n".join(keys[16:]), encoding="utf-8")
     return tmp_path
 
 
@@ -63,7 +65,7 @@ def test_clothing1m_as_people_keep_it(clothing):
 
 
 def test_clothing1m_wrong_files(clothing):
-    (clothing / "noisy_train_key_list.txt").write_text("images/0/00/1000,2000.jpg\nimages/9/9.jpg\n")
+    (clothing / "noisy_train_key_list.txt").write_text("images/0/00/1000,2000.jpg\nimages/9/9.jpg\n", encoding="utf-8")
     with pytest.raises(
         ValueError, match=r"noisy_train_key_list.txt, line 2: 'images/9/9.jpg' has no label in .*noisy_label_kv"
     ):
@@ -98,15 +100,17 @@ def food(tmp_path):
     for key in keys:
         write_image(base / "images" / key)
     (base / "meta").mkdir()
-    (base / "meta" / "classes.txt").write_text("class_name\napple_pie\nwaffles\n")
-    (base / "meta" / "imagelist.tsv").write_text("class_name/key\n" + "\n".join(keys))
+    (base / "meta" / "classes.txt").write_text("class_name\napple_pie\nwaffles\n", encoding="utf-8")
+    (base / "meta" / "imagelist.tsv").write_text("class_name/key\n" + "\n".join(keys), encoding="utf-8")
     verified = "".join(f"{key}\t{i % 2}\n" for i, key in enumerate(keys))
-    (base / "meta" / "verified_train.tsv").write_text("class_name/key\tverification_label\n" + verified)
-    (base / "meta" / "verified_val.tsv").write_text("class_name/key\tverification_label\n" + verified)
+    (base / "meta" / "verified_train.tsv").write_text(
+        "class_name/key\tverification_label\n" + verified, encoding="utf-8"
+    )
+    (base / "meta" / "verified_val.tsv").write_text("class_name/key\tverification_label\n" + verified, encoding="utf-8")
     for key in ("apple_pie/1011328", "waffles/7"):
         write_image(tmp_path / "food-101" / "images" / f"{key}.jpg")
     (tmp_path / "food-101" / "meta").mkdir()
-    (tmp_path / "food-101" / "meta" / "test.txt").write_text("waffles/7\napple_pie/1011328\n")
+    (tmp_path / "food-101" / "meta" / "test.txt").write_text("waffles/7\napple_pie/1011328\n", encoding="utf-8")
     return tmp_path
 
 

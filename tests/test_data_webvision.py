@@ -31,14 +31,16 @@ def tree(tmp_path):
     root = tmp_path / "webvision"
     (root / "info").mkdir(parents=True)
     (root / "info" / "synsets.txt").write_text(
-        "".join(f"{wnid} name {i}, other name\n" for i, wnid in enumerate(WNIDS))
+        "".join(f"{wnid} name {i}, other name\n" for i, wnid in enumerate(WNIDS)), encoding="utf-8"
     )
     google = [(f"google/q{i + 1:04}/a{i}.jpg", i) for i in range(CLASSES)]
     google += [(f"google/q{i + 1:04}/b{i}.jpg", i) for i in KNOWN]
     flickr = [("flickr/q0003/c.jpg", 2), ("flickr/q0056/c.jpg", 55)]
     val = [(f"val{i:06}.jpg", label) for i, label in enumerate((55, 3, 49))]
     for name, rows in (("train_filelist_google", google), ("train_filelist_flickr", flickr), ("val_filelist", val)):
-        (root / "info" / f"{name}.txt").write_text("".join(f"{path} {label}\n" for path, label in rows))
+        (root / "info" / f"{name}.txt").write_text(
+            "".join(f"{path} {label}\n" for path, label in rows), encoding="utf-8"
+        )
     # JPEG changes the red a little, PNG does not; the suffix does not matter to Pillow.
     for path, label in google + flickr:
         write_image(root / path.replace(".jpg", ".png"), label)
@@ -90,7 +92,7 @@ def test_ilsvrc_with_a_folder_per_wordnet_id(tree, place):
 def test_ilsvrc_flat_with_a_list(tree, images, file):
     folder = tree / "elsewhere"
     rows = write_ilsvrc(folder / images, nested=False)
-    (folder / file).write_text("".join(f"{name} {label}\n" for name, label in rows))
+    (folder / file).write_text("".join(f"{name} {label}\n" for name, label in rows), encoding="utf-8")
     for place in (folder, folder / file):
         data = webvision(tree, ilsvrc=str(place))
         assert data.test.labels.tolist() == [label for _, label in rows if label < 50]
@@ -100,7 +102,9 @@ def test_ilsvrc_flat_with_a_list(tree, images, file):
 def test_a_list_whose_names_begin_with_val(tree):
     folder = tree / "imagenet"
     rows = write_ilsvrc(folder / "val")
-    (folder / "first50.txt").write_text("".join(f"val/{name} {label}\n" for name, label in rows if label < 50))
+    (folder / "first50.txt").write_text(
+        "".join(f"val/{name} {label}\n" for name, label in rows if label < 50), encoding="utf-8"
+    )
     data = webvision(tree, ilsvrc=str(folder / "first50.txt"))
     assert labels_seen(data.test.x) == data.test.labels.tolist()
 
@@ -144,16 +148,16 @@ def test_wrong_trees_are_one_sentence(tree, tmp_path_factory):
     with pytest.raises(ValueError, match=f"There is no image in .*{WNIDS[7]}; unpack"):
         webvision(tree)
     info = tree / "webvision" / "info"
-    good = (info / "train_filelist_google.txt").read_text()
-    (info / "train_filelist_google.txt").write_text(good + "google/q0001/a0.jpg 60\n")
+    good = (info / "train_filelist_google.txt").read_text(encoding="utf-8")
+    (info / "train_filelist_google.txt").write_text(good + "google/q0001/a0.jpg 60\n", encoding="utf-8")
     with pytest.raises(
         ValueError, match=r"train_filelist_google.txt, line 64: label '60' is not one of the 50 classes"
     ):
         webvision(tree, test="webvision")
-    (info / "train_filelist_google.txt").write_text(good + "../../x.jpg 0\n")
+    (info / "train_filelist_google.txt").write_text(good + "../../x.jpg 0\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"line 64: '../../x.jpg' is outside"):
         webvision(tree, test="webvision")
-    (info / "train_filelist_google.txt").write_text("google/q0001/a0.jpg 0\n")
+    (info / "train_filelist_google.txt").write_text("google/q0001/a0.jpg 0\n", encoding="utf-8")
     with pytest.raises(
         ValueError, match=f"class '{WNIDS[1]} name 1, other name' has no training image .nor have 48 others"
     ):
@@ -165,9 +169,9 @@ def test_wrong_trees_are_one_sentence(tree, tmp_path_factory):
 
 def test_a_list_needs_classes_in_wordnet_order(tree):
     rows = write_ilsvrc(tree / "flat", nested=False)
-    (tree / "flat" / "val.txt").write_text("".join(f"{name} {label}\n" for name, label in rows))
+    (tree / "flat" / "val.txt").write_text("".join(f"{name} {label}\n" for name, label in rows), encoding="utf-8")
     synsets = tree / "webvision" / "info" / "synsets.txt"
-    synsets.write_text("\n".join(reversed(synsets.read_text().splitlines())))
+    synsets.write_text("\n".join(reversed(synsets.read_text(encoding="utf-8").splitlines())), encoding="utf-8")
     with pytest.raises(
         ValueError, match=r"flat/val.txt are in the order of their WordNet ids, and info/synsets.txt is not"
     ):

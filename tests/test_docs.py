@@ -136,8 +136,8 @@ SMALLER = {  # what makes a command of the first pages quick
 def test_commands_of_the_first_pages_run(page, tmp_path):
     """In their order, in one folder, on small data. Sweeps and reports of all recipes run in test_smoke.py."""
     rows = [f"{i % 7},{i % 2 * 3 + i % 5},{'ab'[i % 2]}" for i in range(60)]
-    (tmp_path / "train.csv").write_text("x,y,kind\n" + "\n".join(rows))
-    (tmp_path / "new.csv").write_text("x,y\n1,2\n3,4\n")
+    (tmp_path / "train.csv").write_text("x,y,kind\n" + "\n".join(rows), encoding="utf-8")
+    (tmp_path / "new.csv").write_text("x,y\n1,2\n3,4\n", encoding="utf-8")
     lines = "\n".join(blocks(ROOT / page, "console")).splitlines()
     commands = [line.removeprefix("$ ") for line in lines if re.match(r"\$ logitclip (?!sweep|report)", line)]
     commands = [command for command in commands if "--download" not in command]
@@ -232,15 +232,17 @@ def test_release_notes_are_the_section_of_the_changelog():
 
 
 def test_makefile_targets_of_the_readme_exist():
-    makefile = (ROOT / "Makefile").read_text()
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for target in re.findall(r"make ([a-z-]+)", "".join(block for p in PAGES for block in blocks(p, "console"))):
         assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
 
 
 def test_the_lowest_versions_are_those_of_the_package():
     """CI tests the versions of .ci/lowest.txt; pyproject.toml promises them."""
-    promised = (ROOT / "pyproject.toml").read_text()
-    pins = re.findall(r"^([\w-]+)==([\d.]+)$", (ROOT / ".ci" / "lowest.txt").read_text(), flags=re.MULTILINE)
+    promised = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    pins = re.findall(
+        r"^([\w-]+)==([\d.]+)$", (ROOT / ".ci" / "lowest.txt").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     assert {"torch", "numpy", "tyro"} <= {name for name, _ in pins}
     for name, version in pins:
         bounds = set(re.findall(rf'"{name}>=([\d.]+)"', promised))
@@ -250,8 +252,8 @@ def test_the_lowest_versions_are_those_of_the_package():
 def test_version_is_the_same_everywhere():
     import logitclip
 
-    assert f'version = "{logitclip.__version__}"' in (ROOT / "pyproject.toml").read_text()
-    assert f"version: {logitclip.__version__}" in (ROOT / "CITATION.cff").read_text()
+    assert f'version = "{logitclip.__version__}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f"version: {logitclip.__version__}" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
 
 
 def test_the_reference_has_every_public_name():

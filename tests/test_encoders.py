@@ -55,7 +55,7 @@ def reviews(tmp_path):
         for i, (text, y) in enumerate(zip(texts, labels, strict=True))
     ]
     path = tmp_path / "reviews.csv"
-    path.write_text("\n".join(["text,kind,stars,shop", *lines]))
+    path.write_text("\n".join(["text,kind,stars,shop", *lines]), encoding="utf-8")
     return path
 
 
@@ -198,10 +198,10 @@ def test_unsafe_or_missing_weights_are_refused_in_one_sentence(bert, tmp_path, m
 
 def test_remote_code_is_never_run(bert, tmp_path):
     remote = save_text_encoder(tmp_path / "remote")
-    config = json.loads((remote / "config.json").read_text())
+    config = json.loads((remote / "config.json").read_text(encoding="utf-8"))
     config |= {"model_type": "strange", "auto_map": {"AutoModel": "code.Strange", "AutoConfig": "code.StrangeConfig"}}
-    (remote / "config.json").write_text(json.dumps(config))
-    (remote / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (remote / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (remote / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n", encoding="utf-8")
     with pytest.raises(ValueError):
         encoders.build(f"hf:{remote}", "texts")
     assert not (tmp_path / "ran").exists()
@@ -213,7 +213,7 @@ def test_a_name_in_the_hub_cache_is_found_without_the_network(bert, tmp_path, mo
     snapshot = tmp_path / "models--me--tiny" / "snapshots" / "abc"
     save_text_encoder(snapshot)
     (tmp_path / "models--me--tiny" / "refs").mkdir()
-    (tmp_path / "models--me--tiny" / "refs" / "main").write_text("abc")
+    (tmp_path / "models--me--tiny" / "refs" / "main").write_text("abc", encoding="utf-8")
     asked = []
     original = huggingface_hub.snapshot_download
 
@@ -416,7 +416,9 @@ def test_folds_share_their_features(reviews, bert, tmp_path):
 
 def test_several_texts_are_joined(tmp_path):
     path = tmp_path / "two.csv"
-    path.write_text("title,body,kind\n" + "\n".join(f"t{i},b{i},{'xy'[i % 2]}" for i in range(11)) + "\n,b11,x")
+    path.write_text(
+        "title,body,kind\n" + "\n".join(f"t{i},b{i},{'xy'[i % 2]}" for i in range(11)) + "\n,b11,x", encoding="utf-8"
+    )
     raw = data.load(f"table:path={path},label=kind,text=title,body,test=0.25", raw=True)
     joined = {*raw.train.x.values, *raw.test.x.values}
     assert joined == {f"t{i}\nb{i}" for i in range(11)} | {"b11"}
@@ -435,7 +437,7 @@ def test_the_id_holds_the_encoder_without_its_place(reviews, bert, tmp_path):
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     assert copied.id != config.id
     copied = replace(config, encoder=f"hf:{shutil.copytree(bert, tmp_path / 'copy2')}")
-    (tmp_path / "copy2" / "tokenizer.json").write_text("{}")
+    (tmp_path / "copy2" / "tokenizer.json").write_text("{}", encoding="utf-8")
     assert copied.id != config.id
 
 
@@ -458,7 +460,7 @@ def test_changed_photos_of_a_table_are_another_run(tmp_path, monkeypatch):
     save_photos(tmp_path, 12)
     photos = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.png"))
     table = tmp_path / "list.csv"
-    table.write_text("file,kind\n" + "\n".join(f"{photo},{photo[:3]}" for photo in photos))
+    table.write_text("file,kind\n" + "\n".join(f"{photo},{photo[:3]}" for photo in photos), encoding="utf-8")
     config = RunConfig(data=f"table:path={table},label=kind,image=file,size=16", epochs=1)
     before = config.id
     os.utime(tmp_path / photos[0], ns=(5, 5))
@@ -506,7 +508,7 @@ def test_defaults_are_those_of_the_head_and_augmentation_is_refused(vit):
 
 def test_features_are_no_inputs_of_an_encoder(vit, tmp_path):
     path = tmp_path / "numbers.csv"
-    path.write_text("a,b,kind\n" + "\n".join(f"{i % 5},{i % 3},{'xy'[i % 2]}" for i in range(20)))
+    path.write_text("a,b,kind\n" + "\n".join(f"{i % 5},{i % 3},{'xy'[i % 2]}" for i in range(20)), encoding="utf-8")
     config = RunConfig(data=f"table:path={path},label=kind", encoder=f"hf:{vit}").resolved()
     with pytest.raises(ValueError, match="takes images or texts, not features of shape"):
         prepare(config)

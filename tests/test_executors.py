@@ -51,7 +51,7 @@ def metrics(config: RunConfig) -> bytes:
 
 def owner(config: RunConfig) -> int:
     """Return the process that trains a run."""
-    return json.loads((Path(config.runs) / config.id / "claim").read_text())["pid"]
+    return json.loads((Path(config.runs) / config.id / "claim").read_text(encoding="utf-8"))["pid"]
 
 
 # -- in this process ---------------------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ def test_a_failure_is_recorded_and_the_others_go_on(tmp_path):
     assert "Traceback" in failure.traceback
     assert "loading.py" in failure.traceback
     assert (failure.id, failure.attempts, failure.final) == (bad.id, 1, False)
-    assert json.loads((tmp_path / bad.id / "failure.json").read_text())["error"] == failure.error
+    assert json.loads((tmp_path / bad.id / "failure.json").read_text(encoding="utf-8"))["error"] == failure.error
     assert log.kinds(one) == log.kinds(two) == ["queued", "start", "epoch", "epoch", "done"]
     assert log.kinds(bad)[-1] == "failed"
     assert [detail for kind, _, detail in log if kind == "failed"] == [failure]
@@ -106,7 +106,7 @@ def test_a_result_wins_over_an_old_failure(tmp_path):
     assert isinstance(outcome(config), Result)
     (tmp_path / config.id / "result.json").unlink()
     assert outcome(config) == old
-    (tmp_path / config.id / "failure.json").write_text('{"id": "of another version"}')
+    (tmp_path / config.id / "failure.json").write_text('{"id": "of another version"}', encoding="utf-8")
     assert outcome(config) is None
 
 
@@ -308,7 +308,7 @@ from logitclip.studies.queue import Room
 if __name__ == "__main__":
     execute([RunConfig(**{vars(config)!r})], jobs=1)
 """
-    (tmp_path / "script.py").write_text(code)
+    (tmp_path / "script.py").write_text(code, encoding="utf-8")
     parent = subprocess.Popen([sys.executable, tmp_path / "script.py"], stderr=subprocess.PIPE, text=True)
     rows, deadline = tmp_path / config.id / "metrics.jsonl", time.monotonic() + 400
     while len(checkpoints.read_rows(rows)) < 5:
@@ -333,7 +333,7 @@ if __name__ == "__main__":
     executors._start_worker(0, [])
     os._exit(0)
 """
-    (tmp_path / "script.py").write_text(code)
+    (tmp_path / "script.py").write_text(code, encoding="utf-8")
     answer = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True)
     # The output of both processes: the pipes close with the worker.
     assert (answer.returncode, answer.stdout, answer.stderr) == (0, "", "")
@@ -410,10 +410,11 @@ def test_each_worker_sees_its_own_device(tmp_path, monkeypatch):
     plugin.write_text(
         "import os, pathlib\n"
         f"file = pathlib.Path({str(tmp_path)!r}, f'{{os.getpid()}}.seen')\n"
-        "file.write_text(os.environ.get('CUDA_VISIBLE_DEVICES', ''))\n"
+        "file.write_text(os.environ.get('CUDA_VISIBLE_DEVICES', ''))\n",
+        encoding="utf-8",
     )
     execute(configs(tmp_path / "runs", 2, epochs=60, plugin=(str(plugin),)), jobs=2)
-    seen = {int(file.stem): file.read_text() for file in tmp_path.glob("*.seen")}
+    seen = {int(file.stem): file.read_text(encoding="utf-8") for file in tmp_path.glob("*.seen")}
     assert seen.pop(os.getpid()) == ""  # this process needs the plugin for the ids
     assert sorted(seen.values()) == ["0", "1"]
     assert "CUDA_VISIBLE_DEVICES" not in os.environ

@@ -44,8 +44,8 @@ reference = "none"
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("figures")
-    (folder / "temps.toml").write_text(RECIPE)
-    (folder / "curves.toml").write_text(RECIPE.partition("[figure]")[0])
+    (folder / "temps.toml").write_text(RECIPE, encoding="utf-8")
+    (folder / "curves.toml").write_text(RECIPE.partition("[figure]")[0], encoding="utf-8")
     sweeping.sweep(load(folder), executor="inline")
     return folder
 
@@ -68,7 +68,7 @@ def data(chart):
 def svg(chart, path):
     figures.save(chart, path)
     ElementTree.parse(path)
-    return path.read_text()
+    return path.read_text(encoding="utf-8")
 
 
 def test_bounds_are_those_of_the_proposition():
@@ -90,10 +90,12 @@ def test_a_figure_kind_is_one_function(tmp_path, monkeypatch):
 
     monkeypatch.setitem(FIGURES._entries, "dots", dots)
     file = tmp_path / "mine.toml"
-    file.write_text(RECIPE.partition("[figure]")[0] + '[figure]\nkind = "dots"\nx = "clip"\nsize = "big"')
+    file.write_text(
+        RECIPE.partition("[figure]")[0] + '[figure]\nkind = "dots"\nx = "clip"\nsize = "big"', encoding="utf-8"
+    )
     recipe = load_recipe(str(file), runs=str(tmp_path))
     assert figures.draw(recipe, []).to_dict()["data"]["values"] == [{"x": "clip", "size": "big"}]
-    file.write_text(file.read_text().replace("size", "sise"))
+    file.write_text(file.read_text(encoding="utf-8").replace("size", "sise"), encoding="utf-8")
     with pytest.raises(ValueError, match=r"Unknown key 'sise' in \[figure\] of kind dots. Did you mean 'size'"):
         load_recipe(str(file))
 
@@ -260,7 +262,7 @@ def test_figures_command(monkeypatch, capsys, folder, tmp_path):
 
     out = tmp_path / "curves.svg"
     assert run(folder / "curves.toml", "--runs", folder / "runs", "-o", out) == (0, f"logitclip: wrote {out}\n")
-    assert out.read_text().startswith("<svg")
+    assert out.read_text(encoding="utf-8").startswith("<svg")
     more = [tmp_path / name for name in ("a.svg", "b.html")]
     words = ["-o", more[0], "-o", more[1]]
     assert run(folder / "curves.toml", "--runs", folder / "runs", *words)[0] == 0

@@ -61,7 +61,7 @@ def test_what_is_not_a_number_is_never_written(tmp_path):
 
 
 def test_broken_json_is_missing_json(tmp_path, caplog):
-    (tmp_path / "result.json").write_text('{"a": ')
+    (tmp_path / "result.json").write_text('{"a": ', encoding="utf-8")
     assert files.read_json(tmp_path / "result.json") is None
     assert "result.json: it is not valid JSON." in caplog.text
     assert files.read_json(tmp_path / "none.json") is None

@@ -580,7 +580,7 @@ def test_the_time_against_plain_cross_entropy_has_not_doubled(rows: int) -> None
             command = [sys.executable, folder / "million_classes.py", "--one", "65536", "128", str(rows), case]
             times.append(json.loads(subprocess.run(command, capture_output=True, check=True, timeout=300).stdout)[0])
     now = statistics.median(a / b for a, b in zip(took["ours"], took["plain"], strict=True))
-    with committed.open(newline="") as stream:
+    with committed.open(newline="", encoding="utf-8") as stream:
         cell = {"classes": "65536", "width": "128", "rows": str(rows)}
         found = [row for row in csv.DictReader(stream) if cell.items() <= row.items() and row["seconds"]]
     ours, plain = ([float(r["seconds"]) for r in found if r["case"] == case] for case in ("ours", "plain"))
@@ -603,7 +603,7 @@ def test_the_examples_run(tmp_path: Path) -> None:
     ]
     for script in (language_model, classes):
         subprocess.run([sys.executable, *script], capture_output=True, check=True, timeout=500)
-    assert len((tmp_path / "out.csv").read_text().splitlines()) == 5
+    assert len((tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()) == 5
 
 
 # -- classes sharded over processes ------------------------------------------------------------------------------------

@@ -31,8 +31,10 @@ def test_hugging_face_is_not_imported_before_it_is_needed():
 
 
 def test_every_extra_is_used():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").glob("*.md")]
-    named = set(re.findall(r"(?:logitclip|\.)\[([\w,-]+)\]", "".join(path.read_text() for path in files)))
+    named = set(
+        re.findall(r"(?:logitclip|\.)\[([\w,-]+)\]", "".join(path.read_text(encoding="utf-8") for path in files))
+    )
     assert set(extras) - {"all"} <= {extra for group in named for extra in group.split(",")}
     assert {name.removesuffix("]") for name in extras["all"][0].partition("[")[2].split(",")} == set(extras) - {"all"}

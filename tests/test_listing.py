@@ -133,14 +133,14 @@ def test_what_differs_from_the_defaults(original):
 
 
 def test_index_has_a_line_for_each_finished_run(folder):
-    lines = list(csv.DictReader((folder / "index.csv").open()))
+    lines = list(csv.DictReader((folder / "index.csv").open(encoding="utf-8")))
     found = {run.id: run.outcome for run in studies.read_runs(folder) if isinstance(run.outcome, results.Result)}
     assert {line["id"] for line in lines} == found.keys()
     for line in lines:
         assert float(line["last10_accuracy"]) == found[line["id"]].last10_accuracy
         assert (line["milestones"], line["model"]) == ("0.4,0.7", "mlp:width=8,depth=1")
     studies.collect_garbage(folder)  # rewrites it with all runs
-    assert len(list(csv.DictReader((folder / "index.csv").open()))) == 5
+    assert len(list(csv.DictReader((folder / "index.csv").open(encoding="utf-8")))) == 5
 
 
 def test_index_on_a_file_system_without_hard_links(folder, monkeypatch):
@@ -152,7 +152,7 @@ def test_index_on_a_file_system_without_hard_links(folder, monkeypatch):
     (folder / "index.csv").unlink()
     before = set(folder.iterdir())
     results._add_to_index(result, folder / result.id)
-    (line,) = csv.DictReader((folder / "index.csv").open())
+    (line,) = csv.DictReader((folder / "index.csv").open(encoding="utf-8"))
     assert line["id"] == result.id
     assert set(folder.iterdir()) == {*before, folder / "index.csv"}
 
@@ -332,7 +332,7 @@ def photos(tmp_path) -> Path:
     """Somebody's folder, which must never change."""
     (tmp_path / "photos" / "summer").mkdir(parents=True)
     for name in ("a.jpg", f"{files.SCRATCH}1-b.jpg", "summer/c.jpg"):
-        (tmp_path / "photos" / name).write_text(name)
+        (tmp_path / "photos" / name).write_text(name, encoding="utf-8")
     return tmp_path / "photos"
 
 
@@ -365,7 +365,7 @@ def test_a_folder_that_is_not_a_run_is_not_removed(folder):
     theirs.mkdir()
     for content in (None, "{}", "[]", '{"data": "mine"}', "not JSON"):
         if content is not None:
-            (theirs / "config.json").write_text(content)
+            (theirs / "config.json").write_text(content, encoding="utf-8")
         with pytest.raises(studies.NotARun, match="bbbb is not the folder of a run: it has no config"):
             studies.remove(studies.read_run(theirs))
         assert studies.collect_garbage(folder) == {}
@@ -407,7 +407,7 @@ def test_links_inside_a_run_folder_are_replaced(folder, photos):
     train(config)
     assert everything_in(photos) == before
     assert not [name for name in names if (run / name).is_symlink()]
-    (line,) = csv.DictReader((folder / "index.csv").open())
+    (line,) = csv.DictReader((folder / "index.csv").open(encoding="utf-8"))
     assert line["id"] == config.id
 
 
@@ -420,7 +420,7 @@ def test_the_next_reader_mends_what_a_kill_after_the_result_left(folder):
     shutil.copytree(stopped / "checkpoints", done / "checkpoints")
     (done / f"{files.SCRATCH}1-x").touch()
     dead = {"machine": claims._machine(), "pid": 2**22 + 1, "started": "1"}
-    (done / "claim").write_text(json.dumps(dead))
+    (done / "claim").write_text(json.dumps(dead), encoding="utf-8")
     index = (folder / "index.csv").read_bytes()
     lines = index.splitlines(keepends=True)
     own = next(line for line in lines if line.startswith(done.name.encode()))
@@ -446,8 +446,8 @@ def test_nothing_is_mended_while_the_process_lives(folder):
 
 def test_the_config_of_a_finished_run_is_that_of_its_result(folder):
     done = folder_of(folder)
-    content = json.loads((done / "config.json").read_text())
-    (done / "config.json").write_text(json.dumps({**content, "lr": 777.0}))
+    content = json.loads((done / "config.json").read_text(encoding="utf-8"))
+    (done / "config.json").write_text(json.dumps({**content, "lr": 777.0}), encoding="utf-8")
     assert studies.select(studies.read_runs(folder), ["lr=777"]) == []
     assert studies.read_run(done).config.lr == 0.05
 
@@ -456,7 +456,7 @@ def test_no_form_of_the_list_prints_escapes(tmp_path, command):
     run = tmp_path / "0123456789abcdef"
     run.mkdir()
     config = asdict(RunConfig(data="folder:path=\x1b]0;pwned\x07"))
-    (run / "config.json").write_text(json.dumps(config))
+    (run / "config.json").write_text(json.dumps(config), encoding="utf-8")
     for form in ([], ["--csv"], ["--json"]):
         code, out, err = command("runs", "list", *form, "--runs", tmp_path)
         assert code == 0

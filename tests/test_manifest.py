@@ -56,9 +56,9 @@ clip = ["none", "norm:temp=auto"]
 def make(folder: Path, tag: str) -> tuple[str, Path]:
     """A recipe and its plugin; each test registers names of its own."""
     plugin = folder / "mine.py"
-    plugin.write_text(PLUGIN.format(tag=tag))
+    plugin.write_text(PLUGIN.format(tag=tag), encoding="utf-8")
     file = folder / "own.toml"
-    file.write_text(RECIPE.format(tag=tag, plugin=plugin.as_posix()))
+    file.write_text(RECIPE.format(tag=tag, plugin=plugin.as_posix()), encoding="utf-8")
     return str(file), plugin
 
 
@@ -117,7 +117,7 @@ def test_a_torn_line_and_foreign_lines_are_left_out(tmp_path):
     assert numbers(collect(file, tmp_path / "runs")) == numbers(swept)
     sweep(file, plugin, tmp_path / "runs", epochs=2)  # appends after the torn line
     assert len(numbers(collect(file, tmp_path / "runs"))) == 4
-    with manifest.open("a") as stream:
+    with manifest.open("a", encoding="utf-8") as stream:
         stream.write('{"changes": {}, "cells": [{"coordinates": {}}]}\n')
     with pytest.raises(ValueError, match=r"is damaged .* remove the file and repeat the sweep"):
         collect(file, tmp_path / "runs")
@@ -131,7 +131,9 @@ def test_a_recipe_that_was_never_swept_is_read_from_its_file(tmp_path):
 
 def test_a_repeated_sweep_adds_nothing(tmp_path):
     file = tmp_path / "own.toml"
-    file.write_text('[base]\nlimit = 64\nepochs = 1\nmodel = "mlp:width=8,depth=1"\n[grid]\nseed = [0, 1]\n')
+    file.write_text(
+        '[base]\nlimit = 64\nepochs = 1\nmodel = "mlp:width=8,depth=1"\n[grid]\nseed = [0, 1]\n', encoding="utf-8"
+    )
     recipe = load_recipe(str(file), runs=str(tmp_path / "runs"))
     sweeping.sweep(recipe, executor="inline")
     (manifest,) = (tmp_path / "runs" / FOLDER).iterdir()

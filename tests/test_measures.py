@@ -71,7 +71,7 @@ def test_intervals_and_critical_differences():
 def test_every_statistic_is_a_cell_of_a_recipe(tmp_path):
     cells = ["last10_accuracy", "gain", "rank", "best_minus_last", *measures.PER_EXAMPLE]
     file = tmp_path / "own.toml"
-    file.write_text(RECIPE.format(cells=cells))
+    file.write_text(RECIPE.format(cells=cells), encoding="utf-8")
     recipe = load_recipe(str(file), runs=str(tmp_path / "runs"))
     rows = sweeping.sweep(recipe, executor="inline")
     table = tables.tabulate(recipe, rows)
@@ -118,6 +118,6 @@ def test_every_statistic_is_a_cell_of_a_recipe(tmp_path):
 )
 def test_statistics_that_a_recipe_cannot_have(tmp_path, cells, base, message):
     file = tmp_path / "own.toml"
-    file.write_text(f'[grid]\nloss = ["ce", "gce"]\n[table]\ncells = {cells}\n{base}')
+    file.write_text(f'[grid]\nloss = ["ce", "gce"]\n[table]\ncells = {cells}\n{base}', encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         load_recipe(str(file))

@@ -66,14 +66,14 @@ def in_each_process(fabric: Any, path: Path) -> None:
             "tables": {key: state[key].tolist() for key in ("u", "v", "targets") if key in state},
         }
     if fabric.is_global_zero:
-        path.write_text(json.dumps(results))
+        path.write_text(json.dumps(results), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("pair") / "results.json"
     launch(in_each_process, path, accelerator="cpu", devices=2, precision="64")
-    return json.loads(path.read_text())
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 # -- the same with two replicas in a plain loop ------------------------------------------------------------------------

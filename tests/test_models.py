@@ -650,7 +650,7 @@ def test_torchvision(monkeypatch):
 )
 def test_a_library_that_does_not_load_is_one_sentence(package, body, monkeypatch, tmp_path):
     (tmp_path / package).mkdir()
-    (tmp_path / package / "__init__.py").write_text(body)
+    (tmp_path / package / "__init__.py").write_text(body, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     for name in [n for n in sys.modules if n.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)

@@ -667,7 +667,9 @@ def test_a_record_is_saved_and_read_back(tmp_path, written):
     assert torch.equal(back.labels, record.labels)
     assert (back.rule, back.options, back.seed) == (record.rule, record.options, 3)  # the file's, not the caller's
     assert back.content_hash == record.content_hash
-    assert back.describe() == record.describe() == json.loads(path.with_name("noise_0.5.json").read_text())
+    assert (
+        back.describe() == record.describe() == json.loads(path.with_name("noise_0.5.json").read_text(encoding="utf-8"))
+    )
     direct = noise.file(data.train.labels.numpy(), K, path=str(path))
     assert np.array_equal(direct, record.labels.numpy())
 
@@ -700,7 +702,7 @@ def test_an_exchange_is_saved_and_read_back(tmp_path):
 def released_file(tmp_path: Path, content: object) -> Path:
     """Write a noise file like the released code, with `json.dump(train_noisy_labels.tolist(), ...)`."""
     path = tmp_path / "cifar10_dependent_0.4.json"
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps(content), encoding="utf-8")
     return path
 
 
@@ -721,11 +723,11 @@ def flipped(labels: torch.Tensor, n: int = 80) -> torch.Tensor:
     return torch.cat([(labels[:n] + 3) % K, labels[n:]])
 
 
-@pytest.mark.parametrize("text", ["{}", "label\n{}\n", "{}\r\n"])
+@pytest.mark.parametrize("text", ["{}", "label\n{}\n", "{}\r\n", "\ufeff{}\n", "étiquette\n{}\n"])
 def test_labels_are_read_from_csv(tmp_path, text):
     data, path = dataset(200), tmp_path / "noisy.csv"
     labels = flipped(data.train.labels)
-    path.write_text(text.format("\n".join(map(str, labels.tolist()))), newline="")
+    path.write_text(text.format("\n".join(map(str, labels.tolist()))), newline="", encoding="utf-8")
     record = noise.apply(f"file:path={path}", data)
     assert torch.equal(record.labels, labels)
     assert record.rate == 0.4
@@ -766,7 +768,7 @@ def test_soft_labels_are_read_from_a_file(tmp_path, suffix):
 )
 def test_other_files_are_a_sentence(tmp_path, name, content, message):
     path = tmp_path / name
-    path.write_text(content) if isinstance(content, str) else np.save(path, content)
+    path.write_text(content, encoding="utf-8") if isinstance(content, str) else np.save(path, content)
     with pytest.raises(ValueError, match=message):
         noise.apply(f"file:path={path}", dataset(200))
 
@@ -848,15 +850,15 @@ def test_a_record_belongs_to_its_data(tmp_path):
 def test_a_changed_record_is_refused(tmp_path):
     data, record, path = saved(tmp_path)
     about = path.with_name("noise_0.5.json")
-    original = about.read_text(), path.read_bytes()
+    original = about.read_text(encoding="utf-8"), path.read_bytes()
 
     def attempt(message):
         with pytest.raises(ValueError, match=message):
             noise.apply(f"file:path={path}", data)
-        about.write_text(original[0])
+        about.write_text(original[0], encoding="utf-8")
         path.write_bytes(original[1])
 
-    about.write_text(original[0].replace("rate=0.5", "rate=0.4"))
+    about.write_text(original[0].replace("rate=0.5", "rate=0.4"), encoding="utf-8")
     attempt("was changed after it was saved")
     labels = record.labels.numpy().copy()
     labels[0] = (labels[0] + 1) % K
@@ -868,9 +870,9 @@ def test_a_changed_record_is_refused(tmp_path):
     attempt("is not a noise record")
     np.savez(path, labels=np.array([{}], dtype=object))
     attempt("is not a noise record")
-    about.write_text("{")
+    about.write_text("{", encoding="utf-8")
     attempt("is not a noise record")
-    about.write_text("[]")
+    about.write_text("[]", encoding="utf-8")
     attempt("is not a noise record")
     noise.apply(f"file:path={path}", data)  # restored: valid again
     about.unlink()

@@ -95,7 +95,7 @@ def test_the_folder_has_no_pickle_and_a_fresh_process_predicts_the_same(people, 
 
 
 def test_the_page_shows_noise_accuracy_and_rows(fitted):
-    page = (fitted.folder / "page.html").read_text()
+    page = (fitted.folder / "page.html").read_text(encoding="utf-8")
     assert "of the labels are wrong" in page
     assert "<svg" in page
     assert fitted.noise_summary in page
@@ -150,7 +150,7 @@ def copied(fitted, tmp_path):
     def change(*removed, **changed):
         content = {**fitted.facts, **changed}
         content = {name: value for name, value in content.items() if name not in removed}
-        (folder / "model.json").write_text(json.dumps({**content, "digest": object_digest(content)}))
+        (folder / "model.json").write_text(json.dumps({**content, "digest": object_digest(content)}), encoding="utf-8")
 
     return folder, change
 
@@ -162,7 +162,7 @@ def test_a_damaged_folder_is_one_sentence(copied, tmp_path):
     change(format=99)
     with pytest.raises(ValueError, match="its format is 99, not 2"):
         lc.load(folder)
-    (folder / "model.json").write_text("[1]")
+    (folder / "model.json").write_text("[1]", encoding="utf-8")
     with pytest.raises(ValueError, match=r"model.json holds no object"):
         lc.load(folder)
 
@@ -273,11 +273,11 @@ def test_a_model_folder_never_imports_a_plugin(fitted, tmp_path):
     """A model folder may be untrusted: nothing in it is executed."""
     folder, plugin = tmp_path / "model", tmp_path / "plugin.py"
     shutil.copytree(fitted.folder, folder, ignore=shutil.ignore_patterns(".*"))
-    plugin.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    plugin.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n", encoding="utf-8")
     network = next(one for one in fitted.facts["learners"] if one["name"] == "network")
     learner = {**network, "recipe": {**network["recipe"], "model": "theirs"}}
     content = {**fitted.facts, "plugin": [str(plugin)], "learners": [learner]}
-    (folder / "model.json").write_text(json.dumps({**content, "digest": object_digest(content)}))
+    (folder / "model.json").write_text(json.dumps({**content, "digest": object_digest(content)}), encoding="utf-8")
     with pytest.raises(ValueError, match=r"The model in .* cannot be read: Unknown model 'theirs'"):
         lc.load(folder)
     assert not (tmp_path / "executed").exists()
@@ -311,7 +311,7 @@ def test_a_folder_of_small_pictures(pictures, tmp_path, caplog):
     issues = model.issues
     assert len(issues) == 60
     assert issues["row"].str.endswith(".png").all()
-    assert (tmp_path / "m" / "page.html").read_text().count("data:image/png;base64,") == 60
+    assert (tmp_path / "m" / "page.html").read_text(encoding="utf-8").count("data:image/png;base64,") == 60
     found = model.predict(pictures)
     assert len(found) == 61
     assert found[found["row"] == "red/broken.png"]["class"].isna().all()
@@ -345,7 +345,7 @@ def test_texts(tmp_path):
     assert look(tmp_path / "x.csv", "kind", Options(text=["words"])).kind.name == "text"
     model = lc.fit(tmp_path / "x.csv", label="kind", text="words", out=tmp_path / "m", clip="none", epochs=8)
     assert (model.predict(frame)["class"] == frame["kind"]).mean() > 0.95
-    assert rows[0][0].split()[0] in (tmp_path / "m" / "page.html").read_text()
+    assert rows[0][0].split()[0] in (tmp_path / "m" / "page.html").read_text(encoding="utf-8")
 
 
 # -- bad inputs: a sentence or a recorded skip -------------------------------------------------------------------------
@@ -391,14 +391,14 @@ def test_a_bad_table_is_one_sentence(tmp_path, content, label, sentence):
     ],
 )
 def test_a_column_that_cannot_be_used_as_asked_is_refused(columns, options, sentence, tmp_path):
-    (tmp_path / "x.csv").write_text(GOOD.replace("a,b,y", columns))
+    (tmp_path / "x.csv").write_text(GOOD.replace("a,b,y", columns), encoding="utf-8")
     with pytest.raises(ValueError, match=sentence):
         lc.fit(tmp_path / "x.csv", "y", out=tmp_path / "m", **options)
     assert not (tmp_path / "m").exists()
 
 
 def test_classes_that_differ_in_case_are_named(tmp_path):
-    (tmp_path / "x.csv").write_text(GOOD + "3,1,U\n")
+    (tmp_path / "x.csv").write_text(GOOD + "3,1,U\n", encoding="utf-8")
     assert (
         "Classes 'U' and 'u' differ only in case or spaces: are they one class?"
         in make_plan(look(tmp_path / "x.csv", "y")).lines()
@@ -407,7 +407,7 @@ def test_classes_that_differ_in_case_are_named(tmp_path):
 
 def test_a_model_of_the_same_data_is_kept(tmp_path, caplog):
     """`issues` with the folder of `fit` must not change its model."""
-    (tmp_path / "x.csv").write_text(GOOD)
+    (tmp_path / "x.csv").write_text(GOOD, encoding="utf-8")
     options = {"out": tmp_path / "m", "epochs": 2}
     lc.fit(tmp_path / "x.csv", "y", **options)
     before = (tmp_path / "m" / "model.json").read_bytes()
@@ -434,7 +434,7 @@ def test_an_empty_column_and_dates_are_left_out_with_a_reason(tmp_path):
 
 
 def test_a_class_with_one_example_is_named_and_never_judged(tmp_path):
-    (tmp_path / "x.csv").write_text(GOOD + "3,1,lonely\n")
+    (tmp_path / "x.csv").write_text(GOOD + "3,1,lonely\n", encoding="utf-8")
     plan = make_plan(look(tmp_path / "x.csv", "y"))
     assert any("Class 'lonely' with one example" in line for line in plan.lines())
     issues = find_issues(tmp_path / "x.csv", "y", out=tmp_path / "m", epochs=2)
@@ -539,11 +539,11 @@ def test_names_of_classes_are_shown_as_they_are(tmp_path, capsys, monkeypatch):
     assert (code, "Traceback" in told) == (0, False)
     assert "[/b]" in printed
     assert set(lc.load(tmp_path / "m").issues["given"]) == {"=[/b]", "None"}
-    assert ",'=[/b]," in (tmp_path / "m" / "issues.csv").read_text()
+    assert ",'=[/b]," in (tmp_path / "m" / "issues.csv").read_text(encoding="utf-8")
     assert "=[/b]" in set(lc.load(tmp_path / "m").predict(frame)["class"])
     run(capsys, monkeypatch, "predict", tmp_path / "m", tmp_path / "x.csv", "-o", tmp_path / "out.csv")
-    assert ",'=[/b]," in (tmp_path / "out.csv").read_text()
-    assert ",=[/b]," not in (tmp_path / "out.csv").read_text()
+    assert ",'=[/b]," in (tmp_path / "out.csv").read_text(encoding="utf-8")
+    assert ",=[/b]," not in (tmp_path / "out.csv").read_text(encoding="utf-8")
     code, printed, _ = run(
         capsys, monkeypatch, "noise", "pair:rate=0.5", "--data", f"table:path={tmp_path / 'x.csv'},label=kind"
     )
@@ -620,11 +620,11 @@ def test_the_time_that_is_left_is_told(monkeypatch):
 
 def test_predict_does_not_overwrite_its_data(tmp_path, capsys, monkeypatch):
     path = tmp_path / "people.csv"
-    path.write_text("x,kind\n1,a\n")
+    path.write_text("x,kind\n1,a\n", encoding="utf-8")
     code, _, told = run(capsys, monkeypatch, "predict", tmp_path / "m", path, "-o", path)
     assert code == 2
     assert "is the data itself: name another file with -o." in " ".join(told.split())
-    assert path.read_text() == "x,kind\n1,a\n"
+    assert path.read_text(encoding="utf-8") == "x,kind\n1,a\n"
 
 
 def test_steps_are_timed_with_the_threads_of_the_network(people, monkeypatch):

@@ -89,7 +89,9 @@ def test_csv_gives_back_what_was_written(tmp_path: Path, label: str) -> None:
     path = tmp_path / "answers.csv"
     path.write_text(write_answers_csv(answers), encoding="utf-8", newline="")
     assert read_answers_csv(path) == answers
-    assert not any(line.startswith(("=", "@")) for line in path.read_text().replace(",", "\n").splitlines())
+    assert not any(
+        line.startswith(("=", "@")) for line in path.read_text(encoding="utf-8").replace(",", "\n").splitlines()
+    )
 
 
 def test_merging_twice_adds_nothing(tmp_path: Path) -> None:
@@ -110,7 +112,7 @@ def test_merging_twice_adds_nothing(tmp_path: Path) -> None:
 )
 def test_a_file_that_holds_no_answers(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "answers.csv"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         read_answers_csv(path)
 

@@ -389,7 +389,7 @@ def test_the_file_without_a_server(browser: Page, photos: Path, fitted: Path, tm
         assert browser.answered == 7
         answers = read_answers_csv(downloads / "answers.csv")
         assert [(answer.row, answer.text) for answer in answers] == expected[:7]
-        with (downloads / "answers.csv").open(newline="") as file:
+        with (downloads / "answers.csv").open(newline="", encoding="utf-8") as file:
             assert not any(cell.startswith(("=", "+", "@")) for row in csv.reader(file) for cell in row)
         assert browser.errors() == []
         done = subprocess.run(

@@ -542,7 +542,8 @@ def test_variant_with_a_plugin(tmp_path: Path) -> None:
     plugin.write_text(
         "from logitclip.losses import LOSSES\n"
         "def recipe_test_loss(logits, target, *, knob: float = 1.0):\n    return logits\n"
-        "LOSSES.register(recipe_test_loss)\n"
+        "LOSSES.register(recipe_test_loss)\n",
+        encoding="utf-8",
     )
     text = f'[grid]\nloss = ["ce", "mine"]\n[variant.mine]\nloss = "recipe_test_loss:knob=2"\nplugin = ["{plugin}"]'
     try:
@@ -731,7 +732,7 @@ def test_list_recipes(json_: bool, capsys: pytest.CaptureFixture[str], monkeypat
 def test_commands_can_be_pasted(tmp_path: Path) -> None:
     assert load_recipe("table8").command() == "logitclip sweep table8 --scale full"
     file = tmp_path / "my study.toml"
-    file.write_text("title = 'Mine'")
+    file.write_text("title = 'Mine'", encoding="utf-8")
     command = load_recipe(str(file), runs=str(tmp_path / "runs"), root="my data").command("report")
     arguments = [
         "logitclip",
@@ -759,7 +760,9 @@ def test_unknown_names() -> None:
 def test_a_recipe_of_millions_of_cells_is_soon_a_sentence(tmp_path):
     file = tmp_path / "huge.toml"
     numbers = list(range(300))
-    file.write_text(f"[grid]\nseed = {numbers}\nnoise_seed = {numbers}\nlimit = {[n + 1 for n in range(100)]}\n")
+    file.write_text(
+        f"[grid]\nseed = {numbers}\nnoise_seed = {numbers}\nlimit = {[n + 1 for n in range(100)]}\n", encoding="utf-8"
+    )
     with pytest.raises(ValueError, match="The grid has 9,000,000 cells, and a recipe has at most 100,000"):
         load_recipe(str(file))
 
@@ -768,7 +771,8 @@ def test_changes_win_over_everything_but_axes(tmp_path):
     file = tmp_path / "own.toml"
     file.write_text(
         '[base]\nepochs = 3\nlr = 0.5\n[grid]\nloss = ["ce", "mae"]\n'
-        '[[override]]\nwhen = { loss = "mae" }\nset = { epochs = 4 }\n[scale.cpu]\nepochs = 5\n'
+        '[[override]]\nwhen = { loss = "mae" }\nset = { epochs = 4 }\n[scale.cpu]\nepochs = 5\n',
+        encoding="utf-8",
     )
     cells = load_recipe(str(file), "cpu", changes={"epochs": 6, "precision": "bf16-mixed"}).cells
     assert {(cell.config.epochs, cell.config.precision, cell.config.lr) for cell in cells} == {(6, "bf16-mixed", 0.5)}

@@ -264,10 +264,10 @@ def test_a_package_is_imported_when_names_are_looked_up(tmp_path: Path, monkeypa
     package = tmp_path / "package_of_things"
     package.mkdir()
     (package / "__init__.py").write_text(
-        "from logitclip.registry import Registry\nTHINGS = Registry('thing', package=__name__)\n"
+        "from logitclip.registry import Registry\nTHINGS = Registry('thing', package=__name__)\n", encoding="utf-8"
     )
     (package / "new_file.py").write_text(
-        "from package_of_things import THINGS\n@THINGS.register\ndef new_thing(): pass\n"
+        "from package_of_things import THINGS\n@THINGS.register\ndef new_thing(): pass\n", encoding="utf-8"
     )
     monkeypatch.syspath_prepend(tmp_path)
     things = importlib.import_module("package_of_things").THINGS

@@ -55,7 +55,7 @@ cells = ["last10_accuracy", "memorised"]
 def folder(tmp_path_factory):
     """A recipe of 16 small runs, one of which diverges, and its run folder."""
     folder = tmp_path_factory.mktemp("reports")
-    (folder / "mine.toml").write_text(RECIPE)
+    (folder / "mine.toml").write_text(RECIPE, encoding="utf-8")
     sweeping.sweep(load(folder), executor="inline")
     return folder
 
@@ -177,9 +177,9 @@ def test_mixed_versions_and_devices_are_warned_of(folder, tmp_path, table):
     shutil.copytree(folder / "runs", tmp_path / "runs")
     recipe = load_recipe(str(folder / "mine.toml"), runs=str(tmp_path / "runs"))
     file = tmp_path / "runs" / entry(table, **CELL).ids[0] / "result.json"
-    result = json.loads(file.read_text())
+    result = json.loads(file.read_text(encoding="utf-8"))
     result["versions"]["torch"], result["device"] = "1.0.0", "abacus"
-    file.write_text(json.dumps({**result, "digest": files.object_digest(result)}))
+    file.write_text(json.dumps({**result, "digest": files.object_digest(result)}), encoding="utf-8")
     mixed = tabulate(recipe, sweeping.collect(recipe))
     versions, devices = mixed.warnings
     assert "versions of torch" in versions
@@ -266,7 +266,7 @@ def test_the_headline_is_the_mean_gain_and_its_spread_over_the_seeds(rows):
 
 def swept(tmp_path, text):
     """Run the recipe of this text in this process."""
-    (tmp_path / "own.toml").write_text(text)
+    (tmp_path / "own.toml").write_text(text, encoding="utf-8")
     recipe = load_recipe(str(tmp_path / "own.toml"), runs=str(tmp_path / "runs"))
     return recipe, sweeping.sweep(recipe, executor="inline")
 
@@ -321,7 +321,8 @@ def test_what_was_chosen_stands_in_the_cell_and_what_varies_in_the_settings(tmp_
         'base = { epochs = 1, limit = 64, noise = "symmetric:rate=0.5" }\n'
         'grid = { loss = ["ce", "gce"], clip = ["none", "norm:temp=grid"] }\n'
         '[[override]]\nwhen = { clip = "norm:temp=grid", loss = "ce" }\nset = { clip = "norm:temp=1.5" }\n'
-        '[[override]]\nwhen = { clip = "norm:temp=grid", loss = "gce" }\nset = { clip = "norm:temp=2", lr = 0.01 }\n'
+        '[[override]]\nwhen = { clip = "norm:temp=grid", loss = "gce" }\nset = { clip = "norm:temp=2", lr = 0.01 }\n',
+        encoding="utf-8",
     )
     recipe = load_recipe(str(tmp_path / "tuned.toml"), runs=str(tmp_path / "runs"))
     rows = sweeping.sweep(recipe, executor="inline")
@@ -432,7 +433,7 @@ rows = ["=a [/b]"]
 def hostile(tmp_path_factory):
     """A recipe whose names contain scripts, formulas, markup and terminal commands, and its run folder."""
     folder = tmp_path_factory.mktemp("hostile")
-    (folder / "hostile.toml").write_text(HOSTILE)
+    (folder / "hostile.toml").write_text(HOSTILE, encoding="utf-8")
     recipe = load_recipe(str(folder / "hostile.toml"), runs=str(folder / "runs"))
     sweeping.sweep(recipe, executor="inline")
     return recipe, sweeping.collect(recipe)
@@ -551,7 +552,7 @@ def test_report_command_writes_what_it_is_asked_for(command, folder, tmp_path, t
     code, out, err = command("report", folder / "mine.toml", "--runs", folder / "runs", *options)
     assert code == 0, err
     assert entry(table, **CELL).ours in out
-    assert (tmp_path / "new" / "report.md").read_text() == reporting.markdown(table)
+    assert (tmp_path / "new" / "report.md").read_text(encoding="utf-8") == reporting.markdown(table)
     assert all(path.stat().st_size > 500 for path in files)
     assert command("report", folder / "mine.toml", "--runs", folder / "runs", "--strict")[0] == 3  # one run diverged
     assert command("report", folder / "mine.toml", "--runs", tmp_path / "none", "--strict")[0] == 4
@@ -568,7 +569,9 @@ def test_report_command_answers_mistakes(command):
 
 def test_report_of_a_figure_without_runs_names_the_command_that_draws_it(command, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "b b.toml").write_text('[figure]\nkind = "bounds"\nclasses = [10]\ntau = [0.1, 5.0]\n')
+    (tmp_path / "b b.toml").write_text(
+        '[figure]\nkind = "bounds"\nclasses = [10]\ntau = [0.1, 5.0]\n', encoding="utf-8"
+    )
     code, out, err = command("report", "b b.toml")
     assert (code, out) == (2, "")
     said = re.fullmatch(r"logitclip: The recipe b b has no runs to report: (.*) draws it\.\n", err)
@@ -634,10 +637,10 @@ def test_the_page_works_in_a_browser_offline(page, tmp_path, width):
     The page is in a frame, because a browser window cannot be as narrow as a phone.
     """
     assert CHROMIUM is not None
-    (tmp_path / "report.html").write_text(page.replace("<body>", "<body>" + PROBE, 1))
+    (tmp_path / "report.html").write_text(page.replace("<body>", "<body>" + PROBE, 1), encoding="utf-8")
     frame = f'<iframe src="report.html" style="width: {width}px; height: 3000px; border: 0"></iframe>'
     hear = "<script>onmessage = event => document.body.dataset.seen = event.data</script>"
-    (tmp_path / "frame.html").write_text(f"<body>{hear}{frame}</body>")
+    (tmp_path / "frame.html").write_text(f"<body>{hear}{frame}</body>", encoding="utf-8")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr"]
     options += ["--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={tmp_path / 'profile'}"]
     options += ["--virtual-time-budget=20000", "--window-size=1400,3100", "--hide-scrollbars", "--dump-dom"]
@@ -664,11 +667,13 @@ def test_reports_and_figures_import_no_plugin(command, tmp_path):
     plugin.write_text(
         f"open({str(tmp_path / 'executed')!r}, 'a').write('x')\n"
         "from logitclip.losses import loss\n"
-        "@loss\ndef report_loss(log_p, _):\n    return -log_p\n"
+        "@loss\ndef report_loss(log_p, _):\n    return -log_p\n",
+        encoding="utf-8",
     )
     recipe.write_text(
         f'[base]\nepochs = 2\nlimit = 64\n[grid]\nloss = ["ce", "mine"]\nnoise = ["symmetric:rate=0.5"]\n'
-        f'[variant.mine]\nloss = "report_loss"\nplugin = ["{plugin}"]\n[table]\nrows = ["loss"]\ncols = ["noise"]\n'
+        f'[variant.mine]\nloss = "report_loss"\nplugin = ["{plugin}"]\n[table]\nrows = ["loss"]\ncols = ["noise"]\n',
+        encoding="utf-8",
     )
     runs = ["--runs", str(tmp_path / "runs")]
     code, _, err = command("sweep", str(recipe), *runs, "--executor", "inline")
@@ -676,7 +681,7 @@ def test_reports_and_figures_import_no_plugin(command, tmp_path):
     assert "which is Python code: add --plugin" in err
     assert not (tmp_path / "executed").exists()
     assert command("sweep", str(recipe), *runs, "--executor", "inline", "--plugin", str(plugin))[0] == 0
-    assert (tmp_path / "executed").read_text() == "x"
+    assert (tmp_path / "executed").read_text(encoding="utf-8") == "x"
     for name in [name for name in sys.modules if name.startswith("logitclip_plugin")]:
         del sys.modules[name]
     del LOSSES._entries["report_loss"]
@@ -684,4 +689,4 @@ def test_reports_and_figures_import_no_plugin(command, tmp_path):
     assert code == 0
     assert "mine" in out
     assert command("figures", str(recipe), *runs, "-o", str(tmp_path / "curves.svg"))[0] == 0
-    assert (tmp_path / "executed").read_text() == "x"
+    assert (tmp_path / "executed").read_text(encoding="utf-8") == "x"

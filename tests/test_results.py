@@ -131,8 +131,8 @@ def test_the_result_of_another_folder_is_refused(tmp_path, caplog):
 )
 def test_a_result_with_other_types_is_refused(tmp_path, caplog, change):
     folder = finished(tmp_path / "run")
-    content = json.loads((folder / "result.json").read_text())
-    (folder / "result.json").write_text(json.dumps({**content, **change}))
+    content = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    (folder / "result.json").write_text(json.dumps({**content, **change}), encoding="utf-8")
     failure = results.read_outcome(folder)
     assert isinstance(failure, results.Failure)
     assert "result.json cannot be read" in failure.error
@@ -141,9 +141,9 @@ def test_a_result_with_other_types_is_refused(tmp_path, caplog, change):
 
 @pytest.mark.parametrize("content", ["3", "null", "[]", '"text"', "{", '{"id": 1}'])
 def test_json_of_another_type_is_no_outcome(tmp_path, content):
-    (tmp_path / "failure.json").write_text(content)
+    (tmp_path / "failure.json").write_text(content, encoding="utf-8")
     assert results.read_outcome(tmp_path) is None
-    (tmp_path / "result.json").write_text(content)
+    (tmp_path / "result.json").write_text(content, encoding="utf-8")
     assert isinstance(results.read_outcome(tmp_path), results.Failure)
 
 
@@ -152,9 +152,11 @@ def test_json_of_another_type_is_no_outcome(tmp_path, content):
 
 def test_a_changed_number_is_noticed(tmp_path, caplog):
     folder = finished(tmp_path / "run")
-    text = (folder / "result.json").read_text()
+    text = (folder / "result.json").read_text(encoding="utf-8")
     assert '"last10_accuracy": 90.0' in text
-    (folder / "result.json").write_text(text.replace('"last10_accuracy": 90.0', '"last10_accuracy": 99.99'))
+    (folder / "result.json").write_text(
+        text.replace('"last10_accuracy": 90.0', '"last10_accuracy": 99.99'), encoding="utf-8"
+    )
     failure = results.read_outcome(folder)
     assert isinstance(failure, results.Failure)
     assert "result.json has been changed" in failure.error
@@ -163,9 +165,9 @@ def test_a_changed_number_is_noticed(tmp_path, caplog):
 def test_results_of_an_older_version_are_read_with_one_warning(tmp_path, caplog):
     for name in ("one", "two"):
         folder = finished(tmp_path / name)
-        content = json.loads((folder / "result.json").read_text())
+        content = json.loads((folder / "result.json").read_text(encoding="utf-8"))
         del content["digest"]
-        (folder / "result.json").write_text(json.dumps(content))
+        (folder / "result.json").write_text(json.dumps(content), encoding="utf-8")
     for name in ("one", "two", "one"):
         found = results.read_result(tmp_path / name)
         assert found is not None
@@ -177,11 +179,13 @@ def test_results_of_an_older_version_are_read_with_one_warning(tmp_path, caplog)
 
 def sign(folder: Path, **files_of_it: bytes) -> None:
     """Put other files into a finished run, and digests that match them, as somebody who means harm can."""
-    content = json.loads((folder / "result.json").read_text())
+    content = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     for name, data in files_of_it.items():
         (folder / name).write_bytes(data)
         content["sha256"][name] = hashlib.sha256(data).hexdigest()
-    (folder / "result.json").write_text(json.dumps({**content, "digest": files.object_digest(content)}))
+    (folder / "result.json").write_text(
+        json.dumps({**content, "digest": files.object_digest(content)}), encoding="utf-8"
+    )
 
 
 def npz(**arrays: object) -> bytes:

@@ -34,4 +34,4 @@ def test_every_recipe_runs_to_its_report_and_its_figure(name, tmp_path) -> None:
             assert escape(recipe.title) in text
             assert table.ours(number).partition(" ")[0] in text
     figures.save(figures.draw(recipe, rows), tmp_path / "figure.svg")
-    assert (tmp_path / "figure.svg").read_text().startswith("<svg")
+    assert (tmp_path / "figure.svg").read_text(encoding="utf-8").startswith("<svg")

@@ -236,8 +236,8 @@ def wait_for(count: int, folder: Path, process: subprocess.Popen[str]) -> None:
 
 def test_two_sweeps_on_one_folder(tmp_path):
     own, script, folder = tmp_path / "own.toml", tmp_path / "script.py", tmp_path / "runs"
-    own.write_text(RECIPE.format(epochs=60))
-    script.write_text(COUNTING)
+    own.write_text(RECIPE.format(epochs=60), encoding="utf-8")
+    script.write_text(COUNTING, encoding="utf-8")
     said = [finished(process) for process in [started(script, own, folder, "inline") for _ in range(2)]]
     assert [(code, err) for code, _, err in said] == [(0, ""), (0, "")]
     events = [[line.split() for line in out.splitlines()] for _, out, _ in said]
@@ -256,7 +256,7 @@ def test_two_sweeps_on_one_folder(tmp_path):
 @pytest.mark.parametrize("first", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_sweep_that_is_interrupted_and_killed_repeats_nothing(tmp_path, first):
     own, folder = tmp_path / "own.toml", tmp_path / "runs"
-    own.write_text(RECIPE.format(epochs=30))
+    own.write_text(RECIPE.format(epochs=30), encoding="utf-8")
     command = ("-m", "logitclip", "sweep", own, "--runs", folder, "--jobs", "1")
     for number, count in ((first, 2), (signal.SIGKILL, 6)):
         process = started(*command)
@@ -344,7 +344,8 @@ def typed(command) -> Any:
 def test_summary_exit_code_and_failures_in_a_sentence_each(tmp_path, typed):
     own = tmp_path / "own.toml"
     own.write_text(
-        RECIPE.format(epochs=1).replace("seed = [0, 1]", "lr = [0.1, 1e30]").replace('["noise"]', '["noise", "lr"]')
+        RECIPE.format(epochs=1).replace("seed = [0, 1]", "lr = [0.1, 1e30]").replace('["noise"]', '["noise", "lr"]'),
+        encoding="utf-8",
     )
     code, out, err = typed(own, "--runs", tmp_path / "runs")
     assert code == 3
@@ -365,7 +366,7 @@ def test_summary_exit_code_and_failures_in_a_sentence_each(tmp_path, typed):
 
 def test_no_terminal_no_more_than_a_line_every_few_seconds(tmp_path, typed, monkeypatch):
     own = tmp_path / "own.toml"
-    own.write_text(RECIPE.format(epochs=1))
+    own.write_text(RECIPE.format(epochs=1), encoding="utf-8")
     began = time.monotonic()
     code, out, err = typed(own, "--runs", tmp_path / "one", "--shard", "1/2")
     seconds = time.monotonic() - began

@@ -42,7 +42,7 @@ def metrics(result: Result) -> bytes:
 
 def lasting(result: Result) -> dict[str, Any]:
     """Return what must be identical whenever and wherever a run is trained."""
-    content = json.loads((result.folder / "result.json").read_text())
+    content = json.loads((result.folder / "result.json").read_text(encoding="utf-8"))
     for name in ("runs", "checkpoint_seconds"):
         content["config"].pop(name)
     return {k: v for k, v in content.items() if k not in ("seconds", "digest")}
@@ -85,7 +85,7 @@ def test_result_and_folder(tmp_path):
         "validation.npz",
         "weights.safetensors",
     ]
-    assert RunConfig(**json.loads((result.folder / "config.json").read_text())) == config.resolved()
+    assert RunConfig(**json.loads((result.folder / "config.json").read_text(encoding="utf-8"))) == config.resolved()
     assert read_result(result.folder) == result
 
 
@@ -117,7 +117,7 @@ def test_a_result_that_is_damaged_is_made_again(tmp_path, caplog):
     result = train(config)
     before = lasting(result)
     for content in ("{", "[]", '{"id": "of another version"}'):
-        (result.folder / "result.json").write_text(content)
+        (result.folder / "result.json").write_text(content, encoding="utf-8")
         assert lasting(train(config)) == before
         assert "result.json cannot be read" in caplog.text
         caplog.clear()
@@ -223,8 +223,10 @@ def test_webvision_from_jpegs_reports_best_and_last(tmp_path):
     info = tmp_path / "webvision" / "info"
     info.mkdir(parents=True)
     wnids = [f"n{i:08d}" for i in range(50)]
-    (info / "synsets.txt").write_text("".join(f"{wnid} class {i}\n" for i, wnid in enumerate(wnids)))
-    (info / "train_filelist_google.txt").write_text("".join(f"google/q/{i}.jpg {i}\n" for i in range(50)))
+    (info / "synsets.txt").write_text("".join(f"{wnid} class {i}\n" for i, wnid in enumerate(wnids)), encoding="utf-8")
+    (info / "train_filelist_google.txt").write_text(
+        "".join(f"google/q/{i}.jpg {i}\n" for i in range(50)), encoding="utf-8"
+    )
     for i, wnid in enumerate(wnids):
         for file in (
             tmp_path / "webvision" / "google" / "q" / f"{i}.jpg",
@@ -272,7 +274,7 @@ def linear_{name}(num_classes: int, *, in_features: int):
 
 def test_own_losses_and_models_come_in_by_plugin(tmp_path):
     file = tmp_path / "own.py"
-    file.write_text(PLUGIN.format(name="own"))
+    file.write_text(PLUGIN.format(name="own"), encoding="utf-8")
     own = in_folder(tmp_path, "a", plugin=(str(file),), model="linear_own", momentum=0.0, schedule="constant")
     half = train(replace(own, loss="half_own", lr=0.1))
     plain = train(replace(own, loss="ce", lr=0.05))
@@ -543,7 +545,7 @@ def test_a_full_disk_stops_the_run_and_costs_nothing(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_written_is_one_sentence_and_nothing_is_done(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setattr(engine, "fit", None)
     with pytest.raises(files.CannotWrite, match=r"Cannot write .*file/.*: Not a directory\."):
         train(replace(SMALL, runs=str(tmp_path / "file")))
@@ -556,7 +558,7 @@ def test_divergence_leaves_no_result_and_no_nan(tmp_path):
             train(config)
     folder = tmp_path / "a" / config.id
     assert not (folder / "result.json").exists()
-    assert "NaN" not in (folder / "metrics.jsonl").read_text()
+    assert "NaN" not in (folder / "metrics.jsonl").read_text(encoding="utf-8")
     assert all(math.isfinite(row["loss"]) for row in checkpoints.read_rows(folder / "metrics.jsonl"))
 
 
@@ -623,7 +625,8 @@ def test_limit_also_cuts_human_labels(tmp_path):
     file.write_text(
         "import dataclasses\nfrom logitclip.data import DATASETS, load\n"
         "@DATASETS.register\ndef human_digits(root=None):\n    data = load('digits')\n"
-        "    return dataclasses.replace(data, label_sets={'worst': (data.train.labels + 1) % 10})\n"
+        "    return dataclasses.replace(data, label_sets={'worst': (data.train.labels + 1) % 10})\n",
+        encoding="utf-8",
     )
     config = RunConfig(data="human_digits", plugin=(str(file),), limit=100, noise="real:set=worst", runs=str(tmp_path))
     dataset, record = prepare(replace(config, model="mlp", epochs=1, batch_size=32, lr=0.1).resolved())
@@ -658,7 +661,7 @@ def test_a_run_that_lost_its_claim_stops_before_it_writes(tmp_path):
 
     def steal(_: RunConfig, row: dict[str, Any] | None) -> None:
         if row is not None and row["epoch"] == 1:
-            (folder / "claim").write_text('{"key": "other", "pid": 1, "host": "elsewhere"}')
+            (folder / "claim").write_text('{"key": "other", "pid": 1, "host": "elsewhere"}', encoding="utf-8")
 
     with pytest.raises(claims.Claimed, match="no longer claimed by this process but by process 1 on elsewhere"):
         train(config, on_epoch=steal)

@@ -89,8 +89,8 @@ def test_nothing_is_computed_twice(tmp_path, typed, monkeypatch):
 
 def test_a_config_file_runs_no_code_that_was_not_asked_for(tmp_path, typed):
     plugin, file = tmp_path / "mine.py", tmp_path / "run.toml"
-    plugin.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
-    file.write_text(f'plugin = ["{plugin}"]\nepochs = 1\nlimit = 64\nruns = "{tmp_path / "runs"}"\n')
+    plugin.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n", encoding="utf-8")
+    file.write_text(f'plugin = ["{plugin}"]\nepochs = 1\nlimit = 64\nruns = "{tmp_path / "runs"}"\n', encoding="utf-8")
     code, _, err = typed("--config", str(file))
     assert (code, err) == (
         2,
@@ -130,7 +130,7 @@ def test_signals_and_a_second_process(tmp_path, typed):
     code, out, _ = typed(*options(config), "--json")
     assert code == 0
     result = json.loads(out)
-    written = json.loads((Path(config.runs) / config.id / "result.json").read_text())
+    written = json.loads((Path(config.runs) / config.id / "result.json").read_text(encoding="utf-8"))
     assert result == {name: value for name, value in written.items() if name not in ("sha256", "digest")}
     whole = train(replace(config, runs=str(tmp_path / "whole")))
     assert result["last10_accuracy"] == whole.last10_accuracy
@@ -293,7 +293,7 @@ def test_lines_in_a_pipe(monkeypatch, capsys):
 def test_options_in_a_file(tmp_path, typed):
     """Options on the command line override the file; the config.json of a run repeats it."""
     file = tmp_path / "run.toml"
-    file.write_text('noise = "symmetric:rate=0.5"\nlimit = 64\nepochs = 3\nmodel = "mlp:width=8"\n')
+    file.write_text('noise = "symmetric:rate=0.5"\nlimit = 64\nepochs = 3\nmodel = "mlp:width=8"\n', encoding="utf-8")
     code, out, _ = typed("--config", file, "--epochs", "1", "--runs", tmp_path / "runs", "--json", "-q")
     assert code == 0
     config = json.loads(out)["config"]
@@ -301,7 +301,7 @@ def test_options_in_a_file(tmp_path, typed):
     (folder,) = (tmp_path / "runs").glob("*/config.json")
     again = typed(f"--config={folder}", "--runs", tmp_path / "runs", "--json", "-q")[1]
     assert json.loads(again)["id"] == json.loads(out)["id"]
-    file.write_text("epoch = 3")
+    file.write_text("epoch = 3", encoding="utf-8")
     code, _, err = typed("--config", file)
     assert (code, "unknown option 'epoch'. Did you mean 'epochs'?" in err) == (2, True)
 

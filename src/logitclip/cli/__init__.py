@@ -149,8 +149,8 @@ def _explain_error(error: Exception) -> NoReturn:
     if isinstance(error, ValueError | OSError | ImportError | Claimed):
         where = "" if place is None else f" (raised in the plugin {place})"
         fail(Exit.MISTAKE, f"{error}{_suggest_remedy(error)}{where}")
-    with tempfile.NamedTemporaryFile("w", prefix="logitclip-", suffix=".txt", delete=False) as file:
-        file.write("".join(traceback.format_exception(error)))
+    with tempfile.NamedTemporaryFile(prefix="logitclip-", suffix=".txt", delete=False) as file:
+        file.write("".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace"))
     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200] or 'no reason given'}"
     if place is not None:
         fail(Exit.MISTAKE, f"The plugin {place} raised {reason}. The traceback is in {file.name}.")

@@ -52,13 +52,13 @@ def read_noise_file(path: str) -> Tensor | None:
 
 
 def _read_json(file: Path) -> np.ndarray | None:
-    content = json.loads(file.read_text())
+    content = json.loads(file.read_text(encoding="utf-8"))
     return np.array(content).astype(np.int64, casting="safe") if isinstance(content, list) and content else None
 
 
 def _read_csv(file: Path) -> np.ndarray:
     """Read one class number in each row, or a probability for each class; a first row that is no number is a header."""
-    with file.open() as lines:
+    with file.open(encoding="utf-8-sig") as lines:
         first = lines.readline().split(",")[0]
     if not first:
         raise ValueError("the file is empty")
@@ -67,7 +67,7 @@ def _read_csv(file: Path) -> np.ndarray:
         skip = 0
     except ValueError:
         skip = 1
-    rows = np.loadtxt(file, delimiter=",", ndmin=2, skiprows=skip, dtype=np.float64)
+    rows = np.loadtxt(file, delimiter=",", ndmin=2, skiprows=skip, dtype=np.float64, encoding="utf-8-sig")
     if rows.shape[1] > 1:
         return rows.astype(np.float32)
     if not (rows == np.floor(rows)).all():

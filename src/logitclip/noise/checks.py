@@ -102,7 +102,7 @@ def read_array(value: Any, what: str) -> Tensor:
 
 def _read(path: Path) -> np.ndarray:
     if path.suffix == ".csv":
-        return np.loadtxt(path, delimiter=",", ndmin=2)
+        return np.loadtxt(path, delimiter=",", ndmin=2, encoding="utf-8-sig")
     loaded = np.load(path, allow_pickle=False)
     if isinstance(loaded, np.ndarray):
         return loaded

@@ -187,7 +187,7 @@ class NoisyLabels:
         """Read a record that `save` wrote; raise ValueError if it is damaged or its hash does not match."""
         npz, text = record_files(path)
         try:
-            about = json.loads(text.read_text())
+            about = json.loads(text.read_text(encoding="utf-8"))
             with np.load(npz, allow_pickle=False) as stored:
                 arrays = {name: torch.from_numpy(stored[name]) for name in stored.files}
             made = {name: about[name] for name in ("rule", "options", "seed", "num_classes")}

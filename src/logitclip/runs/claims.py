@@ -106,7 +106,7 @@ def _take(file: Path, me: dict[str, Any], now: float) -> None:
             )
         file.unlink(missing_ok=True)
     try:
-        with file.open("x") as stream:  # exclusive, in case the lock does not reach another machine
+        with file.open("x", encoding="utf-8") as stream:  # exclusive, in case the lock does not reach another machine
             stream.write(json.dumps(me))
     except FileExistsError:
         raise Claimed(f"{file.parent} has just been claimed by another process.") from None
@@ -150,7 +150,7 @@ def _machine() -> str:
     """Identifies the PID namespace: host, boot, container."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):  # no /proc: the name alone
-        parts += [(PROC / "sys/kernel/random/boot_id").read_text().strip(), os.readlink(PROC / "self/ns/pid")]
+        parts += [(PROC / "sys/kernel/random/boot_id").read_text("ascii").strip(), os.readlink(PROC / "self/ns/pid")]
     if WINDOWS:  # which cannot tell whether a process is alive: only the heartbeat decides
         parts.append(str(os.getpid()))
     return " ".join(parts)
@@ -159,7 +159,7 @@ def _machine() -> str:
 def _started(pid: int) -> str | None:
     """The start time of a process on this machine, which tells a reused PID from the old one; None if it is gone."""
     try:
-        state, *rest = (PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()
+        state, *rest = (PROC / f"{pid}/stat").read_text("latin-1").rpartition(")")[2].split()  # any name
         return None if state == "Z" else rest[18]  # Z: a zombie
     except (OSError, IndexError, ValueError):
         pass

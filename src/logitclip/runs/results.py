@@ -241,7 +241,7 @@ def _add_to_index(result: Result, folder: Path) -> None:
                 return
         else:
             draft = files.scratch_name(index)
-            draft.write_text(csv_line(COLUMNS))
+            draft.write_text(csv_line(COLUMNS), encoding="utf-8")
             try:
                 os.link(draft, index)
             except FileExistsError:  # another process was faster

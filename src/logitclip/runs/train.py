@@ -543,9 +543,9 @@ def _commit() -> str | None:
     file = Path(__file__)
     try:
         for command in (["ls-files", "--error-unmatch", file.name], ["rev-parse", "HEAD"]):
-            answer = subprocess.run(["git", *command], cwd=file.parent, capture_output=True, text=True, timeout=5)
+            answer = subprocess.run(["git", *command], cwd=file.parent, capture_output=True, timeout=5)
             if answer.returncode:  # not in a repository, or installed inside another one
                 return None
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return answer.stdout.strip()
+    return answer.stdout.decode().strip()
