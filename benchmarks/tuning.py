@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from logitclip.files import write
+from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Result, outcome
 from logitclip.studies import sweeping, tuning
 from logitclip.studies.listener import Listener
@@ -91,7 +92,7 @@ def main() -> None:
     class Count(Listener):
         done = 0
 
-        def on_done(self, *_: Any) -> None:
+        def on_done(self, config: RunConfig, result: Result) -> None:
             self.done += 1
             if self.done % 20 == 0:
                 console.print(f"{self.done} runs done")

@@ -11,7 +11,7 @@ OTHER = ["fish", "dog", "cat", "blue", "red", "one", "two", "three", "four"]
 
 def save_text_encoder(folder, *, seed=0):
     """Save a BERT of one layer with its tokenizer; return the folder."""
-    from transformers import BertConfig, BertModel, BertTokenizerFast
+    from transformers import BertConfig, BertModel, BertTokenizerFast  # type: ignore[attr-defined]  # found late
 
     folder.mkdir(parents=True, exist_ok=True)
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *FILM, *OTHER]

@@ -394,6 +394,7 @@ def test_a_run_trains_on_features(reviews, bert, tmp_path):
     result = train(config, on_rows=lambda done, total: rows.append((done, total)))
     assert rows == [(0, 40), (16, 40), (32, 40), (40, 40)]
     dataset, _ = prepare(config.resolved())
+    assert isinstance(dataset.train.x, torch.Tensor)
     assert dataset.train.x.shape[1] == 16 + 1 + 2  # tokens, stars, and a shop each for a and b
     seen = (dataset.train.x[:, :16] - torch.tensor(dataset.mean[:16])) / torch.tensor(dataset.std[:16])
     torch.testing.assert_close(seen.mean(0), torch.zeros(16), rtol=0, atol=1e-4)
@@ -420,6 +421,8 @@ def test_several_texts_are_joined(tmp_path):
         "title,body,kind\n" + "\n".join(f"t{i},b{i},{'xy'[i % 2]}" for i in range(11)) + "\n,b11,x", encoding="utf-8"
     )
     raw = data.load(f"table:path={path},label=kind,text=title,body,test=0.25", raw=True)
+    assert isinstance(raw.train.x, Texts)
+    assert isinstance(raw.test.x, Texts)
     joined = {*raw.train.x.values, *raw.test.x.values}
     assert joined == {f"t{i}\nb{i}" for i in range(11)} | {"b11"}
     assert raw.train.beside is None
@@ -472,7 +475,10 @@ def test_noise_is_drawn_on_the_original_inputs(bert, vit, reviews, tmp_path):
     config = _run(reviews, bert, tmp_path, noise=spec)
     with_features, without = (prepare(c.resolved()) for c in (config, replace(config, encoder="none")))
     assert torch.equal(with_features[1].labels, without[1].labels)
-    assert with_features[0].train.x.shape != without[0].train.x.shape
+    seen, given = with_features[0].train.x, without[0].train.x
+    assert isinstance(seen, torch.Tensor)
+    assert isinstance(given, torch.Tensor)
+    assert seen.shape != given.shape
     for noise in (spec, "symmetric:rate=0.3"):
         images = RunConfig(data="digits", noise=noise, limit=50, test_limit=20, encoder=f"hf:{vit}").resolved()
         plain = replace(images, encoder="none", model=None, epochs=None, lr=None, augment=None).resolved()
@@ -481,10 +487,12 @@ def test_noise_is_drawn_on_the_original_inputs(bert, vit, reviews, tmp_path):
 
 def test_a_limit_takes_its_part_of_the_features(vit, tmp_path):
     config = RunConfig(data="digits", encoder=f"hf:{vit}").resolved()
-    whole, part = (prepare(c)[0] for c in (config, replace(config, limit=30, test_limit=10)))
-    assert part.train.x.shape == (30, 16)
-    rows = {tuple(row.tolist()) for row in whole.train.x}
-    assert all(tuple(row.tolist()) in rows for row in part.train.x)
+    whole, part = (prepare(c)[0].train.x for c in (config, replace(config, limit=30, test_limit=10)))
+    assert isinstance(whole, torch.Tensor)
+    assert isinstance(part, torch.Tensor)
+    assert part.shape == (30, 16)
+    rows = {tuple(row.tolist()) for row in whole}
+    assert all(tuple(row.tolist()) in rows for row in part)
 
 
 def test_an_image_that_cannot_be_read_is_left_out(vit, tmp_path):
@@ -495,6 +503,7 @@ def test_an_image_that_cannot_be_read_is_left_out(vit, tmp_path):
     dataset, record = prepare(config)
     assert len(dataset.train) + len(dataset.test) == 19
     assert len(record.labels) == len(dataset.train)
+    assert isinstance(dataset.train.x, torch.Tensor)
     assert dataset.train.x.isfinite().all()
 
 

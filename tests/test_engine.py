@@ -372,10 +372,10 @@ def random_draws(**change: Any) -> dict[str, list[list[float]]]:
     draws: dict[str, list[list[float]]] = {"views": [], "dropout": []}
 
     class Network(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
+        def forward(self, input: Tensor) -> Tensor:
             if self.training:
                 draws["dropout"].append(nn.functional.dropout(torch.ones(40)).tolist())
-            return super().forward(x)
+            return super().forward(input)
 
     def view(x: Tensor, generator: torch.Generator | None) -> Tensor:
         if generator is not None:
@@ -483,8 +483,8 @@ def test_a_criterion_with_a_memory_is_resumed():
 
 def test_a_network_with_masked_classes_is_not_diverged():
     class Masked(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cat([super().forward(x), torch.full((len(x), 1), -torch.inf)], 1)
+        def forward(self, input: Tensor) -> Tensor:
+            return torch.cat([super().forward(input), torch.full((len(input), 1), -torch.inf)], 1)
 
     dataset = replace(make_data(), num_classes=CLASSES + 1, class_names=tuple("abcde"))
     torch.manual_seed(0)
@@ -500,8 +500,8 @@ def test_a_network_with_masked_classes_is_not_diverged():
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 def test_logits_that_are_not_finite_at_the_end_are_noticed(broken):
     class Breaking(nn.Linear):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) if self.training else super().forward(x) + broken
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) if self.training else super().forward(input) + broken
 
     with pytest.raises(Diverged):
         fit(make_data(), Breaking(6, CLASSES), Loss("ce"), settings=SETTINGS)

@@ -346,7 +346,7 @@ def test_runs_of_several_processes_in_the_pool(tmp_path):
         log, there = Log(), replace(config, runs=str(tmp_path / folder))
         execute([there], executor=executor, jobs=1, listener=log)
         epochs = ["epoch", "epoch"] if folder == "pool" else []  # inline runs do not report epochs
-        assert log.kinds(there) == ["queued", "start", *epochs, "done"], log[-1]
+        assert log.kinds(there) == ["queued", "start", *epochs, "done"], log.events[-1]
 
 
 def test_without_signal_masks_and_affinity_runs_are_still_made(tmp_path, monkeypatch):

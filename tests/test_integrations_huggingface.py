@@ -214,7 +214,11 @@ def test_a_weight_of_2_is_an_example_twice(task, batch_size, tmp_path):
     )  # fmt: skip
     compute = loss_func("ce", "norm:tau=0.2")
     trainer = WeightedTrainer(
-        model_for(task), arguments, train_dataset=rows, eval_dataset=examples(task), compute_loss_func=compute
+        model_for(task),  # type: ignore[call-arg]  # the type of Trainer is unknown here
+        arguments,
+        train_dataset=rows,
+        eval_dataset=examples(task),
+        compute_loss_func=compute,
     )
     trainer.train()
     assert trainer.evaluate()["eval_loss"] > 0  # without weights
@@ -224,7 +228,7 @@ def test_a_weight_of_2_is_an_example_twice(task, batch_size, tmp_path):
     of_each = pairs(task, outputs.logits, labels)
     each = [LogitClip(Loss("ce", reduction="sum"), tau=0.2)(*pair) for pair in of_each]
     count = sum(int((y != -100).sum()) for _, y in of_each)
-    (sum(w * loss for w, loss in zip(weights, each, strict=True)) / count).backward()
+    (weights @ torch.stack(each) / count).backward()
     for by_hand, parameter in zip(model.parameters(), trainer.model.parameters(), strict=True):
         step = 0 if by_hand.grad is None else by_hand.grad
         torch.testing.assert_close(parameter, by_hand - step, atol=1e-5, rtol=1e-4)
@@ -242,7 +246,10 @@ def pairs(task, logits, labels):
 def test_a_missing_column_of_weights_is_refused(tmp_path):
     arguments = transformers.TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], max_steps=1)
     trainer = WeightedTrainer(
-        model_for("sequence"), arguments, train_dataset=examples("sequence"), compute_loss_func=loss_func()
+        model_for("sequence"),  # type: ignore[call-arg]
+        arguments,
+        train_dataset=examples("sequence"),
+        compute_loss_func=loss_func(),
     )
     with pytest.raises(ValueError, match="found no column 'weight'"):
         trainer.train()

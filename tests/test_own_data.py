@@ -17,10 +17,12 @@ from logitclip.files import object_digest
 from logitclip.own_data import facts, find_issues, fitting
 from logitclip.own_data.combining import Vote, adjust_for_classes, combine, stack
 from logitclip.own_data.folds import make_folds
+from logitclip.own_data.images import Images
 from logitclip.own_data.issues import count_marked, judge_labels, make_less_sure
 from logitclip.own_data.learners import Forest, Logistic, Neighbours
 from logitclip.own_data.planning import make_plan
 from logitclip.own_data.source import Options, look
+from logitclip.own_data.tables import Table
 from logitclip.runs.train import train
 from logitclip.text import guard_formula, unguard_formula
 
@@ -303,6 +305,7 @@ def pictures(tmp_path_factory):
 
 def test_a_folder_of_small_pictures(pictures, tmp_path, caplog):
     plan = make_plan(look(pictures))
+    assert isinstance(plan.source.kind, Images)
     assert plan.source.kind.size == 16
     assert plan.network.recipe.model == "strided_cnn"
     assert any("images of 16x16 pixels" in line for line in plan.lines())
@@ -811,6 +814,7 @@ def test_rows_without_a_label_are_predicted_and_weights_count(people, tmp_path):
     found = pd.read_csv(tmp_path / "unlabelled.csv")
     assert found["row"].tolist() == list(range(1, 201, 4))
     assert "blue" not in set(found["class"])  # rows of weight 0 teach nothing
+    assert isinstance(model.kind, Table)
     assert "importance" not in model.kind.preprocessor.kinds
     assert set(model.issues["row"].astype(int) % 4) == {0, 2, 3}
     with pytest.raises(ValueError, match="the weights 'town' must be numbers"):

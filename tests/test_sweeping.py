@@ -25,7 +25,7 @@ from logitclip.runs import checkpoints
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Failure, Result
 from logitclip.search import TRIALS
-from logitclip.studies import executors, sweeping, tuning
+from logitclip.studies import queue, sweeping, tuning
 from logitclip.studies.recipe import Cell, Recipe, load_recipe
 
 SMALL = RunConfig(limit=64, model="mlp:width=8,depth=1", epochs=1, batch_size=32)
@@ -131,14 +131,14 @@ def test_a_value_that_cannot_be_chosen_leaves_the_rest_alone(tmp_path):
 
 def test_what_failed_before_is_tried_again_also_as_a_trial(tmp_path, monkeypatch):
     study = recipe(tmp_path, penalty=["none", GRID], seed=[0])
-    real = executors.train
+    real = queue.train
 
     def broken(config: RunConfig, **more: Any) -> Result:
         raise OSError("the disk was away")
 
-    monkeypatch.setattr(executors, "train", broken)
+    monkeypatch.setattr(queue, "train", broken)
     assert {type(row.outcome) for row in swept(study)} == {Failure}
-    monkeypatch.setattr(executors, "train", real)
+    monkeypatch.setattr(queue, "train", real)
     log = Log()
     rows = swept(study, log)
     assert {type(row.outcome) for row in rows} == {Result}

@@ -21,7 +21,7 @@ from logitclip.runs.results import Failure, Result, outcome
 from logitclip.runs.train import train
 from logitclip.search import TRIALS, best, scored
 from logitclip.search import Trial as SearchTrial
-from logitclip.studies import executors, sweeping, tuning
+from logitclip.studies import executors, queue, sweeping, tuning
 from logitclip.studies.tuning import GRIDS, Search
 
 AUTO = RunConfig(noise="symmetric:rate=0.5", clip="norm:temp=auto")
@@ -403,18 +403,18 @@ def test_what_won_and_why() -> None:
 
 
 def test_trials_that_fail_are_said_and_tried_again(typed, monkeypatch) -> None:
-    real, calls = executors.train, []
+    real, calls = queue.train, []
 
     def broken(config: RunConfig, **_: Any) -> Any:
         calls.append(config)
         raise RuntimeError("no memory")
 
-    monkeypatch.setattr(executors, "train", broken)
+    monkeypatch.setattr(queue, "train", broken)
     code, out, err = typed("--option", "lr", "--values", "0.1,0.2")
     assert (code, out, len(calls)) == (3, "", 2)
     assert "and 1 more: RuntimeError: no memory See " in err
     assert err.endswith("logitclip: No value can be chosen: all trials failed.\n")
-    monkeypatch.setattr(executors, "train", real)  # the cause has passed
+    monkeypatch.setattr(queue, "train", real)  # the cause has passed
     assert typed("--option", "lr", "--values", "0.1,0.2")[0] == 0
 
 

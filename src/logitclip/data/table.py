@@ -159,7 +159,7 @@ def load_table(
         assert features is not None
         return Split(features, *labels)
 
-    if preprocessor.dropped:
+    if preprocessor is not None and preprocessor.dropped:
         reasons = "; ".join(f"{name!r} {reason}" for name, reason in preprocessor.dropped.items())
         log.warning("columns left out: %s", reasons)
     dataset = Dataset(

@@ -85,9 +85,8 @@ class ClipMonitor(Callback):
         histogram = torch.zeros(BINS, dtype=torch.int64, device=norms.device)
         histogram.index_add_(0, place.flatten(), counts.flatten().long())  # no wait for the device
         clipped = ((norms >= tau) & counts).sum()
-        first = self._histogram is None
-        self._histogram = histogram if first else self._histogram + histogram
-        self._clipped = clipped if first else self._clipped + clipped
+        self._histogram = histogram if self._histogram is None else self._histogram + histogram
+        self._clipped = clipped if self._clipped is None else self._clipped + clipped
         if self._truth is not None:
             predicted, wrong = logits.argmax(dim), (target != self._truth) & counts
             memorised, recovered = wrong & (predicted == target), wrong & (predicted == self._truth)

@@ -130,6 +130,7 @@ def _listing(rows: Rows, labels: list[str], notes: list[str], kept: np.ndarray) 
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["file", "label", REVIEW_COLUMN])
-    for i in kept.tolist():
+    positions: list[int] = kept.tolist()
+    for i in positions:
         table.writerow(map(guard_formula, (rows.names[i], labels[i], notes[i])))
     return text.getvalue().encode()

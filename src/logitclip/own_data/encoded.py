@@ -218,9 +218,9 @@ class EncodedTexts(_Encoded, Texts):
     @classmethod
     def restore(cls, facts: Mapping[str, Any], read: Read) -> EncodedTexts:
         preprocessor = Preprocessor.from_bytes(read(PREPROCESSING)) if PREPROCESSING in facts["files"] else None
-        scale = {"mean": tuple(facts["mean"]), "std": tuple(facts["std"])}
+        mean, std = tuple(facts["mean"]), tuple(facts["std"])
         encoding = Encoding(_check_weights(facts))
-        return cls(facts["label"], preprocessor, text=tuple(facts["text"]), **scale, encoding=encoding)
+        return cls(facts["label"], preprocessor, text=tuple(facts["text"]), mean=mean, std=std, encoding=encoding)
 
     def facts(self) -> dict[str, Any]:
         assert self.encoding is not None

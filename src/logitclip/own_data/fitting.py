@@ -319,6 +319,7 @@ def _search_clip(network: Network, plan: Plan) -> float:
             tried.fit(rows.take(inside), labels[inside], None, plan.seed)
         except engine.Diverged:
             return None
+        assert tried.network is not None
         predicted = predict(tried.network, rows.inputs, tried.view).argmax(1).numpy()
         return predicted[outside], labels[outside], float((predicted == labels)[inside].mean())
 

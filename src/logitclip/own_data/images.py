@@ -82,7 +82,8 @@ class Images(Kind):
             log.warning("skipped: %s", message)
         if not len(kept):
             raise ValueError(f"{self.folder} holds no readable image.")
-        names = [self.names[i] for i in kept.tolist()]
+        positions: list[int] = kept.tolist()
+        names = [self.names[i] for i in positions]
         return Rows(names, small_pictures(images), images), kept.numpy()
 
     def read(self, data: Any) -> Rows:

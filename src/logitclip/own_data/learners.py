@@ -211,12 +211,13 @@ class Logistic(Learner):
         self.seen = model.classes_
 
     def out_of_fold(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, folds: Folds, seed: int) -> np.ndarray:
-        best, found = -np.inf, np.empty(0)
-        for strength in [self.strength] if self.strength else STRENGTHS:
+        strengths = [self.strength] if self.strength else STRENGTHS
+        best, found, chosen = -np.inf, np.empty(0), strengths[0]
+        for strength in strengths:
             self.strength = strength
             tried = super().out_of_fold(rows, y, weight, folds, seed)
             likelihood = float(np.log(tried[np.arange(len(tried)), y[folds.judged]]).mean())
-            if likelihood > best:
+            if not len(found) or likelihood > best:  # the first may be -inf
                 best, found, chosen = likelihood, tried, strength
         self.strength = chosen
         return found

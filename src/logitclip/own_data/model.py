@@ -157,7 +157,7 @@ class Model:
     def table(self, names: Any, found: np.ndarray, *, index: Any = None, every: bool = False, pandas: Any) -> Any:
         """Return probabilities [N, K] as the data frame that `predict` returns."""
         best, known = found.argmax(1), ~np.isnan(found[:, 0])
-        classes = np.where(known, self.classes_[best], None) if not known.all() else self.classes_[best]
+        classes = np.where(known, self.classes_[best], np.array(None)) if not known.all() else self.classes_[best]
         columns = {"row": list(names), "class": classes, "probability": found[np.arange(len(best)), best]}
         if every:
             columns |= {f"probability of {name}": found[:, k] for k, name in enumerate(self.class_names)}
@@ -216,10 +216,9 @@ class Model:
 
     def probabilities_of(self, rows: Rows | NewRows) -> np.ndarray:
         """Return calibrated class probabilities [N, K] for rows that are read, in chunks."""
-        new = isinstance(rows, NewRows)
-        chunk = ENCODED_CHUNK if new else CHUNK
-        starts = range(0, len(rows), chunk)
-        if len(starts) > 1 or new:
+        chunk = ENCODED_CHUNK if isinstance(rows, NewRows) else CHUNK
+        if isinstance(rows, NewRows) or len(rows) > chunk:
+            starts = range(0, len(rows), chunk)
             parts = (np.arange(start, min(start + chunk, len(rows))) for start in starts)
             return np.concatenate([self.probabilities_of(rows.take(part)) for part in parts])
         mixed = sum(weight * learner.predict_proba(rows) for learner, weight in self.learners)

@@ -96,6 +96,7 @@ class Network(Learner):
 
         def average(progress: engine.Progress) -> None:
             nonlocal count
+            assert isinstance(progress.method, Standard)
             if progress.row["epoch"] % every == 0:
                 total.add_(predict(progress.method.network, rows.inputs, self.view).double().softmax(1))
                 count += 1
