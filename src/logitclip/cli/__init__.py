@@ -7,7 +7,9 @@ before a command runs, so that `logitclip --help` is quick.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
+import io
 import logging
 import os
 import sys
@@ -22,6 +24,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, PositionalMetavarFromFieldName
 
 import logitclip
+from logitclip import files
 from logitclip.cli.output import Exit, fail, make_table, print_every_character, put, show
 from logitclip.cli.own_data import fit, issues, predict
 from logitclip.cli.reference import bound, list_names, noise, paper
@@ -117,11 +120,24 @@ def _run_command(arguments: list[str]) -> None:
     elif first in (None, "-h", "--help"):
         _show_overview(every_command=first is not None)
     elif first is not None and first.startswith("--tyro-"):  # the shell's completion
-        tyro.extras.subcommand_cli_from_dict(
-            COMMANDS, prog="logitclip", args=arguments, config=(tyro.conf.OmitArgPrefixes,)
-        )
+        _complete(arguments)
     else:
         raise ValueError(f"Unknown command {first!r}. {suggest(str(first), COMMANDS)} `logitclip --help` lists them.")
+
+
+def _complete(arguments: list[str]) -> None:
+    """Print or write the completions of a shell, and exit."""
+    options, path = arguments, None
+    if len(arguments) == 3 and arguments[0] == "--tyro-write-completion" and arguments[2] != "-":
+        # tyro would write the file in the encoding of the locale, which may lack letters of the help.
+        options, path = ["--tyro-print-completion", arguments[1]], Path(arguments[2])
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(sys.stdout if path is None else printed):
+            tyro.extras.subcommand_cli_from_dict(COMMANDS, prog="logitclip", args=options, config=(OmitArgPrefixes,))
+    finally:
+        if path is not None and printed.getvalue():
+            files.write(path, printed.getvalue().encode())
 
 
 def _show_overview(*, every_command: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 from tyro.conf import arg
 
@@ -213,7 +213,7 @@ def tried_table(tried: Tried) -> Any:
 def parse_values(option: str, text: str) -> tuple[bool | int | float | str, ...]:
     """The values to choose from. An option that takes text gets text, even if it looks like a number."""
     parts = [part.strip() for part in text.split(";" if ";" in text else ",")]
-    kind = str(RunConfig.__annotations__.get(option))
+    kind = str(get_type_hints(RunConfig).get(option))
     return (
         tuple(parts) if any(word in kind for word in ("str", "Literal", "tuple")) else tuple(map(_parse_value, parts))
     )
