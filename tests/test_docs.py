@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlparse
 
 import pytest
@@ -55,7 +56,8 @@ def test_the_readme_shows_what_fit_prints(tmp_path):
     import numpy as np
     from sklearn.datasets import load_wine
 
-    frame = load_wine(as_frame=True).frame
+    wines: Any = load_wine(as_frame=True)
+    frame = wines.frame
     kinds, true = np.array(["barolo", "grignolino", "barbera"]), frame.pop("target").to_numpy()
     wrong = np.random.default_rng(0).permutation(len(true))[:36]
     given = true.copy()
