@@ -23,12 +23,12 @@ PATHS = {"tmp_path", "tmp_path_factory"}
 
 
 def pytest_collection_modifyitems(items):
-    """Mark the tests that read printed text and those that use paths; `.ci/surroundings` runs them once more."""
+    """Mark the tests that read printed text, and those that use paths or start processes, for `.ci/surroundings`."""
     for item in items:
         fixtures = set(getattr(item, "fixturenames", ()))
-        if PRINTED & fixtures or "subprocess" in _names_used(item):
+        if PRINTED & fixtures:
             item.add_marker("printed")
-        elif PATHS & fixtures:
+        elif PATHS & fixtures or "subprocess" in _names_used(item):
             item.add_marker("paths")
 
 
