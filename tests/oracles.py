@@ -252,9 +252,10 @@ def transition(classes: int, rate: float) -> ndarray:
 
 def forward(log_probs: ndarray, y: ndarray, rate: float = 0.2, matrix: ndarray | None = None) -> Pair:
     t = transition(log_probs.shape[1], rate) if matrix is None else matrix
-    joint = np.exp(log_probs) * t[:, y].T
-    total = np.maximum(joint.sum(1, keepdims=True), 1e-300)
-    return -np.log(total[:, 0]), -joint / total
+    with np.errstate(divide="ignore"):
+        joint = log_probs + np.log(t[:, y].T)
+    total = np.logaddexp.reduce(joint, axis=1, keepdims=True)
+    return -total[:, 0], -np.exp(joint - total)
 
 
 def backward(log_probs: ndarray, y: ndarray, rate: float = 0.2, matrix: ndarray | None = None) -> Pair:
@@ -326,6 +327,7 @@ SYMMETRIC = {
     "anl_ce",
     "anl_fl",
 }  # sum_k L(z, k) is the same for all z
+OF_ARGMAX = {"eps_ce_mae", "eps_focal_mae", "bootstrap_hard"}  # jump, or bend, where two classes tie for the largest
 DETACHED = {"nfl", "anl_fl", "jal_fl", "eps_focal_mae"}  # gradients hold focal weights constant, as the authors' do
 # The oracle of CORES has its beta and prior; the rest of its schedule acts through the epoch and has its own tests.
 SCHEDULE = {"cores": {"warmup", "ramp", "sieve_after", "prior"}}

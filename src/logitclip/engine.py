@@ -25,7 +25,7 @@ from logitclip.rng import derived_seed, stream
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-__all__ = ["Diverged", "Evaluator", "Progress", "Settings", "fit", "learning_rate", "make_fabric"]
+__all__ = ["Diverged", "Progress", "Settings", "fit", "learning_rate", "make_fabric"]
 
 Row = dict[str, Any]  # the numbers of an epoch, as in `metrics.jsonl`: float, int, list of float, or None
 Resume = tuple[dict[str, Tensor], dict[str, Any], int]  # weights, state, and the number of epochs done

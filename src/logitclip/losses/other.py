@@ -301,6 +301,8 @@ def forward(log_probs: Tensor, *, rate: float = 0.2, matrix: str | None = None) 
     Correction Approach, CVPR 2017; arXiv 1609.03683.
     """
     _check_rate(rate)
+    if matrix is None and rate == 0:
+        return -log_probs
     p = log_probs.exp()
     if matrix is None:
         others = (~log_probs.isneginf()).sum(-1, keepdim=True).to(p.dtype) - 1
