@@ -162,14 +162,15 @@ def check_against_oracle(name: str, data: st.DataObject, dtype: torch.dtype) -> 
         a.double().numpy() for a in compute(name, torch.tensor(z, dtype=dtype), torch.tensor(y), clip, **knobs)
     )
     if dtype == torch.float64:
-        np.testing.assert_array_less(np.abs(values - expected.values), 5e-9 * np.maximum(1, np.abs(expected.values)))
+        error = oracles.ROUGH.get(name, 1e-9)
+        np.testing.assert_array_less(np.abs(values - expected.values), error * np.maximum(1, np.abs(expected.values)))
         np.testing.assert_array_less(
-            np.abs(gradient - expected.gradient), 5e-9 * np.maximum(1, np.abs(expected.gradient))
+            np.abs(gradient - expected.gradient), error * np.maximum(1, np.abs(expected.gradient))
         )
         return
     # The error of float32 is proportional to the loss (AUL goes up to 25, NCE + MAE to 51) and to delta/tau.
     size = np.maximum(np.abs(expected.values), np.abs(expected.slopes).max(1)).clip(1)
-    allowed = 1e-6 * math.sqrt(z.shape[1]) * np.abs(z).max(1).clip(1) * size
+    allowed = (4e-6 if name in oracles.ROUGH else 1e-6) * math.sqrt(z.shape[1]) * np.abs(z).max(1).clip(1) * size
     gain = 1.0 if clip is None or clip[1] is None else max(1.0, clip[1] / clip[0])
     np.testing.assert_array_less(np.abs(values - expected.values), allowed)
     np.testing.assert_array_less(np.abs(gradient - expected.gradient).max(1), allowed * gain)
@@ -211,8 +212,9 @@ def test_soft_targets_are_expectations(name: str) -> None:
         t = np.random.default_rng(seed).dirichlet(np.full(z.shape[1], 0.5), size=len(z))
         expected = oracles.loss(name, z, t, link_of(clip))
         values, gradient = compute(name, torch.tensor(z), torch.tensor(t), clip)
-        np.testing.assert_allclose(values, expected.values, rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(gradient, expected.gradient, rtol=1e-9, atol=1e-9)
+        error = oracles.ROUGH.get(name, 1e-9)
+        np.testing.assert_allclose(values, expected.values, rtol=error, atol=error)
+        np.testing.assert_allclose(gradient, expected.gradient, rtol=error, atol=error)
         one_hot = torch.tensor(oracles.one_hot(y, z))
         for soft, hard in zip(
             compute(name, torch.tensor(z), one_hot, clip),
