@@ -328,7 +328,9 @@ SYMMETRIC = {
     "anl_fl",
 }  # sum_k L(z, k) is the same for all z
 OF_ARGMAX = {"eps_ce_mae", "eps_focal_mae", "bootstrap_hard"}  # jump, or bend, where two classes tie for the largest
-ROUGH = dict.fromkeys(("ogc_ce", "ogc_focal", "ogc_gce", "ldr_kl"), 1e-7)  # a threshold in float32, a search
+ROUGH: dict[str, float] = dict.fromkeys(
+    ("ogc_ce", "ogc_focal", "ogc_gce", "ldr_kl"), 1e-7
+)  # a threshold in float32, a search
 DETACHED = {"nfl", "anl_fl", "jal_fl", "eps_focal_mae"}  # gradients hold focal weights constant, as the authors' do
 # The oracle of CORES has its beta and prior; the rest of its schedule acts through the epoch and has its own tests.
 SCHEDULE = {"cores": {"warmup", "ramp", "sieve_after", "prior"}}

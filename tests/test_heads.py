@@ -648,7 +648,8 @@ def _rank(world: int, store: str, rank: int) -> None:
     mine = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
     for loss in LOSSES:
         head = LinearLogitClip(D, K, loss, tau=4.0, group=group, dtype=torch.float64)
-        if {"log_probs", "logits"} & set(LOSSES[loss].takes):  # every class of a row
+        function: Any = LOSSES[loss]
+        if {"log_probs", "logits"} & set(function.takes):  # every class of a row
             with pytest.raises(ValueError, match=f"{loss} cannot be used with sharded classes"):
                 head(hidden, target)
             continue
