@@ -454,7 +454,8 @@ class LogitClip(_Wrapper):
             logits: [N, K, ...] or [K].
             target: as the criterion takes it: for a loss by name, class indices [N, ...] or probabilities in the shape
                 of the logits.
-            *args, **kwargs: more arguments of the criterion, such as `example_weight` of a loss by name.
+            *args: more arguments of the criterion, such as `example_weight` of a loss by name.
+            **kwargs: the same by keyword.
 
         Returns:
             What the criterion returns: for a loss by name, the reduced loss.
