@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -24,8 +25,8 @@ def timm(*, name: str, takes: Kind, device: torch.device) -> Encoder:
         raise ValueError(f"The encoder timm takes images, not {takes}: use hf or sentence_transformers.")
     model_files(name)
     try:
-        import timm as package
-        from timm.data import resolve_model_data_config
+        package: Any = importlib.import_module("timm")
+        resolve_model_data_config = importlib.import_module("timm.data").resolve_model_data_config
     except (ImportError, RuntimeError) as error:  # torchvision may not load beside this torch
         raise ImportError("The encoder timm needs timm and torchvision: pip install 'logitclip[timm]'.") from error
     try:
