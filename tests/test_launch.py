@@ -6,6 +6,8 @@ import atexit
 import contextlib
 import multiprocessing
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import torch
 from torch import nn
 from torch.multiprocessing import ProcessRaisedException
 
-from logitclip.launch import launch, make_fabric, using_deterministic_algorithms
+from logitclip.launch import block_interrupts, launch, make_fabric, using_deterministic_algorithms
 
 
 def test_half_precision_on_a_cpu_is_refused():
@@ -76,8 +78,25 @@ def keep_the_wrapper(fabric: Any, end: str, folder: Path) -> None:
 @pytest.mark.parametrize("end", ["returns", "raises"])
 def test_processes_end_whatever_their_group_is_doing(end: str, tmp_path: Path) -> None:
     raises = pytest.raises(ProcessRaisedException, match="raised on purpose")
+    others = set(multiprocessing.active_children())  # of tests that ran before: joblib keeps its processes
     with contextlib.nullcontext() if end == "returns" else raises:
         launch(keep_the_wrapper, end, tmp_path, accelerator="cpu", devices=2)
     if end == "returns":
         assert {path.name for path in tmp_path.iterdir()} == {"0", "1"}
-    assert not multiprocessing.active_children()
+    assert not set(multiprocessing.active_children()) - others
+
+
+def test_an_interrupt_that_another_thread_receives_waits_for_the_end_of_the_block() -> None:
+    steps: list[str] = []
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, daemon=True)  # its mask does not hold the signal back
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+        with block_interrupts():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+            steps.append("processes started")
+        steps.append("not reached")
+    done.set()
+    assert steps == ["processes started"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

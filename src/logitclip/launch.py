@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
@@ -97,7 +98,7 @@ def launch(function: Callable[..., None], *args: Any, devices: int, **options: A
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     others = set(multiprocessing.active_children())
     try:
-        with interrupts_blocked():  # or Ctrl-C would end a process that still imports torch with a traceback
+        with block_interrupts():  # or Ctrl-C would end a process that still imports torch with a traceback
             started: Any = torch.multiprocessing.spawn(
                 _in_process, (store.port, devices, options, function, args), devices, join=False
             )
@@ -140,17 +141,28 @@ def _in_process(
 
 
 @contextlib.contextmanager
-def interrupts_blocked() -> Iterator[None]:
-    """Start processes with Ctrl-C blocked: the terminal sends it to all processes, but the parent ends its own."""
+def block_interrupts() -> Iterator[None]:
+    """Start processes with Ctrl-C blocked: the terminal sends it to all processes, but the parent ends its own.
+
+    An interrupt of this process is raised after the block. The mask covers only this thread, so the handler waits too:
+    the system may give the signal to another thread, and Python runs the handler here.
+    """
     resource_tracker.ensure_running()  # its start would unblock them
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    waiting: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda number, _: waiting.append(number)) if is_main else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if handler is not None:
+            signal.signal(signal.SIGINT, handler)
+        if waiting:
+            signal.raise_signal(signal.SIGINT)
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ import torch
 
 from logitclip import files
 from logitclip.encoders import blocks
-from logitclip.launch import interrupts_blocked
+from logitclip.launch import block_interrupts
 from logitclip.registry import suggest
 from logitclip.runs.config import RunConfig
 from logitclip.runs.train import OnEpoch
@@ -211,7 +211,7 @@ def _start_worker(slot: int, gpus: list[str]) -> _Worker:
     context = multiprocessing.get_context("spawn")
     pipe, its_end = context.Pipe()
     process = context.Process(target=_work, args=(its_end,))
-    with interrupts_blocked(), _seeing_gpus(gpus):
+    with block_interrupts(), _seeing_gpus(gpus):
         process.start()
     its_end.close()
     return _Worker(process, pipe, slot)
