@@ -452,6 +452,17 @@ def test_the_config_of_a_finished_run_is_that_of_its_result(folder):
     assert studies.read_run(done).config.lr == 0.05
 
 
+def test_edited_options_of_an_unfinished_run_select_nothing(folder, caplog):
+    run = folder_of(folder)
+    (run / "result.json").unlink()
+    assert [found.folder for found in studies.select(studies.read_runs(folder), ["lr=0.05"])].count(run) == 1
+    content = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    (run / "config.json").write_text(json.dumps({**content, "lr": 777.0}), encoding="utf-8")
+    for condition in ("lr=777", "lr=0.05"):
+        assert run not in [found.folder for found in studies.select(studies.read_runs(folder), [condition])]
+    assert "config.json has been changed" in caplog.text
+
+
 def test_no_form_of_the_list_prints_escapes(tmp_path, command):
     run = tmp_path / "0123456789abcdef"
     run.mkdir()

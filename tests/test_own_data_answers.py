@@ -56,6 +56,15 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pyte
     assert path.read_bytes() == before
 
 
+def test_a_link_in_the_place_of_the_file_is_replaced(tmp_path: Path) -> None:
+    path, theirs = tmp_path / "answers.jsonl", tmp_path / "notes.txt"
+    theirs.write_text("my notes\n", encoding="utf-8")
+    path.symlink_to(theirs)
+    append_answers(path, [CAT])
+    assert theirs.read_text(encoding="utf-8") == "my notes\n"
+    assert read_answers(path) == [CAT]
+
+
 def test_settling() -> None:
     undo = Answer("3", "abc", "undo", reviewer="Bob")
     unsure = Answer("3", "abc", "unsure", reviewer="Eve")

@@ -85,7 +85,9 @@ def test_result_and_folder(tmp_path):
         "validation.npz",
         "weights.safetensors",
     ]
-    assert RunConfig(**json.loads((result.folder / "config.json").read_text(encoding="utf-8"))) == config.resolved()
+    options = json.loads((result.folder / "config.json").read_text(encoding="utf-8"))
+    assert options.pop("digest") == files.object_digest(options)
+    assert RunConfig(**options) == config.resolved()
     assert read_result(result.folder) == result
 
 

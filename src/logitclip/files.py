@@ -163,8 +163,14 @@ def read_json(path: Path) -> Any:
         return None
 
 
-def append(path: Path, line: bytes) -> None:
-    """Append a line to a file of ours, all of it or nothing; only a crash can cut it short."""
+def append(path: Path, line: bytes, *, sync: bool = False) -> None:
+    """Append a line to a file of ours, all of it or nothing; only a crash can cut it short.
+
+    Args:
+        path: The file, which is made if it is missing.
+        line: What to append.
+        sync: Wait until the disk has it.
+    """
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
     with explain_errors(path):
         clear_place(path)
@@ -173,6 +179,8 @@ def append(path: Path, line: bytes) -> None:
         try:
             if stream.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if sync:
+                os.fsync(stream.fileno())
         except OSError:
             stream.truncate(end)
             raise

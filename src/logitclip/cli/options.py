@@ -184,7 +184,7 @@ def _read_defaults() -> RunConfig:
 def read_config(path: Path) -> dict[str, Any]:
     """Read the options in a TOML file or in the config.json of a run.
 
-    The folder of runs in a config.json is ignored, because this is another run.
+    The folder of runs and the digest in a config.json are ignored, because this is another run.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -195,11 +195,12 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is neither TOML (a name that ends in .toml) nor JSON: {error}.") from None
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold options of a run by name, as in lr = 0.1.")
+    if path.suffix != ".toml":
+        for name in ("runs", "digest"):
+            values.pop(name, None)
     known = {field.name for field in dataclasses.fields(RunConfig)}
     for name in values.keys() - known:
         raise ValueError(f"{path} has an unknown option {name!r}. {suggest(name, known)}")
-    if path.suffix != ".toml":
-        values.pop("runs", None)
     return values
 
 

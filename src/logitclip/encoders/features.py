@@ -147,7 +147,7 @@ class Features:
         content = io.BytesIO()
         np.save(content, np.clip(features, -LARGEST, LARGEST).astype(np.float16), allow_pickle=False)
         digest = hashlib.sha256(content.getbuffer()).hexdigest()
-        files.write(self.folder / f"{number:06d}-{digest}.npy", content.getvalue())
+        files.replace(self.folder / f"{number:06d}-{digest}.npy", content.getvalue())
 
     def read(self) -> np.ndarray:
         """Return all features, float16 [N, D], after a check of every block.

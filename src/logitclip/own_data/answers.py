@@ -9,7 +9,6 @@ import csv
 import io
 import json
 import logging
-import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -81,18 +80,8 @@ def append_answers(path: Path, answers: Iterable[Answer]) -> None:
     if not lines:
         return
     new = not path.exists()
-    with files.explain_errors(path), path.open("ab+", buffering=0) as stream:
-        end = stream.seek(0, os.SEEK_END)
-        stream.seek(max(0, end - 1))
-        whole = end == 0 or stream.read(1) == b"\n"
-        try:
-            content = lines if whole else b"\n" + lines
-            if stream.write(content) < len(content):
-                raise OSError("the disk is full")
-            os.fsync(stream.fileno())
-        except OSError:
-            stream.truncate(end)
-            raise
+    torn = not new and not files.read_bytes(path).endswith(b"\n")
+    files.append(path, b"\n" * torn + lines, sync=True)
     if new:
         files.sync_folder(path.parent)
 
@@ -102,7 +91,7 @@ def read_answers(path: Path) -> list[Answer]:
     if not path.exists():
         return []
     answers = []
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+    for number, line in enumerate(files.read_bytes(path).split(b"\n"), 1):
         if not line.strip():
             continue
         try:

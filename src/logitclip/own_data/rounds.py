@@ -175,7 +175,7 @@ def _write_reliability(path: Path, rows: list[dict[str, Any]]) -> None:
     for row in rows:
         shares = (f"{row[name]:.4f}" for name in ("accuracy", "low", "high"))
         table.writerow([guard_formula(row["annotator"]), row["answers"], *shares])
-    files.write(path, text.getvalue().encode())
+    files.replace(path, text.getvalue().encode())
 
 
 def _write_fused(path: Path, data: Path, answers: Answers, fused: Fused, rows: np.ndarray, kept: list[str]) -> None:
@@ -188,4 +188,4 @@ def _write_fused(path: Path, data: Path, answers: Answers, fused: Fused, rows: n
     frame[LABEL] = np.array(answers.class_names, dtype=object)[label]
     frame[WEIGHT] = [f"{share:.4f}" for share in fused.probabilities[place, label]]
     frame[GROUP] = np.array(answers.items, dtype=object)[place]
-    files.write(path, frame.to_csv(index=False, lineterminator="\n").encode())
+    files.replace(path, frame.to_csv(index=False, lineterminator="\n").encode())

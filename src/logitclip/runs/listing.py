@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import logging
 import operator
 import re
 import time
@@ -19,6 +20,8 @@ from logitclip.runs import claims, results
 from logitclip.runs.checkpoints import CHECKPOINTS, temporary_files
 from logitclip.runs.config import UNCOUNTED, RunConfig
 from logitclip.runs.results import Failure, Result
+
+log = logging.getLogger(__name__)
 
 STATUSES = ("done", "failed", "running", "stopped")  # stopped: it can be resumed
 UNFINISHED = 3600.0  # seconds after which a temporary file of the index is of a killed process
@@ -87,12 +90,21 @@ def read_runs(folder: Path) -> list[Run]:
 def read_run(folder: Path) -> Run:
     """The run in one folder."""
     outcome = results.read_outcome(folder)
-    options = outcome.config if isinstance(outcome, Result) else files.read_json(folder / "config.json")
+    options = outcome.config if isinstance(outcome, Result) else _unchanged_options(folder)
     try:
         config = RunConfig(**options) if isinstance(options, dict) else None
     except (TypeError, ValueError):  # of another version
         config = None
     return Run(folder, config, outcome, claims.claimed_by(folder))
+
+
+def _unchanged_options(folder: Path) -> dict[str, Any] | None:
+    """The options of a run that has no result; None if they are missing, or were edited after the run wrote them."""
+    options = files.read_json(folder / "config.json")
+    if not isinstance(options, dict) or options.pop("digest", None) in (None, files.object_digest(options)):
+        return options if isinstance(options, dict) else None
+    log.warning("%s has been changed: the run matches no condition on its options.", folder / "config.json")
+    return None
 
 
 def find(runs: Sequence[Run], start: str) -> Run:

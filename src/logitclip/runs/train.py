@@ -315,7 +315,8 @@ class _Record:
             return
         checkpoints.remove_temporary_files(self.folder)
         files.remove(self.folder / results.RESULT)  # a damaged one: `train` returns an intact one earlier
-        files.write_json(self.folder / "config.json", asdict(config))
+        options = asdict(config)
+        files.write_json(self.folder / "config.json", {**options, "digest": files.object_digest(options)})
         files.replace(self.folder / results.NOISE, files.line_per_key(noise))
         checkpoints.write_rows(self.folder / results.METRICS, self.rows)
         if config.tensorboard:
