@@ -246,7 +246,7 @@ def test_an_answer_is_on_disk_before_the_next_row_is_shown(model, monkeypatch: p
         assert read_answers(review.path)[-1].label == "elm"
         assert found["items"][0]["id"] != item["id"]
         assert found["hidden"]["given"] in model.class_names
-        monkeypatch.setattr("logitclip.own_data.answers.os.fsync", _full_disk)
+        monkeypatch.setattr("logitclip.files.os.fsync", _full_disk)
         status, found = client.answer(found["items"][0], "elm")
         assert status == 507
         assert "not saved" in found["error"]
