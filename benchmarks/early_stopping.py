@@ -1,0 +1,123 @@
+"""The rivals of the clip that cost nothing: stopping early, and the ceiling, true labels. Writes results/early_stopping.csv.
+
+    python benchmarks/early_stopping.py --root DATA --runs RUNS table1:mini table1:cpu benchmarks/real_noise.toml
+
+Every cell of results/RECIPE_SCALE.csv is trained twice more without the clip, with each of its seeds: with a tenth of its
+noisy labels held out, and on true labels. A line has the accuracies on true test labels:
+
+- `early`: in the epoch with the highest accuracy on the held-out noisy labels (the first, if there are several);
+- `oracle`: in the best epoch of the same runs, which needs the true test labels to be found;
+- `true_labels`: of the runs on true labels, the mean of their last 10 epochs, as in all tables.
+
+Finished runs are not repeated. Lines of other recipes stay in the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from evidence import AXES, RESULTS
+
+from logitclip.runs.config import RunConfig
+from logitclip.runs.results import METRICS, Result
+from logitclip.studies import sweeping
+from logitclip.studies.recipe import Cell, Recipe, load_recipe
+from logitclip.studies.tables import datasets_of, provenance, results_of
+
+OUT = RESULTS / "early_stopping.csv"
+HELD_OUT = 0.1
+NAMES = ("recipe", "scale", *(axis for axis in AXES if axis not in ("clip", "variant")))
+
+
+def on_true_labels(config: RunConfig) -> RunConfig:
+    """The same training on true labels: without made noise, or with the column that has them."""
+    data = config.data.replace("label=label,clean_label=true_label", "label=true_label")
+    return replace(config, noise="none", data=data)
+
+
+def rivals(recipe: Recipe, known: set[tuple[str, ...]]) -> Recipe:
+    """The cells without the clip that have a line in the evidence, each as two runs."""
+    cells = []
+    for cell in recipe.cells:
+        if cell.coordinates.get("clip") == "none" and place(recipe, cell) in known:
+            for rival, config in (
+                ("early", replace(cell.config, val=HELD_OUT)),
+                ("true", on_true_labels(cell.config)),
+            ):
+                cells.append(Cell({**cell.coordinates, "rival": rival}, config, cell.own_noise))
+    return replace(recipe, name=f"{recipe.name}_early", cells=tuple(cells), digest="")
+
+
+def place(recipe: Recipe, cell: Cell) -> tuple[str, ...]:
+    at = {**cell.coordinates, "data": cell.coordinates.get("data") or datasets_of(recipe.cells)}
+    return tuple(str(at.get(axis, "")) for axis in NAMES[2:])
+
+
+def stopped(folder: Path) -> float:
+    """The test accuracy in the epoch that is best on the held-out labels."""
+    rows = [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
+    return max(rows, key=lambda row: row["val_accuracy"])["test_accuracy"]
+
+
+def lines_of(name: str, recipe: Recipe, rows: Sequence[sweeping.Row]) -> list[dict[str, Any]]:
+    made_with = provenance(results_of(rows))
+    found: dict[tuple[str, ...], dict[str, list[tuple[RunConfig, Result]]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if isinstance(row.outcome, Result) and row.config is not None:
+            found[place(recipe, row.cell)][row.cell.coordinates["rival"]].append((row.config, row.outcome))
+    lines = []
+    for at, runs in found.items():
+        early, true = runs["early"], [result for _, result in runs["true"]]
+        results = [result for _, result in early]
+        numbers = {
+            "early": [stopped(Path(config.runs) / result.id) for config, result in early],
+            "oracle": [result.best_accuracy for result in results],
+            "true_labels": [result.last10_accuracy for result in true],
+        }
+        lines.append(
+            dict(zip(NAMES, (name, recipe.scale, *at), strict=True))
+            | {"runs": len(early)}
+            | {key: round(statistics.fmean(values), 3) for key, values in numbers.items()}
+            | {"ids": " ".join(result.id for result in [*results, *true])}
+            | {key: " ".join(made_with.get(key, [])) for key in ("commit", "torch")}
+        )
+    return lines
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipes", nargs="+", help="recipe:scale, as in table1:cpu, or a file")
+    parser.add_argument("--runs", default="runs", help="folder of the runs")
+    parser.add_argument("--root", help="folder of the data")
+    options = parser.parse_args()
+    for given in options.recipes:
+        name, _, scale = given.partition(":")
+        recipe = load_recipe(name, scale or "full", runs=options.runs, root=options.root)
+        known = {tuple(row[axis] for axis in NAMES[2:]) for row in read(RESULTS / f"{recipe.name}_{recipe.scale}.csv")}
+        lines = lines_of(recipe.name, recipe, sweeping.sweep(rivals(recipe, known), jobs=1))
+        others = [row for row in read(OUT) if (row["recipe"], row["scale"]) != (recipe.name, recipe.scale)]
+        if lines:
+            with OUT.open("w", encoding="utf-8", newline="") as stream:
+                writer = csv.DictWriter(stream, list(lines[0]), lineterminator="\n")
+                writer.writeheader()
+                writer.writerows([*others, *lines])
+        print(f"{given}: {len(lines)} cells", flush=True)
+
+
+if __name__ == "__main__":
+    main()
