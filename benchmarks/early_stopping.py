@@ -1,9 +1,9 @@
-"""The rivals of the clip that cost nothing: stopping early, and the ceiling, true labels. Writes results/early_stopping.csv.
+"""Two numbers beside the clip: stopping early, and the ceiling, true labels. Writes results/early_stopping.csv.
 
     python benchmarks/early_stopping.py --root DATA --runs RUNS table1:mini table1:cpu benchmarks/real_noise.toml
 
-Every cell of results/RECIPE_SCALE.csv is trained twice more without the clip, with each of its seeds: with a tenth of its
-noisy labels held out, and on true labels. A line has the accuracies on true test labels:
+Every cell of results/RECIPE_SCALE.csv is trained twice more without the clip, with each of its seeds: with a tenth of
+its noisy labels held out, and on true labels. A line has the accuracies on true test labels:
 
 - `early`: in the epoch with the highest accuracy on the held-out noisy labels (the first, if there are several);
 - `oracle`: in the best epoch of the same runs, which needs the true test labels to be found;
@@ -76,6 +76,8 @@ def lines_of(name: str, recipe: Recipe, rows: Sequence[sweeping.Row]) -> list[di
     lines = []
     for at, runs in found.items():
         early, true = runs["early"], [result for _, result in runs["true"]]
+        if not early or not true:
+            continue
         results = [result for _, result in early]
         numbers = {
             "early": [stopped(Path(config.runs) / result.id) for config, result in early],
@@ -104,12 +106,15 @@ def main() -> None:
     parser.add_argument("recipes", nargs="+", help="recipe:scale, as in table1:cpu, or a file")
     parser.add_argument("--runs", default="runs", help="folder of the runs")
     parser.add_argument("--root", help="folder of the data")
+    parser.add_argument("--plugin", action="append", default=[], help="a plugin that a recipe names")
+    parser.add_argument("--read", action="store_true", help="train nothing: take the runs that are finished")
     options = parser.parse_args()
     for given in options.recipes:
         name, _, scale = given.partition(":")
-        recipe = load_recipe(name, scale or "full", runs=options.runs, root=options.root)
+        recipe = load_recipe(name, scale or "full", runs=options.runs, root=options.root, plugin=options.plugin)
         known = {tuple(row[axis] for axis in NAMES[2:]) for row in read(RESULTS / f"{recipe.name}_{recipe.scale}.csv")}
-        lines = lines_of(recipe.name, recipe, sweeping.sweep(rivals(recipe, known), jobs=1))
+        both = rivals(recipe, known)
+        lines = lines_of(recipe.name, recipe, sweeping.collect(both) if options.read else sweeping.sweep(both, jobs=1))
         others = [row for row in read(OUT) if (row["recipe"], row["scale"]) != (recipe.name, recipe.scale)]
         if lines:
             with OUT.open("w", encoding="utf-8", newline="") as stream:

@@ -30,8 +30,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from logitclip.runs.config import plugins_ignored
 from logitclip.runs.results import Result
 from logitclip.studies import sweeping
+from logitclip.studies.manifest import as_swept
 from logitclip.studies.recipe import Recipe, load_recipe, published
 from logitclip.studies.tables import datasets_of, provenance, published_at, results_of
 
@@ -145,8 +147,9 @@ def main() -> None:
     options = parser.parse_args()
     for given in options.recipes:
         name, _, scale = given.partition(":")
-        recipe = load_recipe(name, scale or "full", runs=options.runs, root=options.root)
-        found = records(recipe)
+        with plugins_ignored():
+            recipe = as_swept(load_recipe(name, scale or "full", runs=options.runs, root=options.root))
+            found = records(recipe)
         if not found:
             print(f"{given}: no pair of runs with and without a clip has finished")
             continue

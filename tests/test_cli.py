@@ -275,6 +275,33 @@ def test_what_cannot_be_parsed_is_exit_code_2(command, args):
     assert command(*args)[0] == 2
 
 
+@pytest.mark.parametrize("columns", ["40", "200"])
+def test_what_cannot_be_parsed_is_not_wrapped_in_a_pipe(command, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    wrong = "a value that is longer than any line of a terminal would be, " * 4
+    code, out, err = command("train", "--schedule", wrong)
+    assert (code, out) == (2, "")
+    assert repr(wrong) in err
+    assert not set("╭│╰") & set(err)
+    assert "logitclip train --help" in err.splitlines()[-1]
+
+
+def test_auto_is_the_searched_temp_and_refused_before_anything_is_announced(command):
+    code, out, err = command("train", "--clip", "auto")
+    assert (code, out) == (2, "")
+    assert err.startswith("logitclip: temp of the clip 'norm:temp=auto' is to be tuned")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to one process")
+@pytest.mark.parametrize("milliseconds", [60, 120, 240])
+def test_an_early_interrupt_prints_no_traceback(milliseconds):
+    """While modules are imported too."""
+    code = "import os, threading, time\nfrom logitclip.__main__ import main\n"
+    code += f"threading.Timer({milliseconds / 1000}, os.kill, (os.getpid(), 2)).start()\nmain()\ntime.sleep(1)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "import" not in done.stderr, done.stderr
+
+
 def test_files_that_are_too_deep_or_claim_too_much_are_one_sentence(command, tmp_path):
     deep = tmp_path / "deep.toml"
     deep.write_text("x = " + "[" * 5000 + "]" * 5000, encoding="utf-8")

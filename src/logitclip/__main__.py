@@ -1,5 +1,15 @@
-"""`python -m logitclip` is the command line."""
+"""The entry point of the console script `logitclip`, and of `python -m logitclip`."""
 
-from logitclip.cli import main
 
-main()
+def main() -> None:
+    """Run the command line. Ctrl-C while it is imported prints no traceback."""
+    try:
+        from logitclip import cli
+
+        cli.main()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+if __name__ == "__main__":
+    main()

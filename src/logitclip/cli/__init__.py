@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import gc
 import io
 import logging
 import os
+import re
 import sys
 import tempfile
 import traceback
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import tyro
 from tyro.conf import OmitArgPrefixes, PositionalMetavarFromFieldName
@@ -114,7 +116,7 @@ class Once(logging.Filter):
 def _run_command(arguments: list[str]) -> None:
     first = arguments[0] if arguments else None
     if first in COMMANDS:
-        tyro.cli(COMMANDS[first], prog=f"logitclip {first}", args=arguments[1:], config=MARKERS)
+        _parse(first, arguments[1:])()
     elif first == "--version":
         put(f"logitclip {logitclip.__version__}", sys.stdout)
     elif first in (None, "-h", "--help"):
@@ -123,6 +125,37 @@ def _run_command(arguments: list[str]) -> None:
         _complete(arguments)
     else:
         raise ValueError(f"Unknown command {first!r}. {suggest(str(first), COMMANDS)} `logitclip --help` lists them.")
+
+
+def _parse(name: str, arguments: list[str]) -> Callable[[], None]:
+    """Parse the arguments of a command, and return a call of it."""
+
+    @functools.wraps(COMMANDS[name])
+    def prepare(*args: Any, **options: Any) -> Callable[[], None]:
+        return functools.partial(COMMANDS[name], *args, **options)
+
+    with contextlib.nullcontext() if {"-h", "--help"} & {*arguments} else _unframed_in_pipes():
+        return tyro.cli(prepare, prog=f"logitclip {name}", args=arguments, config=MARKERS)
+
+
+@contextlib.contextmanager
+def _unframed_in_pipes() -> Iterator[None]:
+    """Where stderr is no terminal, print what tyro says about a mistake without its frame, which would wrap lines."""
+    if sys.stderr.isatty():
+        yield
+        return
+    before, said = os.environ.get("COLUMNS"), io.StringIO()
+    os.environ["COLUMNS"] = "10000"
+    try:
+        with contextlib.redirect_stderr(said):
+            yield
+    finally:
+        del os.environ["COLUMNS"]
+        os.environ |= {} if before is None else {"COLUMNS": before}
+        lines = (re.sub(r"^[│|] ?|\s*[│|]?$", "", line) for line in said.getvalue().splitlines())
+        for line in lines:
+            if line.strip(" ╭╮╰╯─-+") and line[0] not in "╭╰":
+                put(line, sys.stderr)
 
 
 def _complete(arguments: list[str]) -> None:

@@ -66,7 +66,7 @@ def run_options() -> Any:
         file = values.pop("config")  # the defaults hold its content, except plugins
         if file is not None:
             check_plugins(read_config(file).get("plugin", ()), values["plugin"], str(file))
-        return RunConfig(**values)
+        return RunConfig(**_spell_out(values))
 
     keyword = inspect.Parameter.KEYWORD_ONLY
     build.__annotations__ = groups
@@ -92,7 +92,7 @@ def change_options() -> Any:
     unset = {name: False if getattr(defaults, name) is False else None for name in options}
 
     def build(**given: Any) -> dict[str, Any]:
-        named = {name: value for name, value in given.items() if value is not unset[name]}
+        named = _spell_out({name: value for name, value in given.items() if value is not unset[name]})
         return {name: getattr(RunConfig(**{name: value}), name) for name, value in named.items()}
 
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -105,6 +105,15 @@ def change_options() -> Any:
 
 RunOptions = Annotated[RunConfig, arg(constructor_factory=run_options, name="")]
 ChangeOptions = Annotated[dict[str, Any], arg(constructor_factory=change_options, name="every run")]
+
+
+def _spell_out(values: dict[str, Any]) -> dict[str, Any]:
+    """Write the clip `auto` in full: the temp of a clip by norm is searched.
+
+    >>> _spell_out({"clip": "auto", "lr": 0.1})
+    {'clip': 'norm:temp=auto', 'lr': 0.1}
+    """
+    return values | ({"clip": "norm:temp=auto"} if values.get("clip") == "auto" else {})
 
 
 def _make_group(title: str, names: tuple[str, ...], defaults: RunConfig) -> type:

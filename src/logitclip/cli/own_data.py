@@ -63,7 +63,10 @@ def fit(
 
     Example: logitclip fit train.csv --label kind --out model
 
-    It first prints what it found in the data and its plan. If it is interrupted, repeat the command to resume it.
+    Every label is judged by models that have not seen it. For that the rows are split into folds, parts of about equal
+    size: a model learns from the other folds and predicts the rows of this one. Predictions that disagree with a label
+    make it suspicious. First it prints what it found in the data and its plan. If it is interrupted, repeat the command
+    to resume it.
 
     Args:
         data: A csv, tsv, parquet or npz file, or a folder with one folder of images per class.
@@ -72,7 +75,7 @@ def fit(
         image: The column with image files, if there is one.
         drop: Columns to leave out, separated by commas.
         weight: A column with a weight for each row.
-        group: A column whose equal values belong together: no group is in two folds.
+        group: A column whose equal values belong together, such as a patient: they are in the same fold.
         time: A column with times: rows are judged only by what was learnt from earlier ones.
         test: A file with labels you trust, to measure the accuracy on.
         answers: Answers of a review (answers.csv, or a model folder) to correct the labels of the model in --out with.
@@ -85,7 +88,7 @@ def fit(
         bundle: Copy the encoder into the model folder, so that it predicts on a machine without it.
         download: Fetch the encoder from the hub if it is missing.
         learner: network, forest, logistic or neighbours, several separated by commas, or auto for all four.
-        find_issues: Judge the labels by five folds of the network instead of two.
+        find_issues: Let the network judge the labels in five folds instead of two: better, and 2.5 times as long.
         balance: Let every class count the same (on), or if one is five times as large as another (auto).
         clip: The network's clip: auto chooses it, norm:temp=auto searches, norm:temp=grid tries the paper's values.
         loss: The network's loss, as in gce:q=0.7.
@@ -148,6 +151,11 @@ def issues(
 
     Example: logitclip issues train.csv --label kind
 
+    Every label is judged by models that have not seen it. For that the rows are split into folds, parts of about equal
+    size: a model learns from the other folds and predicts the rows of this one. The score of a row, from 0 to 1, says
+    how suspicious its label is, and `suggested` what the models would say. It is a ranking for a person to check:
+    `logitclip review` shows the rows one by one.
+
     Args:
         data: A csv, tsv, parquet or npz file, or a folder with one folder of images per class.
         label: The label column of a table.
@@ -155,7 +163,7 @@ def issues(
         image: The column with image files, if there is one.
         drop: Columns to leave out, separated by commas.
         weight: A column with a weight for each row.
-        group: A column whose equal values belong together: no group is in two folds.
+        group: A column whose equal values belong together, such as a patient: they are in the same fold.
         time: A column with times: rows are judged only by what was learnt from earlier ones.
         out: The folder to write issues.csv and page.html to.
         fast: Leave the network out: it takes most of the time.

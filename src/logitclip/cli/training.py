@@ -13,6 +13,7 @@ from logitclip.cli.encoding import EncodingBar
 from logitclip.cli.options import Flag, Quiet, RunOptions, Text, Verbose
 from logitclip.cli.output import Exit, fail, show, show_json, tell
 from logitclip.cli.terminal import TrainingBar, announce, result_table
+from logitclip.runs.config import require_numbers
 from logitclip.runs.results import record_failure
 
 
@@ -36,6 +37,7 @@ def train(
     """
     first = os.environ.get("RANK", "0") == "0"  # of several processes of torchrun, the first one reports
     set_verbosity(quiet, verbose)
+    require_numbers(config)
     if first and not quiet:
         what = f"{config.data}, loss {config.loss}, clip {config.clip}, noise {config.noise}"
         announce(f"training on {what}", config.runs)

@@ -20,7 +20,7 @@ from logitclip.registry import suggest
 from logitclip.search import HELD_OUT as SEARCH_HELD_OUT
 from logitclip.search import TRIALS
 from logitclip.studies.tuning import GRIDS
-from logitclip.text import duration
+from logitclip.text import duration, listed
 
 AUTO = "auto"
 CLIP = "norm:temp={temp:g}"
@@ -55,13 +55,10 @@ class Plan:
         """Describe data and plan, a sentence a line."""
         source, counts = self.source, self.source.counts
         named = [f"{name} ({count:,})" for name, count in zip(source.class_names, counts.tolist(), strict=True)]
-        shown = ", ".join(named) if len(named) <= 12 else f"{', '.join(named[:10])} and {len(named) - 10} more"
         lines = [
-            f"{source.path}: {len(source.labels):,} rows in {len(counts)} classes: {shown}.",
-            "Used: " + ", ".join(f"{name} ({kind})" for name, kind in list(source.used.items())[:30]) + ".",
+            f"{source.path}: {len(source.labels):,} rows in {len(counts)} classes: {listed(named)}.",
+            f"Used: {listed(f'{name} ({kind})' for name, kind in source.used.items())}.",
         ]
-        if len(source.used) > 30:
-            lines[-1] = lines[-1][:-1] + f" and {len(source.used) - 30} more."
         if source.unlabelled is not None:
             lines.append(f"{len(source.unlabelled):,} rows have no label: they are predicted.")
         lines += [f"Left out: {name!r} {reason}." for name, reason in source.left_out.items()]

@@ -191,13 +191,7 @@ class RunConfig:
 
         load_plugins(self.plugin)
         ours = not self.plugin or imports_plugins()  # if not, unknown names may belong to a plugin
-        wanted = word_to_tune(self)
-        if wanted is not None:
-            field, knob, _ = wanted
-            raise ValueError(
-                f"{knob} of the {field} {getattr(self, field)!r} is to be tuned, but a run needs a number: give one, "
-                f"or use `logitclip tune` or a sweep."
-            )
+        require_numbers(self)
         filled = dict(vars(self))
         if self.encoder == "auto":
             filled["encoder"] = AUTO["texts" if registries()["data"].split(self.data)[1].get("text") else "images"]
@@ -342,6 +336,20 @@ def word_to_tune(config: RunConfig) -> tuple[str, str, str] | None:
     if len(found) > 1:
         raise ValueError(f"One number can be tuned at a time, got {' and '.join(f'{f}.{k}' for f, k, _ in found)}.")
     return found[0] if found else None
+
+
+def require_numbers(config: RunConfig) -> None:
+    """Refuse a config in which a number is still to be tuned.
+
+    Raises:
+        ValueError: if one is.
+    """
+    if (wanted := word_to_tune(config)) is not None:
+        field, knob, _ = wanted
+        raise ValueError(
+            f"{knob} of the {field} {getattr(config, field)!r} is to be tuned, but a run needs a number: give one, "
+            f"or use `logitclip tune` or a sweep."
+        )
 
 
 @functools.cache
