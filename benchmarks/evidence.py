@@ -33,9 +33,14 @@ from typing import Any
 from logitclip.runs.config import plugins_ignored
 from logitclip.runs.results import Result
 from logitclip.studies import sweeping
+<<<<<<< HEAD
 from logitclip.studies.manifest import as_swept
 from logitclip.studies.recipe import Recipe, load_recipe, published
 from logitclip.studies.tables import datasets_of, provenance, published_at, results_of
+=======
+from logitclip.studies.recipe import Recipe, load_recipe, read_published
+from logitclip.studies.tables import datasets_of, find_published, provenance, results_of
+>>>>>>> b92912e (Names say what is done: build_criterion, with_defaults, resolve and forty more; one word, one meaning for Row, Run, Kind, Text, Job, KEPT, SAVING)
 
 RESULTS = Path(__file__).parents[1] / "results"
 AXES = ("model", "method", "loss", "data", "noise", "clip", "variant")
@@ -53,7 +58,9 @@ CLAIMS = {  # the sign of a difference where the paper has no number: for its fi
 }
 
 
-def pairs(rows: Sequence[sweeping.Row], axis: str, base: Any) -> dict[tuple[Any, ...], list[tuple[Result, Result]]]:
+def pairs(
+    rows: Sequence[sweeping.CellOutcome], axis: str, base: Any
+) -> dict[tuple[Any, ...], list[tuple[Result, Result]]]:
     """Pair the runs of each cell with those that have `axis` at `base`, seed by seed."""
     finished = [(row.cell.coordinates, row.outcome) for row in rows if isinstance(row.outcome, Result)]
     rest = lambda at: tuple((name, value) for name, value in at.items() if name != axis)  # noqa: E731
@@ -84,11 +91,11 @@ def verdict(difference: float, error: float | None, paper: float | None, *, leas
 def paper_differences(recipe: Recipe, axis: str, base: Any) -> dict[tuple[Any, ...], tuple[float, float]]:
     """Return the paper's accuracies of each cell: of the base, and of the cell."""
     data = {"data": "cifar10"} if datasets_of(recipe.cells) == "digits" else {}
-    numbers, found = published(recipe.name), {}
+    numbers, found = read_published(recipe.name), {}
     for cell in recipe.cells:
         at = {name: value for name, value in cell.coordinates.items() if name != "seed"}
         known = at | (data if "data" in at else {})
-        theirs = [published_at(numbers, place, "last10_accuracy") for place in ({**known, axis: base}, known)]
+        theirs = [find_published(numbers, place, "last10_accuracy") for place in ({**known, axis: base}, known)]
         if theirs[0] and theirs[1]:
             found[tuple(at.items())] = theirs[0].value, theirs[1].value
     return found

@@ -30,7 +30,7 @@ import numpy as np
 
 from logitclip.noise.estimate import estimate_noise
 from logitclip.own_data import audit
-from logitclip.own_data.calibration import calibrated, find_temperature, given_the_label
+from logitclip.own_data.calibration import calibrate, find_temperature, given_the_label
 
 ROOT = Path(__file__).parents[1]
 TEXTS = ("hausa_news", "trec", "sentiment_crowd", "agnews_rules")
@@ -159,9 +159,9 @@ def out_of_fold(
 def score_labels(p: np.ndarray, given: np.ndarray) -> np.ndarray:
     """Return the probability that each label is wrong, by Bayes' rule from the estimated noise, [N]."""
     logits, rows = np.log(p), np.arange(len(given))
-    unexplained = calibrated(logits, find_temperature(logits, given, None))
+    unexplained = calibrate(logits, find_temperature(logits, given, None))
     matrix = estimate_noise(given, unexplained).matrix
-    explained = calibrated(logits, find_temperature(logits, given, matrix))
+    explained = calibrate(logits, find_temperature(logits, given, matrix))
     largest = np.bincount(given).max() / len(given)
     learnt = (explained.argmax(1) == given).mean() > largest + 2 * math.sqrt(largest * (1 - largest) / len(given))
     posterior = given_the_label(explained if learnt else unexplained, given, matrix if learnt else None)

@@ -36,6 +36,7 @@ from logitclip import engine, models
 from logitclip.criterion import LogitClip, Loss
 from logitclip.data import Split, batches, transform
 from logitclip.data.cifar import cifar10
+from logitclip.launch import make_fabric
 from logitclip.methods.base import Job
 from logitclip.methods.standard import Standard
 
@@ -98,7 +99,7 @@ def cases(root: Path, count: int, compiled: bool) -> dict[str, Callable[[int], f
         return lambda seed: plain_loop(order(seed), network, optimizer)
 
     def ours(criterion: nn.Module, compiled: bool = False) -> Callable[[int], float]:
-        fabric = engine.make_fabric(accelerator="cpu")
+        fabric = make_fabric(accelerator="cpu")
         settings = engine.Settings(batch_size=BATCH, weight_decay=5e-4, compile=compiled)
         job = Job(train, CLASSES, torch.arange(len(train)), view, network, criterion, settings, fabric)
         worker = Standard(job)

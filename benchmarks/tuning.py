@@ -37,10 +37,10 @@ def cost(cell: Cell) -> float:
     search = tuning.search_for(cell.config)
     values = tuning.scores_of_trials(cell.config, outcome, search)
     trials = [tuning.trial(cell.config, search, value) for value in values]
-    return sum((1 - trial.val) * (trial.resolved().epochs or 0) for trial in trials)
+    return sum((1 - trial.val) * (trial.resolve().epochs or 0) for trial in trials)
 
 
-def compare(rows: list[sweeping.Row]) -> list[dict[str, Any]]:
+def compare(rows: list[sweeping.CellOutcome]) -> list[dict[str, Any]]:
     """Return a row for each setting and noise whose runs are done."""
     cells: dict[tuple[str, str], dict[str, dict[int, tuple[float, str, float]]]] = {}
     for row in rows:

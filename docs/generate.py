@@ -169,16 +169,16 @@ def cost(name: str, scale: str) -> str:
 
 
 def epochs_of(config: Any) -> int:
-    from logitclip.data import protocol_of
+    from logitclip.data import defaults_of
 
-    return config.epochs or protocol_of(config.data)["epochs"]
+    return config.epochs or defaults_of(config.data)["epochs"]
 
 
 def seconds_of(config: Any) -> float | None:
     """The time of a run on one core, or None if nobody has measured its like."""
-    from logitclip.data import protocol_of
+    from logitclip.data import defaults_of
 
-    model = config.model or protocol_of(config.data)["model"]
+    model = config.model or defaults_of(config.data)["model"]
     data, network, method = (spec.partition(":")[0] for spec in (config.data, model, config.method))
     times = TIMES | ({"dividemix": DIVIDEMIX} if data == "digits" else {})
     epoch = SECONDS.get((data, network, config.limit))

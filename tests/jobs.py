@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from logitclip.criterion import clipped
+from logitclip.criterion import build_criterion
 from logitclip.data import Split
 from logitclip.launch import make_fabric
 from logitclip.methods.base import Job, Settings
@@ -71,7 +71,7 @@ def make_job(
         index=torch.arange(len(x)) if index is None else index,
         view=view,
         make_model=make_model,
-        criterion=clipped(loss, clip) if criterion is None else criterion,
+        criterion=build_criterion(loss, clip) if criterion is None else criterion,
         settings=Settings(**{"lr": 0.1, "momentum": 0.0, "batch_size": len(x), **settings}),
         fabric=make_fabric(accelerator="cpu", precision="64") if fabric is None else fabric,
     )

@@ -234,7 +234,7 @@ def test_a_process_may_have_any_name(tmp_path, monkeypatch):
     monkeypatch.setattr(claims, "PROC", tmp_path)
     (tmp_path / "7").mkdir()
     (tmp_path / "7" / "stat").write_bytes(b"7 (gr\xf6\xdfer) \xe6) S " + b" ".join(b"%d" % i for i in range(4, 30)))
-    assert claims._started(7) == "22"  # the field of that number, see proc(5)
+    assert claims._start_time(7) == "22"  # the field of that number, see proc(5)
 
 
 def test_on_windows_the_heartbeat_decides_and_no_process_gets_a_signal(tmp_path, monkeypatch):

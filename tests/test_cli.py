@@ -98,7 +98,7 @@ def test_one_name_is_explained(command):
 def test_list_imports_plugins(command, tmp_path):
     plugin = tmp_path / "mine.py"
     plugin.write_text(
-        'from logitclip.losses import loss\n\n\n@loss\ndef listed(log_p, _):\n    """Mine."""\n    return -log_p\n',
+        'from logitclip.losses import loss\n\n\n@loss\ndef join_names(log_p, _):\n    """Mine."""\n    return -log_p\n',
         encoding="utf-8",
     )
     assert "listed" not in command("list", "losses")[1]
@@ -119,7 +119,7 @@ def test_help_of_list_names_every_kind(command):
     _, out, _ = command("list", "--help")
     listed = re.search(r"What to list: (.*?)\.", " ".join(out.replace("│", " ").split()))
     assert listed
-    assert set(re.split(", | or ", listed[1])) == set(get_args(reference.Kind))
+    assert set(re.split(", | or ", listed[1])) == set(get_args(reference.RegistryName))
 
 
 def test_bound_prints_all_and_the_smallest(command):

@@ -33,7 +33,7 @@ TABLE = "a,b,kind\n" + "".join(f"{i % 7},{i % 3},{'xy'[i % 2]}\n" for i in range
 
 # -- the id ------------------------------------------------------------------------------------------------------------
 
-CIFAR_RUN = RunConfig(data="cifar10", noise="symmetric:rate=0.5", clip="norm:temp=1.5").resolved()
+CIFAR_RUN = RunConfig(data="cifar10", noise="symmetric:rate=0.5", clip="norm:temp=1.5").resolve()
 
 
 def test_sample_ids_are_frozen():
@@ -189,10 +189,10 @@ def test_plugins_count_by_content_not_by_place(tmp_path):
 
 
 def test_everything_is_filled_in_and_stays_so():
-    config = RunConfig().resolved()
+    config = RunConfig().resolve()
     assert [f.name for f in fields(config) if getattr(config, f.name) is None] == ["root"]
     assert (config.model, config.epochs, config.lr, config.augment) == ("mlp", 150, 0.1, "none")
-    assert config.resolved() == config
+    assert config.resolve() == config
     assert RunConfig(**json.loads(json.dumps(asdict(config)))) == config  # as read from config.json
 
 
@@ -201,8 +201,8 @@ def test_everything_is_filled_in_and_stays_so():
 )
 def test_settings_and_id_need_no_data(spec, monkeypatch):
     monkeypatch.setattr(data, "load", None)
-    config = RunConfig(data=spec, root="/nowhere").resolved()
-    assert config.resolved() == config
+    config = RunConfig(data=spec, root="/nowhere").resolve()
+    assert config.resolve() == config
     assert None not in (config.model, config.epochs, config.batch_size, config.lr)
     assert len(config.id) == 16
 
@@ -215,7 +215,7 @@ def test_settings_and_id_need_no_data(spec, monkeypatch):
     ],
 )
 def test_the_paper_s_protocols(name, epochs, drops, nesterov, model):
-    config = RunConfig(data=name).resolved()
+    config = RunConfig(data=name).resolve()
     assert (config.model, config.epochs, config.batch_size, config.nesterov) == (model, epochs, 128, nesterov)
     assert (config.lr, config.momentum, config.weight_decay, config.drop_last) == (0.1, 0.9, 5e-4, True)
     rates = [engine.learning_rate(settings(config), epoch) for epoch in range(epochs)]
@@ -225,7 +225,7 @@ def test_the_paper_s_protocols(name, epochs, drops, nesterov, model):
 
 
 def test_defaults_may_depend_on_knobs():
-    small, large = (RunConfig(data=f"webvision:size={size}").resolved() for size in (64, 256))
+    small, large = (RunConfig(data=f"webvision:size={size}").resolve() for size in (64, 256))
     assert (small.augment, small.model) == ("crop:size=56", "resnet:stem=cifar")
     assert (large.augment, large.model) == ("crop", "resnet")
 
@@ -241,10 +241,10 @@ def test_a_dataset_without_defaults_asks_for_what_it_needs(tmp_path):
     )
     config = RunConfig(data="no_defaults", plugin=(str(file),))
     with pytest.raises(ValueError, match="'no_defaults' has no default for model: give --model"):
-        config.resolved()
+        config.resolve()
     with pytest.raises(ValueError, match="no default for batch_size: give --batch-size"):
-        replace(config, model="mlp", epochs=1).resolved()
-    full = replace(config, model="mlp", epochs=1, batch_size=4, lr=0.1).resolved()
+        replace(config, model="mlp", epochs=1).resolve()
+    full = replace(config, model="mlp", epochs=1, batch_size=4, lr=0.1).resolve()
     assert (full.momentum, full.schedule, full.augment, full.drop_last) == (0.9, "multistep", "none", False)
 
 
@@ -306,16 +306,16 @@ def test_fields_out_of_range_are_refused_when_the_config_is_made(field, message)
 )
 def test_unknown_names_are_refused_with_a_suggestion_and_before_the_data_are_read(field, message):
     with pytest.raises(ValueError) as caught:
-        RunConfig(**{"data": "cifar10", "root": "/nowhere", **field}).resolved()
+        RunConfig(**{"data": "cifar10", "root": "/nowhere", **field}).resolve()
     assert str(caught.value).startswith(message)
 
 
 def test_plugins_that_fail_say_how(tmp_path):
     with pytest.raises(ValueError, match=r"There is no plugin file /nowhere\.py\."):
-        RunConfig(plugin=("/nowhere.py",)).resolved()
+        RunConfig(plugin=("/nowhere.py",)).resolve()
     (tmp_path / "notes.txt").write_text("hello", encoding="utf-8")
     with pytest.raises(ValueError, match=r"must end in \.py"):
-        RunConfig(plugin=(str(tmp_path / "notes.txt"),)).resolved()
+        RunConfig(plugin=(str(tmp_path / "notes.txt"),)).resolve()
     for text, reason in (
         ("import nothing_of_that_name", "ModuleNotFoundError"),
         ("1 +", "SyntaxError"),
@@ -324,16 +324,16 @@ def test_plugins_that_fail_say_how(tmp_path):
         file = tmp_path / f"{reason}.py"
         file.write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=f"{reason}.py cannot be imported: {reason}: "):
-            RunConfig(plugin=(str(file),)).resolved()
+            RunConfig(plugin=(str(file),)).resolve()
 
 
 def test_milestones_are_numbers_however_they_are_given():
     forms: list[Any] = ["0.4,0.7", (0.4, 0.7), [0.4, 0.7]]  # on the command line, in Python, in JSON
     for given in forms:
         assert RunConfig(milestones=given).milestones == (0.4, 0.7)
-    assert RunConfig(milestones=()).resolved().milestones == ()
-    assert RunConfig(schedule="constant").resolved().milestones == ()
-    assert settings(RunConfig().resolved()).milestones == RunConfig().resolved().milestones == (0.4, 0.7)
+    assert RunConfig(milestones=()).resolve().milestones == ()
+    assert RunConfig(schedule="constant").resolve().milestones == ()
+    assert settings(RunConfig().resolve()).milestones == RunConfig().resolve().milestones == (0.4, 0.7)
 
 
 # -- plugins -----------------------------------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_readers_import_no_plugin_and_find_the_same_run(tmp_path):
         unread = config.id
         assert "reader_loss" not in registries()["loss"]
         with pytest.raises(ValueError, match="Unknown loss 'reader_los'"):
-            RunConfig(loss="reader_los").resolved()  # an error without a plugin
+            RunConfig(loss="reader_los").resolve()  # an error without a plugin
     assert config.id == unread
     assert "reader_loss" in registries()["loss"]
 
@@ -373,7 +373,7 @@ def test_a_dataset_of_a_plugin_needs_no_import_either(tmp_path):
         "@data.DATASETS.register\ndef reader_data(root, *, knob: int = 1):\n    return data.load('digits')\n",
         encoding="utf-8",
     )
-    config = RunConfig(data="reader_data:knob=2", plugin=(str(file),), **data.protocol_of("cifar10"))
+    config = RunConfig(data="reader_data:knob=2", plugin=(str(file),), **data.defaults_of("cifar10"))
     with plugins_ignored():
         unread = config.id
         assert "reader_data" not in registries()["data"]

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from logitclip import losses, theory
 from logitclip.clip import CLIPS, clip_by_value, clip_logits, logit_norm, make_clip
-from logitclip.criterion import Linked, LogitClip, Loss, clipped
+from logitclip.criterion import Linked, LogitClip, Loss, build_criterion
 from logitclip.losses import LOSSES
 
 torch.set_num_threads(1)
@@ -240,7 +240,7 @@ def test_unknown_options_are_refused_at_construction() -> None:
     with pytest.raises(TypeError, match="the name of a loss or a callable such as a module, got 3"):
         LogitClip(3, tau=1.0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"Unknown clip 'nrom'\. Did you mean 'norm'"):
-        clipped("ce", "nrom:tau=1")
+        build_criterion("ce", "nrom:tau=1")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -317,7 +317,7 @@ def test_around_any_callable_what_it_is_not_made_for_is_refused() -> None:
         with pytest.raises(ValueError, match="at least two logits per example, got 1"):
             LogitClip(nn.BCEWithLogitsLoss(), tau=1.0)(random(4, 1), target)
     with pytest.raises(ValueError, match="do not belong together"):
-        clipped(lambda z, t: z.sum() + t.sum(), "value:limit=1")(random(4, 5), labels((3,)))
+        build_criterion(lambda z, t: z.sum() + t.sum(), "value:limit=1")(random(4, 5), labels((3,)))
 
 
 def test_nested_clips() -> None:
@@ -388,7 +388,7 @@ def test_every_clip_is_tried() -> None:
 @pytest.mark.parametrize("spec", LINKS)
 @pytest.mark.parametrize("inner", ["nce", nn.CrossEntropyLoss(label_smoothing=0.1)], ids=["name", "module"])
 def test_clipped(spec: str, inner: Any) -> None:
-    criterion = clipped(inner, spec)
+    criterion = build_criterion(inner, spec)
     base = Loss(inner) if isinstance(inner, str) else inner
     for shape in SHAPES:
         dim = 1 if len(shape) > 1 else 0
@@ -407,7 +407,7 @@ def test_clipped(spec: str, inner: Any) -> None:
 )
 def test_clipped_checks_at_construction(spec: str) -> None:
     with pytest.raises(ValueError, match="must be"):
-        clipped("ce", spec)
+        build_criterion("ce", spec)
 
 
 # -- diagnostics -------------------------------------------------------------------------------------------------------
@@ -516,7 +516,7 @@ def test_a_loss_never_waits_for_the_device(name: str, spec: str) -> None:
     logits = torch.empty(8, 5, device="meta", requires_grad=True)
     target = torch.empty(8, dtype=torch.int64, device="meta")
     weight = None if name == "cores" else torch.empty(5, device="meta")
-    criterion: Any = clipped(Loss(name, weight=weight, ignore_index=3), spec)
+    criterion: Any = build_criterion(Loss(name, weight=weight, ignore_index=3), spec)
     for given in (target, torch.empty(8, 5, device="meta")):
         value = criterion(logits, given, example_weight=torch.empty(8, device="meta"))
         (grad,) = torch.autograd.grad(value, logits)
@@ -544,7 +544,7 @@ def test_start_epoch_reaches_cores_through_any_link() -> None:
     plain = Loss("cores")
     plain.start_epoch(35, counts)
     for spec in LINKS:
-        criterion: Any = clipped("cores", spec)
+        criterion: Any = build_criterion("cores", spec)
         criterion.start_epoch(35, counts)
         torch.testing.assert_close(criterion(logits, target), plain(LINKS[spec](logits), target))
     inner = Loss("cores")
@@ -605,7 +605,7 @@ def test_what_the_sieve_counted_is_saved_and_summed_over_processes() -> None:
 def test_pickle_and_deepcopy(spec: str) -> None:
     logits, target = random(20, 5), labels((20,))
     for inner in (*NAMES, nn.CrossEntropyLoss()):
-        criterion: Any = clipped(inner, spec)
+        criterion: Any = build_criterion(inner, spec)
         criterion.start_epoch(33, torch.ones(5)) if hasattr(criterion, "start_epoch") else None
         expected = criterion(logits, target)
         for again in (copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion))):
@@ -618,8 +618,8 @@ def test_repr_says_what_it_is() -> None:
     assert repr(Loss("ce", reduction="sum")) == "Loss('ce', reduction='sum')"
     text = repr(LogitClip("ce", tau=1.5, p=math.inf))
     assert text == "LogitClip(\n  tau=1.5, delta=1.5, p=inf\n  (criterion): Loss('ce', reduction='mean')\n)"
-    assert "value, limit=1.0" in repr(clipped("ce", "value:limit=1"))
-    assert "logit_norm, temperature=0.5" in repr(clipped("ce", "logit_norm:temperature=0.5"))
+    assert "value, limit=1.0" in repr(build_criterion("ce", "value:limit=1"))
+    assert "logit_norm, temperature=0.5" in repr(build_criterion("ce", "logit_norm:temperature=0.5"))
     assert "lambda" in repr(Linked("ce", lambda z: z))
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from tensors import as_tensor
 
-from logitclip.data import cifar, load, protocol_of
+from logitclip.data import cifar, defaults_of, load
 from logitclip.data.cifar import CIFAR10, CIFAR100, cifar10, cifar100
 from logitclip.data.download import Remote
 
@@ -156,7 +156,7 @@ def test_what_the_paper_says_about_it(tmp_path, ten, hundred):
     }
     assert second.asymmetric is None
     for name in ("cifar10", "cifar100"):
-        protocol = protocol_of(name)
+        protocol = defaults_of(name)
         assert protocol["model"] == "wrn:depth=40,width=2"
         assert (protocol["epochs"], protocol["batch_size"], protocol["drop_last"]) == (200, 128, True)
 

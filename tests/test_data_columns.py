@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from logitclip.data.columns import Text, Unusable, from_frame, read_table
+from logitclip.data.columns import TextColumn, Unusable, from_frame, read_table
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -18,7 +18,7 @@ def shown(column):
     """Return a column as plain values, None where missing."""
     if isinstance(column, Unusable):
         return column.reason
-    if isinstance(column, Text):
+    if isinstance(column, TextColumn):
         return [None if code < 0 else column.values[code] for code in column.codes]
     return [None if np.isnan(value) else value for value in column.tolist()]
 
@@ -95,7 +95,7 @@ def test_csv_types_are_inferred_from_every_row(tmp_path):
 def test_csv_with_newlines_in_values(tmp_path):
     """More than one block of quoted newlines: a reader that splits at newlines would cut some values in two."""
     columns = read_table(write(tmp_path / "x.csv", "a,b\n" + '1,"two\nlines, and a comma"\n' * 100_000))
-    assert isinstance(columns["b"], Text)
+    assert isinstance(columns["b"], TextColumn)
     assert columns["b"].values == ["two\nlines, and a comma"]
     assert len(columns["a"]) == 100_000
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from tensors import as_tensor
 
+from logitclip.data import defaults_of, load
 from logitclip.data import fashion_mnist as module
-from logitclip.data import load, protocol_of
 from logitclip.data.download import Remote
 from logitclip.data.fashion_mnist import fashion_mnist
 
@@ -121,4 +121,4 @@ def test_what_it_is_trained_with(tmp_path, files):
     write(tmp_path, files)
     data = fashion_mnist(tmp_path)
     assert data.class_names[9] == "Ankle boot"
-    assert protocol_of("fashion_mnist")["augment"] == "flip_crop:padding=2"
+    assert defaults_of("fashion_mnist")["augment"] == "flip_crop:padding=2"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from logitclip.data.dataset import DATASETS, protocol_of
+from logitclip.data.dataset import DATASETS, defaults_of
 from logitclip.data.folder import folder
 from logitclip.data.images import ImageFiles
 from logitclip.data.listings import read_list
@@ -43,7 +43,7 @@ def test_train_and_test_folders(tmp_path):
     assert data.class_names == ("a", "b")
     assert data.train.labels.tolist() == [0, 0, 0, 0, 1, 1, 1]
     assert data.test.labels.tolist() == [0, 0, 1, 1]
-    assert protocol_of("folder:path=x,size=16")["augment"] == "crop:size=14"
+    assert defaults_of("folder:path=x,size=16")["augment"] == "crop:size=14"
     assert data.train.x[torch.tensor([0, 6])].float().mean((2, 3)).argmax(1).tolist() == [0, 2]
     assert data.test.x[torch.tensor([0, 3])].float().mean((2, 3)).argmax(1).tolist() == [0, 2]
 
@@ -98,7 +98,7 @@ def test_wrong_class_folders_are_named(tmp_path):
 
 
 @pytest.fixture
-def listed(tmp_path):
+def join_names(tmp_path):
     for i in range(6):
         write_image(tmp_path / "images" / f"photo {i}.jpg")
     (tmp_path / "train.txt").write_text(

@@ -5,8 +5,8 @@ import pytest
 import torch
 from tensors import as_tensor
 
-from logitclip.data.columns import Text, read_table
-from logitclip.data.dataset import DATASETS, protocol_of
+from logitclip.data.columns import TextColumn, read_table
+from logitclip.data.dataset import DATASETS, defaults_of
 from logitclip.data.table import load_table, table
 
 pytest.importorskip("pyarrow")
@@ -36,7 +36,7 @@ def test_table(people):
     assert data.train.clean_labels is None
     np.testing.assert_allclose(data.train.x[:, 0].mean(), 0, atol=1e-6)
     assert abs(float(data.test.x[:, 0].mean())) > 1e-3  # fitted without the test rows
-    assert protocol_of("table:path=x,label=y")["model"] == "mlp"
+    assert defaults_of("table:path=x,label=y")["model"] == "mlp"
 
 
 def test_the_truth_is_no_feature_and_judges_the_test_rows(people):
@@ -53,7 +53,7 @@ def test_every_row_is_held_out_once_and_knows_its_number(people):
     folds = [table(path=str(people), label="given", drop="truth", fold=k) for k in range(5)]
     assert sorted(row for data in folds for row in data.test.rows.tolist()) == list(range(100))
     given = read_table(people, text=["given"])["given"]
-    assert isinstance(given, Text)
+    assert isinstance(given, TextColumn)
     for split in (folds[3].train, folds[3].test):
         assert [given.values[given.codes[row]] for row in split.rows] == [
             folds[3].class_names[label] for label in split.labels

@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from logitclip.data.dataset import DATASETS, protocol_of
+from logitclip.data.dataset import DATASETS, defaults_of
 from logitclip.data.webvision import webvision
 
 Image = pytest.importorskip("PIL.Image")
@@ -110,7 +110,7 @@ def test_a_list_whose_names_begin_with_val(tree):
 
 
 def test_the_protocol_is_the_papers():
-    assert protocol_of("webvision:test=webvision") == {
+    assert defaults_of("webvision:test=webvision") == {
         "model": "resnet:depth=18",
         "epochs": 120,
         "batch_size": 128,

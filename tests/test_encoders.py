@@ -240,7 +240,7 @@ def _bytes(kept):
 def test_features_are_blocks_of_float16_with_their_digest(bert):
     texts = Texts(make_texts(40)[0])
     kept = Features.of(texts, f"hf:{bert}")
-    assert kept.missing() == [0, 1, 2]
+    assert kept.missing_blocks() == [0, 1, 2]
     seen = []
     kept.complete(texts, _compute(f"hf:{bert}"), lambda done, rows: seen.append((done, rows)))
     assert seen == [(0, 40), (16, 40), (32, 40), (40, 40)]
@@ -393,7 +393,7 @@ def test_a_run_trains_on_features(reviews, bert, tmp_path):
     rows = []
     result = train(config, on_rows=lambda done, total: rows.append((done, total)))
     assert rows == [(0, 40), (16, 40), (32, 40), (40, 40)]
-    dataset, _ = prepare(config.resolved())
+    dataset, _ = prepare(config.resolve())
     assert isinstance(dataset.train.x, torch.Tensor)
     assert dataset.train.x.shape[1] == 16 + 1 + 2  # tokens, stars, and a shop each for a and b
     seen = (dataset.train.x[:, :16] - torch.tensor(dataset.mean[:16])) / torch.tensor(dataset.std[:16])
@@ -406,7 +406,7 @@ def test_a_run_trains_on_features(reviews, bert, tmp_path):
 
 def test_folds_share_their_features(reviews, bert, tmp_path):
     for fold in range(5):
-        config = _run(reviews, bert, tmp_path).resolved()
+        config = _run(reviews, bert, tmp_path).resolve()
         dataset = data.load(f"{config.data},fold={fold}", raw=True)
         compute_features(config, dataset, on_rows=None if fold == 0 else lambda *_: pytest.fail("computed twice"))
         x = encode_dataset(config, dataset)
@@ -473,20 +473,20 @@ def test_changed_photos_of_a_table_are_another_run(tmp_path, monkeypatch):
 def test_noise_is_drawn_on_the_original_inputs(bert, vit, reviews, tmp_path):
     spec = "instance:rate=0.3"
     config = _run(reviews, bert, tmp_path, noise=spec)
-    with_features, without = (prepare(c.resolved()) for c in (config, replace(config, encoder="none")))
+    with_features, without = (prepare(c.resolve()) for c in (config, replace(config, encoder="none")))
     assert torch.equal(with_features[1].labels, without[1].labels)
     seen, given = with_features[0].train.x, without[0].train.x
     assert isinstance(seen, torch.Tensor)
     assert isinstance(given, torch.Tensor)
     assert seen.shape != given.shape
     for noise in (spec, "symmetric:rate=0.3"):
-        images = RunConfig(data="digits", noise=noise, limit=50, test_limit=20, encoder=f"hf:{vit}").resolved()
-        plain = replace(images, encoder="none", model=None, epochs=None, lr=None, augment=None).resolved()
+        images = RunConfig(data="digits", noise=noise, limit=50, test_limit=20, encoder=f"hf:{vit}").resolve()
+        plain = replace(images, encoder="none", model=None, epochs=None, lr=None, augment=None).resolve()
         assert torch.equal(prepare(images)[0].train.labels, prepare(plain)[0].train.labels)
 
 
 def test_a_limit_takes_its_part_of_the_features(vit, tmp_path):
-    config = RunConfig(data="digits", encoder=f"hf:{vit}").resolved()
+    config = RunConfig(data="digits", encoder=f"hf:{vit}").resolve()
     whole, part = (prepare(c)[0].train.x for c in (config, replace(config, limit=30, test_limit=10)))
     assert isinstance(whole, torch.Tensor)
     assert isinstance(part, torch.Tensor)
@@ -499,7 +499,7 @@ def test_an_image_that_cannot_be_read_is_left_out(vit, tmp_path):
     folder = save_photos(tmp_path / "photos", 20)
     damaged = sorted(folder.rglob("*.png"))[3]
     damaged.write_bytes(b"no image")
-    config = RunConfig(data=f"folder:path={folder}", encoder=f"hf:{vit}").resolved()
+    config = RunConfig(data=f"folder:path={folder}", encoder=f"hf:{vit}").resolve()
     dataset, record = prepare(config)
     assert len(dataset.train) + len(dataset.test) == 19
     assert len(record.labels) == len(dataset.train)
@@ -508,25 +508,25 @@ def test_an_image_that_cannot_be_read_is_left_out(vit, tmp_path):
 
 
 def test_defaults_are_those_of_the_head_and_augmentation_is_refused(vit):
-    config = RunConfig(data="cifar10", encoder=f"hf:{vit}").resolved()
+    config = RunConfig(data="cifar10", encoder=f"hf:{vit}").resolve()
     for name, value in encoders.HEAD.items():
         assert getattr(config, name) == value
     with pytest.raises(ValueError, match="without augmentation: leave out 'flip_crop'"):
-        RunConfig(data="cifar10", encoder=f"hf:{vit}", augment="flip_crop").resolved()
+        RunConfig(data="cifar10", encoder=f"hf:{vit}", augment="flip_crop").resolve()
 
 
 def test_features_are_no_inputs_of_an_encoder(vit, tmp_path):
     path = tmp_path / "numbers.csv"
     path.write_text("a,b,kind\n" + "\n".join(f"{i % 5},{i % 3},{'xy'[i % 2]}" for i in range(20)), encoding="utf-8")
-    config = RunConfig(data=f"table:path={path},label=kind", encoder=f"hf:{vit}").resolved()
+    config = RunConfig(data=f"table:path={path},label=kind", encoder=f"hf:{vit}").resolve()
     with pytest.raises(ValueError, match="takes images or texts, not features of shape"):
         prepare(config)
 
 
 def test_auto_is_for_images_or_for_texts(reviews, monkeypatch):
-    table = RunConfig(data=f"table:path={reviews},label=kind,text=text", encoder="auto").resolved()
+    table = RunConfig(data=f"table:path={reviews},label=kind,text=text", encoder="auto").resolve()
     assert table.encoder == encoders.ENCODERS.canonical(encoders.AUTO["texts"])
-    assert RunConfig(data="digits", encoder="auto").resolved().encoder == encoders.AUTO["images"]
+    assert RunConfig(data="digits", encoder="auto").resolve().encoder == encoders.AUTO["images"]
 
 
 def test_gc_removes_the_features_that_no_run_names(reviews, bert, tmp_path):

@@ -13,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from logitclip import engine, models
+from logitclip import models
 from logitclip.clip import CLIPS, QUANTILES, norm_penalty
-from logitclip.criterion import LogitClip, Loss, clipped
+from logitclip.criterion import LogitClip, Loss, build_criterion
 from logitclip.data import Dataset, Split, batch_indices, transform
 from logitclip.engine import Diverged, Progress, Settings, fit, learning_rate
-from logitclip.launch import launch
+from logitclip.launch import launch, make_fabric
 from logitclip.methods.standard import Standard
 from logitclip.rng import stream
 
@@ -130,14 +130,14 @@ def test_training_is_the_plain_loop(change):
 )
 def test_every_clip_trains_as_it_does_in_a_plain_loop(spec):
     dataset, link = make_data(), CLIPS.build(spec)
-    worker = fit(dataset, make_model, clipped("ce", spec), settings=SETTINGS)
+    worker = fit(dataset, make_model, build_criterion("ce", spec), settings=SETTINGS)
     network = plain_loop(dataset, SETTINGS, lambda z, y: nn.functional.cross_entropy(link(z), y))
     for name, weight in network.state_dict().items():
         assert torch.allclose(worker.weights()[name], weight, rtol=0, atol=1e-6), name
 
 
 def test_it_trains_on_every_device(device):
-    fabric = engine.make_fabric(accelerator="gpu" if device == "cuda" else device)
+    fabric = make_fabric(accelerator="gpu" if device == "cuda" else device)
     rows, worker = rows_of(make_data(), make_model, LogitClip("ce", tau=1.0), Standard, SETTINGS, fabric=fabric)
     assert next(worker.network.parameters()).device.type == device
     assert rows[-1]["loss"] < rows[0]["loss"]
@@ -426,7 +426,7 @@ def test_resuming_gives_the_same_bits(stop):
         worker = fit(
             dataset,
             lambda s: make_model(s, spec=spec),
-            clipped("cores", "norm:tau=1"),
+            build_criterion("cores", "norm:tau=1"),
             settings=settings,
             index=torch.arange(120),
             held_out=torch.arange(120, 150),
@@ -590,7 +590,7 @@ def test_precisions(precision, weights):
         LogitClip("ce", tau=2.0),
         Looking,
         replace(SETTINGS, epochs=15),
-        fabric=engine.make_fabric(accelerator="cpu", precision=precision),
+        fabric=make_fabric(accelerator="cpu", precision=precision),
     )
     assert worker.weights()["head.weight"].dtype == weights
     assert dtypes == {

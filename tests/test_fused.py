@@ -118,7 +118,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     }[request.param]
     monkeypatch.setattr(fused, "MIN_BLOCKED", 0)
     monkeypatch.setattr(fused, "BLOCK", block)
-    monkeypatch.setattr(fused, "KEPT", kept)
+    monkeypatch.setattr(fused, "MOST_EXPONENTIALS", kept)
 
 
 @pytest.mark.usefixtures("blocks")
@@ -452,7 +452,7 @@ def test_clip_equals_its_plain_form(clip: Any) -> None:
 def test_no_second_array_besides_the_gradient(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     n, classes, block = 200, 1000, 10_000
     monkeypatch.setattr(fused, "BLOCK", block)
-    monkeypatch.setattr(fused, "KEPT", n * classes if kept else 0)
+    monkeypatch.setattr(fused, "MOST_EXPONENTIALS", n * classes if kept else 0)
     z, y = batch((n, classes))
     z.requires_grad_()
     with Memory(z, y) as memory:

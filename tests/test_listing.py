@@ -125,7 +125,7 @@ def test_ids_by_their_beginning(original):
 
 
 def test_what_differs_from_the_defaults(original):
-    clipped = RunConfig(clip="norm:temp=1.5", lr=0.1, data="digits").resolved()
+    clipped = RunConfig(clip="norm:temp=1.5", lr=0.1, data="digits").resolve()
     assert studies.changed_options(clipped) == {"clip": "norm:temp=1.5"}  # lr is the default of digits
     with plugins_ignored():  # the dataset of a plugin has no known defaults
         theirs = replace(clipped, data="theirs", plugin=("gone.py",))
@@ -193,7 +193,7 @@ def test_gc_leaves_alone_what_is_claimed_after_it_looked(folder, monkeypatch):
     monkeypatch.setattr(studies, "read_runs", read_then_claimed)
     with held:
         assert studies.collect_garbage(folder) == {}
-        assert all(claims.claimed_by(path) for path in (stopped, empty))
+        assert all(claims.describe_owner(path) for path in (stopped, empty))
     assert (stopped / f"{files.SCRATCH}1-x").exists()
 
 
@@ -219,7 +219,7 @@ def test_a_claim_that_waits_while_gc_removes_its_folder_makes_it_again(tmp_path,
 
     def claim() -> None:
         with claims.claim(folder):
-            owners.append(claims.claimed_by(folder))
+            owners.append(claims.describe_owner(folder))
 
     waiting = threading.Thread(target=claim)
 
@@ -441,7 +441,7 @@ def test_nothing_is_mended_while_the_process_lives(folder):
     with claims.claim(done):
         assert results.read_result(done) is not None
         assert (done / "checkpoints").exists()
-        assert claims.claimed_by(done) is not None
+        assert claims.describe_owner(done) is not None
 
 
 def test_the_config_of_a_finished_run_is_that_of_its_result(folder):

@@ -42,7 +42,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     block, kept = {"one block": (1000, 1000), "several blocks": (30, 1000), "not kept": (30, 0)}[request.param]
     monkeypatch.setattr(fused, "MIN_BLOCKED", 0)
     monkeypatch.setattr(fused, "BLOCK", block)
-    monkeypatch.setattr(fused, "KEPT", kept)
+    monkeypatch.setattr(fused, "MOST_EXPONENTIALS", kept)
 
 
 def by_definition(z: Tensor, y: Tensor, clip: Any) -> list[Tensor]:

@@ -17,7 +17,7 @@ PLUGIN = """
 import torch
 from torch import nn
 
-from logitclip.data import DATASETS, Dataset, Split, with_protocol
+from logitclip.data import DATASETS, Dataset, Split, with_defaults
 from logitclip.models import MODELS
 from logitclip.noise import NOISES
 
@@ -34,7 +34,7 @@ def block_{tag}(labels, num_classes, *, rate: float = 0.2, size: int = 3, genera
 
 
 @DATASETS.register
-@with_protocol({{"epochs": 1, "batch_size": 32, "lr": 0.1}})
+@with_defaults({{"epochs": 1, "batch_size": 32, "lr": 0.1}})
 def blobs_{tag}(root, *, spread: float = 1.0):
     generator = torch.Generator().manual_seed(0)
     y = torch.arange(150) % 3
@@ -68,11 +68,11 @@ def sweep(file: str, plugin: Path, folder: Path, **changes):
 
 
 @plugins_ignored()
-def collect(file: str, folder: Path) -> list[sweeping.Row]:
+def collect(file: str, folder: Path) -> list[sweeping.CellOutcome]:
     return sweeping.collect(as_swept(load_recipe(file, runs=str(folder))))
 
 
-def numbers(rows: list[sweeping.Row]) -> list[tuple[str, float]]:
+def numbers(rows: list[sweeping.CellOutcome]) -> list[tuple[str, float]]:
     return [(row.outcome.id, row.outcome.last10_accuracy) for row in rows if isinstance(row.outcome, Result)]
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from logitclip import cli
 from logitclip.clip import PENALTIES
-from logitclip.criterion import clipped
+from logitclip.criterion import build_criterion
 from logitclip.data import Dataset, Split
 from logitclip.engine import Progress, Settings, fit
 from logitclip.launch import make_fabric
@@ -130,7 +130,7 @@ def train(
     extra = {name: more.pop(name) for name in ("index", "held_out", "view", "fabric") if name in more}
     settings = Settings(**{"epochs": 3, "batch_size": 20, "lr": 0.1, **more})
     factory = lambda seed: build(spec, 3, (6,), seed=seed)  # noqa: E731
-    fit(POINTS, factory, clipped(loss, clip), METHODS.build(method), settings, after_epoch=after_epoch, **extra)
+    fit(POINTS, factory, build_criterion(loss, clip), METHODS.build(method), settings, after_epoch=after_epoch, **extra)
     return rows
 
 
@@ -154,12 +154,12 @@ def test_every_loss_composes_or_is_refused(method: str, loss: str) -> None:
     accepted: Any = METHODS[method.partition(":")[0]]
     if accepted.losses is None or loss in accepted.losses:
         assert all(np.isfinite(row["loss"]) for row in train(method, loss=loss, clip="norm:tau=1"))
-        assert RunConfig(method=method, loss=loss).resolved().loss == loss
+        assert RunConfig(method=method, loss=loss).resolve().loss == loss
     else:
         with pytest.raises(ValueError, match="has its own objective and accepts only the loss ce"):
             train(method, loss=loss, clip="norm:tau=1")
         with pytest.raises(ValueError, match="has its own objective and accepts only the loss ce"):
-            RunConfig(method=method, loss=loss).resolved()
+            RunConfig(method=method, loss=loss).resolve()
 
 
 PLAIN = {"spec": "mlp:width=8,depth=1"}

@@ -86,12 +86,12 @@ def test_what_it_refuses() -> None:
     with pytest.raises(ValueError, match="trains two networks"):
         CoTeaching(make_job(X, Y, lambda seed: same))
     with pytest.raises(ValueError, match="trains in one process: devices and nodes must be 1"):
-        RunConfig(method="co_teaching", devices=2).resolved()
+        RunConfig(method="co_teaching", devices=2).resolve()
 
 
 def test_the_noise_rate_is_left_out() -> None:
     def resolved(noise: str) -> str:
-        return RunConfig(noise=noise, method="co_teaching").resolved().method
+        return RunConfig(noise=noise, method="co_teaching").resolve().method
 
     assert resolved("symmetric:rate=0.5") == "co_teaching:forget_rate=0.5"
     assert resolved("pair:rate=0.45") == "co_teaching:forget_rate=0.45"

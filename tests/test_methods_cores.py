@@ -11,7 +11,7 @@ from jobs import CLASSES, labels, make_job, network, numbers
 from torch import Tensor, nn
 
 from logitclip.clip import CLIPS as LINKS
-from logitclip.criterion import clipped
+from logitclip.criterion import build_criterion
 from logitclip.data import Dataset, Split
 from logitclip.engine import Progress, Settings, fit
 from logitclip.launch import make_fabric
@@ -85,7 +85,7 @@ def test_whole_training_at_more_epochs_than_the_table_of_beta_has() -> None:
 
     fabric = make_fabric(accelerator="cpu", precision="64")
     more = {"fabric": fabric, "after_epoch": after_epoch, "view": lambda x, generator: x}
-    fit(dataset, lambda _: network(5, CLASSES), clipped("cores", "none"), Watched, settings, **more)
+    fit(dataset, lambda _: network(5, CLASSES), build_criterion("cores", "none"), Watched, settings, **more)
 
     model, prior, removed_at_last = network(5, CLASSES), COUNTS / N, 0
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)

@@ -19,7 +19,14 @@ from logitclip.clip import PENALTIES
 from logitclip.criterion import Loss
 from logitclip.methods import METHODS
 from logitclip.methods import dividemix as module
-from logitclip.methods.dividemix import DivideMix, lower_of_two, mixed, mixmatch_losses, negative_entropy, refined
+from logitclip.methods.dividemix import (
+    DivideMix,
+    lower_of_two,
+    mix_up,
+    mixmatch_losses,
+    negative_entropy,
+    refine_labels,
+)
 from logitclip.methods.dividemix import sharpen as sharpened
 from logitclip.runs.config import RunConfig
 
@@ -182,13 +189,13 @@ def test_losses_are_averaged_over_a_window(monkeypatch: pytest.MonkeyPatch, wind
 def test_parts_in_numpy() -> None:
     p = softmax(numbers(6, CLASSES).numpy())
     w, y = np.linspace(0, 1, 6), np.eye(CLASSES)[labels(6)]
-    got = refined(torch.from_numpy(y), torch.from_numpy(w), torch.from_numpy(p), 0.5)
+    got = refine_labels(torch.from_numpy(y), torch.from_numpy(w), torch.from_numpy(p), 0.5)
     np.testing.assert_allclose(got, sharpen(w[:, None] * y + (1 - w[:, None]) * p, 0.5), rtol=1e-12)
     np.testing.assert_allclose(sharpened(torch.from_numpy(p), 0.25), sharpen(p, 0.25), rtol=1e-12)
 
     x, order = numbers(6, 3).numpy(), np.array([3, 1, 0, 5, 4, 2])
     for weight in (0.8, 0.2):  # the example itself gets the larger share
-        got_x, got_y = mixed(torch.from_numpy(x), torch.from_numpy(p), weight, torch.from_numpy(order))
+        got_x, got_y = mix_up(torch.from_numpy(x), torch.from_numpy(p), weight, torch.from_numpy(order))
         np.testing.assert_allclose(got_x, 0.8 * x + 0.2 * x[order], rtol=1e-12)
         np.testing.assert_allclose(got_y, 0.8 * p + 0.2 * p[order], rtol=1e-12)
 
@@ -226,9 +233,9 @@ def test_semi_supervised_steps(monkeypatch: pytest.MonkeyPatch, clip: str, views
 
     def recorded(x: Tensor, target: Tensor, weight: float, order: Tensor) -> tuple[Tensor, Tensor]:
         drawn.append((weight, order))
-        return mixed(x, target, weight, order)
+        return mix_up(x, target, weight, order)
 
-    monkeypatch.setattr(module, "mixed", recorded)
+    monkeypatch.setattr(module, "mix_up", recorded)
     built = None if penalty is None else PENALTIES.build(penalty)
     worker = make(clip=clip, views=views, lambda_u=30.0, warm_up=2, ramp=4.0, norm=True, batch_size=5, penalty=built)
     clean = [torch.linspace(0, 1, N), torch.linspace(1, 0, N) ** 0.8]
@@ -289,7 +296,7 @@ def test_semi_supervised_steps(monkeypatch: pytest.MonkeyPatch, clip: str, views
 
 def test_mixing_weights_are_beta_and_orders_are_permutations(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[float, Tensor]] = []
-    monkeypatch.setattr(module, "mixed", lambda x, t, weight, order: drawn.append((weight, order)) or (x, t))
+    monkeypatch.setattr(module, "mix_up", lambda x, t, weight, order: drawn.append((weight, order)) or (x, t))
     x, y = numbers(600, 5), labels(600)
     one_epoch(make(x=x, y=y, batch_size=2, alpha=4.0), 1)
     weights = np.array([weight for weight, _ in drawn])
@@ -372,10 +379,10 @@ def test_no_split(monkeypatch: pytest.MonkeyPatch, probability: float) -> None:
 
     def watched(given: Tensor, clean: Tensor, p: Tensor, temperature: float) -> Tensor:
         assert torch.equal(clean, torch.full((N,), probability))
-        targets.append(refined(given, clean, p, temperature))
+        targets.append(refine_labels(given, clean, p, temperature))
         return targets[-1]
 
-    monkeypatch.setattr(module, "refined", watched)
+    monkeypatch.setattr(module, "refine_labels", watched)
     monkeypatch.setattr(worker, "clean_probability", lambda *_: torch.full((N,), probability))
     for at, _, step in one_epoch(worker, 1):
         assert sorted(at.tolist()) == list(range(N))
@@ -447,14 +454,14 @@ def test_presets(data: str, noise: str, expected: tuple[Any, ...]) -> None:
 
 def test_a_default_given_against_the_preset_stays_when_it_is_read_again() -> None:
     own = RunConfig(method="dividemix:lambda_u=25", noise="asymmetric:rate=0.4")
-    assert METHODS.parse(own.resolved().method)[1]["lambda_u"] == 25
-    assert own.resolved().resolved() == own.resolved()
+    assert METHODS.parse(own.resolve().method)[1]["lambda_u"] == 25
+    assert own.resolve().resolve() == own.resolve()
     assert own.id != replace(own, method="dividemix").id
 
 
 def test_presets_reach_the_run_and_given_knobs_come_first() -> None:
     def resolved(method: str, noise: str) -> str:
-        return RunConfig(data="digits", method=method, noise=noise).resolved().method
+        return RunConfig(data="digits", method=method, noise=noise).resolve().method
 
     assert resolved("dividemix", "symmetric:rate=0.5") == "dividemix"  # all defaults
     assert resolved("dividemix", "asymmetric:rate=0.4") == "dividemix:lambda_u=0,confidence_penalty=true"
@@ -498,7 +505,7 @@ def test_a_run_that_is_all_warm_up_says_so(caplog: pytest.LogCaptureFixture) -> 
 
 def test_several_devices_are_refused_before_anything_starts() -> None:
     with pytest.raises(ValueError, match="'dividemix' trains in one process: devices and nodes must be 1"):
-        RunConfig(method="dividemix", devices=2).resolved()
+        RunConfig(method="dividemix", devices=2).resolve()
 
 
 # -- state -------------------------------------------------------------------------------------------------------------

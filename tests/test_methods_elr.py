@@ -95,7 +95,7 @@ def test_soft_labels_train() -> None:
     ],
 )
 def test_published_settings(data: str, noise: str, spec: str) -> None:
-    assert RunConfig(data=data, noise=noise, method="elr").resolved().method == spec
+    assert RunConfig(data=data, noise=noise, method="elr").resolve().method == spec
 
 
 @pytest.mark.parametrize("knobs", [{"beta": 1.0}, {"beta": -0.1}, {"weight": -1.0}])

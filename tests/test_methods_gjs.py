@@ -102,7 +102,7 @@ def test_a_step_sees_two_views_one_after_the_other(clip: str) -> None:
 def test_published_settings(data: str, noise: str, weight: float) -> None:
     assert GJS.preset(data, noise) == {"weight": weight}
     spec = "gjs" if weight == 0.5 else f"gjs:weight={weight}"
-    assert RunConfig(data=data, noise=noise, method="gjs").resolved().method == spec
+    assert RunConfig(data=data, noise=noise, method="gjs").resolve().method == spec
 
 
 @pytest.mark.parametrize("weight", [0.0, 1.0, -1.0])

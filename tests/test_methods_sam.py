@@ -12,8 +12,8 @@ from jobs import CLASSES, CLIPS, labels, make_job, network, numbers, scaling_fab
 from torch import Tensor, nn
 
 from logitclip.clip import PENALTIES
-from logitclip.criterion import Loss, clipped
-from logitclip.methods.sam import SAM, frozen_statistics, perturbed
+from logitclip.criterion import Loss, build_criterion
+from logitclip.methods.sam import SAM, frozen_statistics, perturb_weights
 
 X, Y = numbers(12, 5, seed=7), labels(12)
 
@@ -72,7 +72,7 @@ def reference(model: nn.Module, x: Tensor, y: Tensor, objective: Any, rho: float
 def test_any_objective(clip: str, loss: str) -> None:
     model = network(5, 6, CLASSES)
     worker = SAM(make_job(X, Y, model, loss=loss, clip=clip), rho=0.2)
-    expected = reference(model, X, Y, clipped(loss, clip), 0.2)
+    expected = reference(model, X, Y, build_criterion(loss, clip), 0.2)
     step(worker)
     assert all(map(_close, worker.network.parameters(), expected))
 
@@ -117,11 +117,11 @@ def test_weights_come_back_to_the_bit() -> None:
     for w in model.parameters():
         w.grad = 3 * torch.randn(w.shape, generator=torch.Generator().manual_seed(2))
     before = [w.detach().clone() for w in model.parameters()]
-    with perturbed(model, 0.05):
+    with perturb_weights(model, 0.05):
         moved = torch.cat([(w - old).flatten() for w, old in zip(model.parameters(), before, strict=True)])
         assert moved.norm().item() == pytest.approx(0.05, rel=1e-3)
     assert all(map(torch.equal, model.parameters(), before))
-    with pytest.raises(KeyboardInterrupt), perturbed(model, 0.05):
+    with pytest.raises(KeyboardInterrupt), perturb_weights(model, 0.05):
         raise KeyboardInterrupt
     assert all(map(torch.equal, model.parameters(), before))
 
@@ -131,7 +131,7 @@ def test_zero_gradient_moves_nothing() -> None:
     for w in model.parameters():
         w.grad = torch.zeros_like(w)
     before = [w.detach().clone() for w in model.parameters()]
-    with perturbed(model, 0.05):
+    with perturb_weights(model, 0.05):
         assert all(map(torch.equal, model.parameters(), before))
 
 
@@ -142,7 +142,7 @@ def test_an_overflow_in_the_first_pass_is_harmless(bad: float) -> None:
         w.grad = torch.ones_like(w)
     model[0].weight.grad[1, 2] = bad  # type: ignore[index]
     before = [w.detach().clone() for w in model.parameters()]
-    with perturbed(model, 0.05):
+    with perturb_weights(model, 0.05):
         assert all(map(torch.equal, model.parameters(), before))
 
 
@@ -151,7 +151,7 @@ def test_half_precision_gradients_do_not_overflow_the_norm() -> None:
     for w in model.parameters():
         w.grad = torch.full_like(w, 3e4)  # their squares overflow half precision
     before = model.weight.detach().clone()
-    with perturbed(model, 0.5):
+    with perturb_weights(model, 0.5):
         assert (model.weight - before).float().norm().item() == pytest.approx(0.5 * np.sqrt(9 / 12), rel=1e-2)
 
 

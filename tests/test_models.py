@@ -22,7 +22,7 @@ from logitclip import models
 from logitclip.models import MODELS
 from logitclip.models.blocks import ACTIVATIONS, PreActBlock, make_stem
 from logitclip.models.densenet import DenseLayer
-from logitclip.models.resnet import Block
+from logitclip.models.resnet import ResidualBlock
 from logitclip.models.squeezenet import Fire
 
 build: Callable[..., Any] = models.build  # the layers of a network have no static type
@@ -273,7 +273,7 @@ def test_preact_resnet_has_the_shortcut_of_dividemix_by_default(spec, activated)
 @pytest.mark.parametrize("bottleneck", [False, True])
 @pytest.mark.parametrize(("outputs", "stride"), [(8, 1), (8, 2), (16, 1)])
 def test_residual_block(bottleneck, outputs, stride):
-    block = randomised(Block(8, outputs, stride, activation="relu", bottleneck=bottleneck))
+    block = randomised(ResidualBlock(8, outputs, stride, activation="relu", bottleneck=bottleneck))
     norms, convs = layers(block, nn.BatchNorm2d), layers(block, nn.Conv2d)
     plan = [(0, 1), (1, stride), (0, 1)] if bottleneck else [(1, stride), (1, 1)]  # (padding, stride)
     x = out = images(2, (8, 6, 6))

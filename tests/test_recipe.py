@@ -31,7 +31,7 @@ from logitclip.registry import Registry
 from logitclip.runs.config import RunConfig, plugins_ignored
 from logitclip.runs.results import Result
 from logitclip.studies import measures, tuning
-from logitclip.studies.recipe import FOLDER, STATISTICS, load_recipe, published, recipe_names, recipe_scales
+from logitclip.studies.recipe import FOLDER, STATISTICS, load_recipe, read_published, recipe_names, recipe_scales
 
 # -- what the paper says, with every knob written out ------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ def described(config: RunConfig) -> dict[str, Any]:
     """Return the settings that a config runs with: every knob of every spec, and milestones in epochs."""
     registries = {"data": DATASETS, "noise": NOISES, "loss": LOSSES, "method": METHODS, "model": MODELS}
     registries |= {"augment": AUGMENTS, "penalty": PENALTIES}  # the norm clip has two ways to give its numbers
-    words, resolved = to_tune(config), untuned(config).resolved()
+    words, resolved = to_tune(config), untuned(config).resolve()
     shown = {name: getattr(resolved, name) for name in (*CIFAR, "data", "noise", "seed")}
     shown |= {name: in_full(registry, shown[name]) for name, registry in registries.items()} | words
     shown["milestones"] = tuple(round(share * resolved.epochs) for share in resolved.milestones)  # type: ignore
@@ -339,7 +339,7 @@ def test_smoke_and_cpu_use_the_digits(name: str) -> None:
     for scale in ("smoke", "cpu"):
         for cell in load_recipe(name, scale).cells:
             assert cell.config.data == "digits"
-            resolved = untuned(cell.config).resolved()
+            resolved = untuned(cell.config).resolve()
             assert resolved.epochs is not None
             assert resolved.epochs <= (2 if scale == "smoke" else 150)
 
@@ -353,7 +353,7 @@ def test_every_published_number_has_one_place() -> None:
         recipe = load_recipe(name)
         axes = {*recipe.rows, *recipe.cols}
         known = {tuple(sorted((k, v) for k, v in cell.coordinates.items() if k in axes)) for cell in recipe.cells}
-        for number in published(name):
+        for number in read_published(name):
             place = tuple(sorted(number.coordinates.items()))
             assert place in known, f"{name}: {place}"
             assert number.statistic in recipe.statistics
@@ -398,12 +398,12 @@ def test_every_published_number_has_one_place() -> None:
     ],
 )
 def test_published_numbers(name: str, statistic: str, value: float, std: float | None, place: dict[str, str]) -> None:
-    [found] = [n for n in published(name) if n.coordinates == place and n.statistic == statistic]
+    [found] = [n for n in read_published(name) if n.coordinates == place and n.statistic == statistic]
     assert (found.value, found.std) == (value, std)
 
 
 def test_recipes_of_ours_have_no_published_numbers() -> None:
-    assert published("quickstart") == ()
+    assert read_published("quickstart") == ()
 
 
 def test_statistics_are_numbers_of_a_result() -> None:

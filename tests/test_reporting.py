@@ -154,7 +154,7 @@ def test_missing_runs_are_a_dash_and_a_sentence(folder, rows):
 
 def test_test_labels_that_may_be_wrong_are_named(folder, rows):
     config = replace(rows[0].cell.config, data="table:path=x.csv,label=y")
-    own = sweeping.Row(replace(rows[0].cell, config=config), config, None)
+    own = sweeping.CellOutcome(replace(rows[0].cell, config=config), config, None)
     assert any("test labels of table:path=x.csv,label=y may be wrong" in n for n in tabulate(load(folder), [own]).notes)
     assert not any("may be wrong" in note for note in tabulate(load(folder), rows).notes)
     assert figures.draw(load(folder), rows).to_dict()["title"] == title(load(folder))

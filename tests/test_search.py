@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import logitclip as lc
-from logitclip.search import Trial, best, contenders, learnt, proposed, scored
+from logitclip.search import Trial, best, contenders, has_learnt, propose_values, score_trials
 
 LABELS = np.arange(2000) % 5
 
@@ -87,7 +87,7 @@ def test_of_values_with_about_the_same_accuracy_the_one_that_memorised_least_win
 def test_a_loss_that_underfits_is_not_punished_for_learning_more():
     """The better of two networks may have the larger gap, as with GCE and NCE."""
     flat, steep = Trial(predicted(0.3), LABELS, 0.3), Trial(predicted(0.5), LABELS, 0.9)
-    scores = scored({5.0: flat, 0.2: steep})
+    scores = score_trials({5.0: flat, 0.2: steep})
     assert scores[5.0].total > scores[0.2].total
     assert best({5.0: flat, 0.2: steep}) == 0.2
 
@@ -96,11 +96,11 @@ def test_the_score_is_accuracy_minus_gap_minus_the_votes_against():
     """Right on 0.6, 0.6 and 0.5 of the examples; the third differs from the other two on the last tenth."""
     first, third = predicted(0.6), predicted(0.5)
     done = {1.0: Trial(first, LABELS, 0.7), 2.0: Trial(first, LABELS, 0.4), 3.0: Trial(third, LABELS, 0.5), 4.0: None}
-    scores = scored(done)
+    scores = score_trials(done)
     assert scores.pop(4.0) is None
     assert {value: score.total for value, score in scores.items()} == pytest.approx({1.0: 0.5, 2.0: 0.6, 3.0: 0.4})
     constant = Trial(np.zeros_like(LABELS), LABELS, 0.2)  # has no vote
-    assert scored({1.0: done[1.0], 5.0: constant, 6.0: constant})[1.0].total == pytest.approx(0.5)
+    assert score_trials({1.0: done[1.0], 5.0: constant, 6.0: constant})[1.0].total == pytest.approx(0.5)
 
 
 def test_the_standard_error_is_that_of_the_difference():
@@ -142,7 +142,7 @@ def test_a_network_that_finds_the_rare_class_has_learnt():
     weighted = np.where(rng.random(900) < 0.15, 1 - labels, labels)
     constant, guessing = np.zeros_like(labels), (rng.random(900) < 0.1).astype(int)
     assert (weighted == labels).mean() < (constant == labels).mean()
-    assert [learnt(Trial(p, labels)) for p in (weighted, constant, guessing)] == [True, False, False]
+    assert [has_learnt(Trial(p, labels)) for p in (weighted, constant, guessing)] == [True, False, False]
     assert best({1.0: Trial(weighted, labels, 0.95), 2.0: Trial(constant, labels, 0.9)}) == 1.0
 
 
@@ -158,10 +158,10 @@ def test_held_out_examples_must_be_the_same():
 
 def test_a_decision_does_not_depend_on_later_trials():
     done = {}
-    while ahead := [value for value in proposed((0.5, 5.0), done, 6) if value not in done]:
+    while ahead := [value for value in propose_values((0.5, 5.0), done, 6) if value not in done]:
         earlier = list(done)
         done |= {value: Trial(*peaked(3.0)(value)) for value in ahead}
-        assert proposed((0.5, 5.0), done, 6)[: len(earlier)] == earlier
+        assert propose_values((0.5, 5.0), done, 6)[: len(earlier)] == earlier
 
 
 @pytest.mark.parametrize(

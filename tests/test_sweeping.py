@@ -57,11 +57,11 @@ def recipe(folder: Path, change: dict[str, Any] | None = None, tune_seed: int | 
     )
 
 
-def swept(recipe: Recipe, log: Log | None = None, **options: Any) -> list[sweeping.Row]:
+def swept(recipe: Recipe, log: Log | None = None, **options: Any) -> list[sweeping.CellOutcome]:
     return sweeping.sweep(recipe, executor="inline", listener=log, **options)
 
 
-def accuracies(rows: list[sweeping.Row]) -> list[float]:
+def accuracies(rows: list[sweeping.CellOutcome]) -> list[float]:
     return [row.outcome.last10_accuracy for row in rows if isinstance(row.outcome, Result)]
 
 

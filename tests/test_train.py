@@ -65,7 +65,7 @@ def test_result_and_folder(tmp_path):
     result = train(config, on_epoch=lambda c, row: seen.append((c, row)))
     rows = result.rows
     assert [row for _, row in seen] == [None, *rows]  # once before the first epoch
-    assert all(c == config.resolved() for c, _ in seen)
+    assert all(c == config.resolve() for c, _ in seen)
     assert [row["epoch"] for row in rows] == list(range(12))
     assert result.last10_accuracy == pytest.approx(np.mean([row["test_accuracy"] for row in rows[2:]]))
     assert result.best_accuracy == max(row["test_accuracy"] for row in rows)
@@ -87,7 +87,7 @@ def test_result_and_folder(tmp_path):
     ]
     options = json.loads((result.folder / "config.json").read_text(encoding="utf-8"))
     assert options.pop("digest") == files.object_digest(options)
-    assert RunConfig(**options) == config.resolved()
+    assert RunConfig(**options) == config.resolve()
     assert read_result(result.folder) == result
 
 
@@ -128,7 +128,7 @@ def test_a_result_that_is_damaged_is_made_again(tmp_path, caplog):
 def test_weights_of_a_finished_run(tmp_path):
     config = in_folder(tmp_path, "a", epochs=2, noise="none")
     trained = train(config)
-    dataset, _ = prepare(config.resolved())
+    dataset, _ = prepare(config.resolve())
     view = transform("none", dataset.mean, dataset.std)
     network = build_model("mlp:width=16,depth=2", dataset, view, seed=7)
     network.load_state_dict(trained.weights())
@@ -139,7 +139,7 @@ def test_weights_of_a_finished_run(tmp_path):
 def test_noise_record(tmp_path):
     config = in_folder(tmp_path, "a", noise="asymmetric:rate=0.4", noise_seed=3, epochs=1)
     result = train(config)
-    dataset, record = prepare(config.resolved())
+    dataset, record = prepare(config.resolve())
     kept = result.noise
     assert (kept["rule"], kept["seed"], kept["data"]) == ("asymmetric:rate=0.4", 3, "digits")
     assert kept["rate"] == record.rate == result.noise_rate / 100
@@ -151,18 +151,18 @@ def test_noise_record(tmp_path):
 
 
 def test_limit_is_a_fixed_choice(tmp_path):
-    small, record = prepare(RunConfig(limit=100).resolved())
+    small, record = prepare(RunConfig(limit=100).resolve())
     full = data.load("digits")
     assert (len(small.train), len(small.test), record.rate) == (100, len(full.test), 0)
-    few, _ = prepare(RunConfig(test_limit=50).resolved())
+    few, _ = prepare(RunConfig(test_limit=50).resolve())
     assert (len(few.train), len(few.test)) == (len(full.train), 50)
-    again, _ = prepare(RunConfig(limit=100, seed=5).resolved())
+    again, _ = prepare(RunConfig(limit=100, seed=5).resolve())
     everywhere = torch.arange(100)
     assert torch.equal(small.train.x[everywhere], again.train.x[everywhere])
-    noisy, record = prepare(RunConfig(limit=100, noise="symmetric:rate=0.4").resolved())
+    noisy, record = prepare(RunConfig(limit=100, noise="symmetric:rate=0.4").resolve())
     assert torch.equal(noisy.train.x[everywhere], small.train.x[everywhere])
     assert record.rate == pytest.approx(0.4, abs=0.011)
-    assert len(prepare(RunConfig(limit=10_000).resolved())[0].train) == len(full.train)
+    assert len(prepare(RunConfig(limit=10_000).resolve())[0].train) == len(full.train)
 
 
 @pytest.mark.parametrize(("rule", "released"), [("random", False), ("released", True)])
@@ -605,9 +605,9 @@ def test_a_limit_takes_its_part_of_a_file(tmp_path):
     noisy = torch.where(torch.arange(len(labels)) % 3 == 0, (labels + 1) % 10, labels)
     np.savetxt(tmp_path / "noisy.csv", noisy.numpy(), fmt="%d")
     np.save(tmp_path / "votes.npy", torch.nn.functional.one_hot(noisy, 10).numpy())
-    plain, _ = prepare(RunConfig(limit=100).resolved())
+    plain, _ = prepare(RunConfig(limit=100).resolve())
     for spec in (f"file:path={tmp_path / 'noisy.csv'}", f"votes:counts={tmp_path / 'votes.npy'}"):
-        few, record = prepare(RunConfig(limit=100, noise=spec).resolved())
+        few, record = prepare(RunConfig(limit=100, noise=spec).resolve())
         everywhere = torch.arange(100)
         assert torch.equal(few.train.x[everywhere], plain.train.x[everywhere])
         given = few.train.labels.argmax(1) if few.train.labels.ndim > 1 else few.train.labels
@@ -631,7 +631,7 @@ def test_limit_also_cuts_human_labels(tmp_path):
         encoding="utf-8",
     )
     config = RunConfig(data="human_digits", plugin=(str(file),), limit=100, noise="real:set=worst", runs=str(tmp_path))
-    dataset, record = prepare(replace(config, model="mlp", epochs=1, batch_size=32, lr=0.1).resolved())
+    dataset, record = prepare(replace(config, model="mlp", epochs=1, batch_size=32, lr=0.1).resolve())
     assert len(dataset.label_sets["worst"]) == len(dataset.train) == 100
     assert record.labels.tolist() == ((record.clean_labels + 1) % 10).tolist()
 

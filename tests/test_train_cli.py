@@ -76,10 +76,10 @@ def test_nothing_is_computed_twice(tmp_path, typed, monkeypatch):
         monkeypatch.setattr(owner, name, counted)
 
     count(data, "load")
-    count(RunConfig, "resolved")
+    count(RunConfig, "resolve")
     count(noise, "apply")
     count(models, "build")
-    for name in ("resolved_id", "clipped", "settings", "transform", "make_fabric"):
+    for name in ("resolved_id", "build_criterion", "settings", "transform", "make_fabric"):
         count(training, name)
     code, *_ = typed(*options(replace(SMALL, epochs=1, clip="norm:temp=1.5", runs=str(tmp_path))))
     assert code == 0
@@ -251,7 +251,7 @@ def test_the_table_and_the_bar(tmp_path, typed):
 def test_the_bar_shows_epoch_loss_accuracy_memorised_and_time_left(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich treats it as a terminal
     bar = progress.TrainingBar()
-    config = RunConfig(epochs=4).resolved()
+    config = RunConfig(epochs=4).resolve()
     bar(config, None)
     (task,) = bar.progress.tasks
     assert (task.completed, task.total) == (0, 4)
@@ -273,7 +273,7 @@ def test_lines_in_a_pipe(monkeypatch, capsys):
     """A line at the start, one after the first and the last epoch, and one every half minute."""
     clock = [0.0]
     monkeypatch.setattr(progress, "monotonic", lambda: clock[0])
-    bar, config = progress.TrainingBar(), RunConfig(epochs=100, runs="here").resolved()
+    bar, config = progress.TrainingBar(), RunConfig(epochs=100, runs="here").resolve()
     bar(config, None)
     assert capsys.readouterr().err == f"logitclip: network mlp, 100 epochs, in here/{config.id}.\n"
     for epoch in range(100):

@@ -19,7 +19,7 @@ from logitclip.cli.tuning import Tried, tried_table
 from logitclip.runs.config import RunConfig, word_to_tune
 from logitclip.runs.results import Failure, Result, outcome
 from logitclip.runs.train import train
-from logitclip.search import TRIALS, best, scored
+from logitclip.search import TRIALS, best, score_trials
 from logitclip.search import Trial as SearchTrial
 from logitclip.studies import executors, queue, sweeping, tuning
 from logitclip.studies.tuning import GRIDS, Search
@@ -147,7 +147,7 @@ def test_every_grid_names_a_knob_that_exists() -> None:
     for key, values in GRIDS.items():
         field, name, knob = key.split(".")
         for value in values:
-            RunConfig(**{field: f"{name}:{knob}={value}"}).resolved()
+            RunConfig(**{field: f"{name}:{knob}={value}"}).resolve()
 
 
 def test_what_is_to_be_tuned_is_no_run() -> None:
@@ -384,7 +384,7 @@ def test_trials_that_learnt_nothing_are_warned_of(typed, caplog) -> None:
 def test_what_won_and_why() -> None:
     def told(found: dict[float, float | None], fast_trials: dict[float, Any]) -> tuple[str, list[str]]:
         console = Console(width=200, file=io.StringIO(), record=True)
-        console.print(tried_table(Tried("clip.temp", found, 1.0, scored(fast_trials) if fast_trials else {})))
+        console.print(tried_table(Tried("clip.temp", found, 1.0, score_trials(fast_trials) if fast_trials else {})))
         first, *lines = console.export_text().splitlines()
         return first, next(line.split() for line in lines if "chosen" in line)
 

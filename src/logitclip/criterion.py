@@ -28,7 +28,7 @@ from logitclip.clip import (
     make_clip,
     norm_quantiles,
 )
-from logitclip.losses import LOSSES, TrainingState, check_classes, check_target, evaluate
+from logitclip.losses import LOSSES, TrainingState, check_class_dim, check_target, evaluate
 from logitclip.losses.memory import GradientMemory
 from logitclip.noise import read_matrix
 from logitclip.registry import suggest
@@ -182,13 +182,13 @@ class Loss(nn.Module):
         check_weights(logits.shape, weight, example_weight)
         state = self.training_state() if self.scheduled or self.memory is not None else None
         if weight is not None and self.knobs.get("label_smoothing"):
-            return self._smoothed(logits, target, example_weight, clip, kept)
+            return self._smooth_labels(logits, target, example_weight, clip, kept)
         values, own = evaluate(self.function, logits, target, self.knobs, clip, weight, state, kept)
         if own is not None:
             self.count_removed(own, target, kept)
         return reduce(values, weights_of(values, target, own, example_weight, kept, weight), self.reduction)
 
-    def _smoothed(
+    def _smooth_labels(
         self, logits: Tensor, target: Tensor, example_weight: Tensor | None, clip: Clip | None, kept: Tensor | None
     ) -> Tensor:
         """Label smoothing with class weights as in torch: every class has its weight in the spread share, too."""
@@ -553,7 +553,7 @@ class Diagnosis:
     lowest_loss: float | None = None
 
 
-def clipped(criterion: str | Callable[..., Tensor], spec: str) -> nn.Module:
+def build_criterion(criterion: str | Callable[..., Tensor], spec: str) -> nn.Module:
     """Put any clip, by name, before a criterion.
 
     Args:
@@ -566,7 +566,7 @@ def clipped(criterion: str | Callable[..., Tensor], spec: str) -> nn.Module:
     Raises:
         ValueError: if the clip is unknown or a knob is out of range.
 
-    >>> clipped("ce", "value:limit=1")(torch.tensor([[30.0, 40.0]]), torch.tensor([0]))
+    >>> build_criterion("ce", "value:limit=1")(torch.tensor([[30.0, 40.0]]), torch.tensor([0]))
     tensor(0.6931)
     """
     name, knobs = CLIPS.parse(spec)
@@ -583,7 +583,7 @@ def _check_multiclass(logits: Tensor, target: Any) -> None:
     """Reject single logits, multi-label targets and mismatched batch sizes, even if the criterion accepts them."""
     check_logits(logits)
     dim = 1 if logits.ndim > 1 else 0
-    check_classes(logits.movedim(dim, -1))
+    check_class_dim(logits.movedim(dim, -1))
     if not isinstance(target, Tensor):
         return
     if dim == 1 and target.ndim and len(target) != len(logits):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,12 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from logitclip import launch
 from logitclip.clip import logit_norms, norm_quantiles
 from logitclip.criterion import LogitClip
 from logitclip.data import Dataset, Split
 from logitclip.data.augment import transform
 from logitclip.data.loading import batches
-from logitclip.launch import make_fabric, using_threads
 from logitclip.methods import check_restores
 from logitclip.methods.base import Job, Method, Settings, View
 from logitclip.methods.standard import Standard
@@ -25,9 +26,9 @@ from logitclip.rng import derived_seed, stream
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-__all__ = ["Diverged", "Progress", "Settings", "fit", "learning_rate", "make_fabric"]
+__all__ = ["Diverged", "Progress", "Settings", "fit", "learning_rate"]
 
-Row = dict[str, Any]  # the numbers of an epoch, as in `metrics.jsonl`: float, int, list of float, or None
+EpochRow = dict[str, Any]  # the numbers of an epoch, as in `metrics.jsonl`: float, int, list of float, or None
 Resume = tuple[dict[str, Tensor], dict[str, Any], int]  # weights, state, and the number of epochs done
 M = TypeVar("M", bound=Method)
 
@@ -70,7 +71,7 @@ class Progress:
     [0, 1]
     """
 
-    row: Row
+    row: EpochRow
     method: Method
     fabric: Fabric
     examples: dict[str, Tensor]
@@ -175,13 +176,13 @@ def fit(
     torch.Size([397, 10])
     """
     settings = settings or Settings()
-    fabric = make_fabric() if fabric is None else fabric
+    fabric = launch.make_fabric() if fabric is None else fabric
     view = transform("none", dataset.mean, dataset.std) if view is None else view
     index = torch.arange(len(dataset.train)) if index is None else index
     make_model = (lambda _: model) if isinstance(model, nn.Module) else model
     train = dataset.train.to(fabric.device)
     job = Job(train, dataset.num_classes, index, view, make_model, criterion, settings, fabric)
-    with using_threads(settings.threads):
+    with launch.using_threads(settings.threads):
         worker = method(job)
         evaluator = Evaluator(job, dataset.test.to(fabric.device), held_out, augmented=augment_held_out)
         start = 0
@@ -201,7 +202,7 @@ def fit(
 
 def _train_epoch(
     worker: Method, job: Job, epoch: int, views: torch.Generator, after_batch: Callable[[int], None] | None
-) -> Row:
+) -> EpochRow:
     """Train one epoch; return the mean loss, the accuracy on the given labels, and statistics of the clip."""
     settings, fabric = job.settings, job.fabric
     lr, rank = learning_rate(settings, epoch), fabric.global_rank
@@ -265,7 +266,7 @@ class Evaluator:
         self.every = job.settings.measure_every or (1 if len(job.train) <= 20_000 else 10)
         self.examples: dict[str, Tensor] = {}  # of the last epoch, see `Progress`
 
-    def measure(self, worker: Method, row: Row, views: torch.Generator) -> None:
+    def measure(self, worker: Method, row: EpochRow, views: torch.Generator) -> None:
         """Add the accuracies and the shares of memorised labels to the row of an epoch, and update `examples`.
 
         Args:
@@ -327,7 +328,7 @@ class Evaluator:
             every[at] = logits.argmax(1)
         return _sum_over_ranks(fabric, every).cpu()[self.held_out]
 
-    def _memorisation(self, worker: Method) -> Row:
+    def _memorisation(self, worker: Method) -> EpochRow:
         """Of the wrong labels, measure the share predicted as given and the share predicted as true, in percent."""
         train, fabric = self.job.train, self.job.fabric
         if train.clean_labels is None or not len(self.wrong):
@@ -378,7 +379,7 @@ class Evaluator:
             yield at, y, worker.predict(view(x, None))
 
 
-def _check_finite(row: Row, measured: float, settings: Settings) -> None:
+def _check_finite(row: EpochRow, measured: float, settings: Settings) -> None:
     """Raise `Diverged` unless the loss, the norms of the logits and what was measured are finite."""
     if all(map(math.isfinite, [row["loss"], measured, *(row["norm_quantiles"] or ())])):
         return
@@ -419,6 +420,13 @@ def _gather(fabric: Fabric, values: Tensor) -> Tensor:
     every = values.new_zeros(ends[-1])
     every[end - len(values) : end] = values
     return _sum_over_ranks(fabric, every)
+
+
+def __getattr__(name: str) -> Any:
+    if name != "make_fabric":  # its old place, until version 0.3
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("Import make_fabric from logitclip.launch instead.", DeprecationWarning, stacklevel=2)
+    return launch.make_fabric
 
 
 def hard_labels(labels: Tensor) -> Tensor:

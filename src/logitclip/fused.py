@@ -31,7 +31,9 @@ from logitclip.clip import (
 
 BLOCK = 256 * 1024  # entries in a block: a few of them fit the second-level cache
 PRODUCT = 64 * 1024  # entries of a block that are multiplied at a time where only their sums are needed
-KEPT = 1024 * 1024  # exponentials kept for the backward pass; where there are more, they are computed again
+MOST_EXPONENTIALS = (
+    1024 * 1024
+)  # exponentials kept for the backward pass; where there are more, they are computed again
 MIN_BLOCKED = 64 * 1024  # entries below which, with nothing to clip, torch's own log_softmax is as fast
 EXP_SAFE = 40.0  # exp of a clipped logit needs no shift by the row's maximum below this
 LOG2_E = math.log2(math.e)  # exp(x) = exp2(x LOG2_E), and exp2 takes half the time on CPUs
@@ -340,7 +342,7 @@ def _statistics(logits: Tensor, clip: Clip | None, mean: bool) -> tuple[Any, ...
     mean of s z - shift. Values that are not needed are None."""
     if logits.numel() <= BLOCK:
         return _block_statistics(logits, clip, mean)
-    keep = logits.numel() <= KEPT
+    keep = logits.numel() <= MOST_EXPONENTIALS
     exps = torch.empty_like(logits if keep else logits[: _rows(logits)])
     blocks = [
         _block_statistics(z, clip, mean, out=exps[: len(z)] if e is None else e)[1:]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 for talkative in ("distributed", "rank_zero"):  # here, because spawned processes import this module too
     logging.getLogger(f"lightning_fabric.utilities.{talkative}").setLevel(logging.WARNING)
 
-SAVING = 60.0  # seconds in which interrupted processes must save their last epoch
+SECONDS_TO_SAVE = 60.0  # seconds in which interrupted processes must save their last epoch
 
 
 def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, precision: str = "32") -> Fabric:
@@ -108,7 +108,7 @@ def launch(function: Callable[..., None], *args: Any, devices: int, **options: A
         left = set(multiprocessing.active_children()) - others
         for process in left:
             process.terminate()
-        deadline = time.monotonic() + SAVING
+        deadline = time.monotonic() + SECONDS_TO_SAVE
         for process in left:
             process.join(max(0.0, deadline - time.monotonic()))
             process.kill()

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from logitclip.text import listed
+from logitclip.text import join_names
 
 __all__ = ["Knob", "Registry", "UnknownName"]
 
@@ -40,7 +40,7 @@ def suggest(name: str, known: typing.Iterable[str]) -> str:
         near = [initials]
     if near:
         return f"Did you mean {by_lower_case[near[0]]!r}?"
-    return f"Known: {listed(known)}." if known else "It takes none."
+    return f"Known: {join_names(known)}." if known else "It takes none."
 
 
 class UnknownName(ValueError):

@@ -109,22 +109,24 @@ def tune(
     if trials < 3:
         raise ValueError(f"trials must be at least 3, got {trials}.")
     done: dict[float, Trial | None] = {}
-    while ahead := [v for v in (proposed(between, done, trials) if values is None else values) if v not in done]:
+    while ahead := [v for v in (propose_values(between, done, trials) if values is None else values) if v not in done]:
         for value in ahead:
             done[float(value)] = _trial(train(value), next(filter(None, done.values()), None))
     scores = {value: None if trial is None else trial.accuracy for value, trial in done.items()}
     chosen = highest(scores) if values is not None else best(done)
-    if values is None and not any(map(learnt, done.values())):
+    if values is None and not any(map(has_learnt, done.values())):
         warnings.warn(NOTHING_LEARNT, stacklevel=2)
     return Tuned(chosen, scores)
 
 
-def proposed(between: tuple[float, float], done: Mapping[float, Trial | None], count: int = TRIALS) -> list[float]:
+def propose_values(
+    between: tuple[float, float], done: Mapping[float, Trial | None], count: int = TRIALS
+) -> list[float]:
     """Return the values to try, as far as the finished trials decide them: the first three, then one at a time."""
     low, high = between
     if not 0 < low < high < math.inf:
         raise ValueError(f"between must be two positive numbers, the smaller first, got {between}.")
-    values = [low, _rounded(math.sqrt(low * high)), high]
+    values = [low, _round(math.sqrt(low * high)), high]
     while len(values) < count and all(value in done for value in values):
         values.append(_next({value: done[value] for value in values}))
     return values
@@ -147,18 +149,18 @@ class Score:
 
 def best(done: Mapping[float, Trial | None]) -> float:
     """Return the best value: of the `contenders`, the one with the highest total."""
-    scores = scored(done)
+    scores = score_trials(done)
     return highest({value: score.total if score and score.contender else None for value, score in scores.items()})
 
 
-def scored(done: Mapping[float, Trial | None]) -> dict[float, Score | None]:
+def score_trials(done: Mapping[float, Trial | None]) -> dict[float, Score | None]:
     """Return the score of each value; None if its training failed.
 
     A model that fits the training labels without generalising has memorised them: it has a large gap. A model that
     differs from the others has memorised, or has learnt too little. Only models that have learnt vote.
     """
     finished = {value: trial for value, trial in done.items() if trial is not None}
-    voters = {value: trial.predictions for value, trial in finished.items() if learnt(trial)}
+    voters = {value: trial.predictions for value, trial in finished.items() if has_learnt(trial)}
     known = all(trial.train_accuracy is not None for trial in finished.values())
     tied = contenders(done)
     scores: dict[float, Score | None] = dict.fromkeys(done)
@@ -166,7 +168,7 @@ def scored(done: Mapping[float, Trial | None]) -> dict[float, Score | None]:
         # With augmentation the training accuracy may be below the validation accuracy.
         gap = max(0.0, (trial.train_accuracy or 0.0) - trial.accuracy) if known else None
         others = [predictions for voter, predictions in voters.items() if voter != value]
-        scores[value] = Score(trial.accuracy, gap, outvoted(trial.predictions, others), value in tied)
+        scores[value] = Score(trial.accuracy, gap, share_outvoted(trial.predictions, others), value in tied)
     return scores
 
 
@@ -181,7 +183,7 @@ def contenders(done: Mapping[float, Trial | None]) -> list[float]:
         ValueError: if all trials failed.
     """
     finished = {value: trial for value, trial in done.items() if trial is not None}
-    trials = {value: trial for value, trial in finished.items() if learnt(trial)} or finished
+    trials = {value: trial for value, trial in finished.items() if has_learnt(trial)} or finished
     first = highest({value: trial.accuracy for value, trial in trials.items()})
     right = {value: trial.predictions == trial.labels for value, trial in trials.items()}
 
@@ -193,7 +195,7 @@ def contenders(done: Mapping[float, Trial | None]) -> list[float]:
     return [first, *(value for value in trials if value != first and near(value))]
 
 
-def outvoted(predictions: np.ndarray, others: Sequence[np.ndarray]) -> float:
+def share_outvoted(predictions: np.ndarray, others: Sequence[np.ndarray]) -> float:
     """Return the share of examples for which more of the others agree on another class than on this one."""
     if not others:
         return 0.0
@@ -203,7 +205,7 @@ def outvoted(predictions: np.ndarray, others: Sequence[np.ndarray]) -> float:
     return float((same < most).mean())
 
 
-def learnt(trial: Trial | None) -> bool:
+def has_learnt(trial: Trial | None) -> bool:
     """Return whether predictions agree with the labels more often than by chance, by two standard errors.
 
     By chance, predictions and labels with these class shares agree as often as if they were independent. A constant
@@ -240,12 +242,12 @@ def _next(done: Mapping[float, Trial | None]) -> float:
     at_best = 0 if failed else values.index(best(done))
     if at_best in (0, len(values) - 1):
         inner = values[1 if at_best == 0 else -2]
-        return _rounded(values[at_best] * values[at_best] / inner)
+        return _round(values[at_best] * values[at_best] / inner)
     below, at, above = values[at_best - 1 : at_best + 2]
-    return _rounded(math.sqrt(at * above if above / at >= at / below else at * below))
+    return _round(math.sqrt(at * above if above / at >= at / below else at * below))
 
 
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     return float(f"{value:.3g}")
 
 

@@ -46,10 +46,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def listed(names: Iterable[str], most: int = 20) -> str:
+def join_names(names: Iterable[str], most: int = 20) -> str:
     """Return names in a row, and how many are left out.
 
-    >>> listed(["a", "b", "c", "d"], most=2), listed(["a", "b"])
+    >>> join_names(["a", "b", "c", "d"], most=2), join_names(["a", "b"])
     ('a, b, ... 2 more', 'a, b')
     """
     every = list(names)

@@ -230,4 +230,4 @@ def _describe_default(field: str, _: str) -> str:
 
 @functools.cache
 def _resolve_defaults(data: str) -> RunConfig:
-    return RunConfig(data=data).resolved()
+    return RunConfig(data=data).resolve()

@@ -22,7 +22,9 @@ from logitclip.registry import Registry, show_value
 from logitclip.runs.config import RunConfig, load_plugins, registries
 
 Name = Annotated[Positional[str], arg(help_behavior_hint="")]  # may be left out
-Kind = Literal["losses", "clips", "penalties", "noises", "data", "encoders", "augments", "models", "methods", "recipes"]
+RegistryName = Literal[
+    "losses", "clips", "penalties", "noises", "data", "encoders", "augments", "models", "methods", "recipes"
+]
 _FIELDS = {  # kind -> the option that such a name is given by
     "losses": "loss",
     "clips": "clip",
@@ -36,7 +38,7 @@ _FIELDS = {  # kind -> the option that such a name is given by
 }
 
 
-def list_names(kind: Positional[Kind], name: Name = "", /, *, plugin: Plugins = (), json: Flag = False) -> None:
+def list_names(kind: Positional[RegistryName], name: Name = "", /, *, plugin: Plugins = (), json: Flag = False) -> None:
     """List the losses, clips, noises, datasets, networks, methods or recipes, or explain one of them.
 
     Example: logitclip list losses, or logitclip list data table

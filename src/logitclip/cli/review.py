@@ -123,7 +123,9 @@ def apply(
 def _warn(state: Any) -> None:
     """Name the answers that are not used."""
     if state.changed:
-        tell(f"The content of {_named(state.changed)} has changed since it was reviewed: those answers are not used.")
+        tell(
+            f"The content of {_join_rows(state.changed)} has changed since it was reviewed: those answers are not used."
+        )
     for row, answers in list(state.disagreements.items())[:NAMED]:
         said = ", ".join(f"{answer.reviewer or 'somebody'} says {answer.text}" for answer in answers)
         tell(f"The answers to row {row} disagree and are not used: {said}.")
@@ -131,7 +133,7 @@ def _warn(state: Any) -> None:
         tell(f"{len(state.disagreements) - NAMED:,} more rows have answers that disagree.")
 
 
-def _named(rows: list[str]) -> str:
+def _join_rows(rows: list[str]) -> str:
     more = f" and {len(rows) - NAMED:,} more" if len(rows) > NAMED else ""
     return f"row{'s' if len(rows) > 1 else ''} {', '.join(rows[:NAMED])}{more}"
 

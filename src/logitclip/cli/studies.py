@@ -24,7 +24,7 @@ ASK_HOURS = 100  # a sweep that would take longer asks first
 if TYPE_CHECKING:
     from logitclip.data import Dataset
     from logitclip.studies.recipe import Cell, Recipe
-    from logitclip.studies.sweeping import Row
+    from logitclip.studies.sweeping import CellOutcome
 
 
 Files = Annotated[UseAppendAction[tuple[Path, ...]], arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")]
@@ -143,7 +143,7 @@ def _estimate_hours(recipe: Recipe, datasets: list[Dataset], cells: Iterable[Cel
     return (total + sum(trials.values())) / 3600
 
 
-def _exit_unless_done(rows: Iterable[Row]) -> None:
+def _exit_unless_done(rows: Iterable[CellOutcome]) -> None:
     """Exit unless every run has a result."""
     outcomes = [row.outcome for row in rows]
     if any(isinstance(outcome, Failure) for outcome in outcomes):

@@ -108,7 +108,7 @@ class SweepBoard(Listener):
     def on_start(self, config: RunConfig, row: dict[str, Any] | None) -> None:
         now = monotonic()
         self.first = min(self.first, now)
-        self.epochs[config] = config.resolved().epochs
+        self.epochs[config] = config.resolve().epochs
         self.running[config] = _count_epochs(row), row
         self._line(now, f"started {self.label(config)}", self.PAUSE)
 

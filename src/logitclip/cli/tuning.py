@@ -127,7 +127,7 @@ def _check_options(config: RunConfig, search: SearchOptions, place: Place) -> No
 
 def _search_values(config: RunConfig, options: SearchOptions, where: dict[str, Any]) -> Tried:
     """Try the values of a grid, or those of the fast search."""
-    from logitclip.search import scored
+    from logitclip.search import score_trials
     from logitclip.studies import sweeping, tuning
 
     if options.option is None:
@@ -140,7 +140,7 @@ def _search_values(config: RunConfig, options: SearchOptions, where: dict[str, A
     if all(score is None for score in scores.values()):
         return Tried(search.option, scores, None)
     best = tuning.best_value(config, outcome, search)
-    parts = {} if search.values else scored(tuning.fast_trials(config, outcome, search))
+    parts = {} if search.values else score_trials(tuning.fast_trials(config, outcome, search))
     return Tried(search.option, scores, best, parts)
 
 

@@ -20,7 +20,8 @@ from logitclip.data.dataset import (
     Split,
     asymmetric_of,
     data_folder,
-    protocol_of,
+    defaults_of,
+    with_defaults,
     with_protocol,
 )
 from logitclip.data.loading import Holdout, batch_indices, batches, hold_out
@@ -35,11 +36,12 @@ __all__ = [
     "asymmetric_of",
     "batch_indices",
     "batches",
+    "defaults_of",
     "hold_out",
     "load",
     "normalise",
-    "protocol_of",
     "transform",
+    "with_defaults",
     "with_protocol",
 ]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from logitclip.data.dataset import DATASETS, Dataset, locate, with_protocol
-from logitclip.data.images import find_images, own_image_protocol
+from logitclip.data.dataset import DATASETS, Dataset, locate, with_defaults
+from logitclip.data.images import find_images, own_image_defaults
 from logitclip.data.listings import Listing, image_dataset
 
 # In the order of the label numbers.
@@ -13,7 +13,7 @@ CLASSES = (*("cat", "lynx", "wolf", "coyote", "cheetah", "jaguar", "chimpanzee",
 
 
 @DATASETS.register
-@with_protocol(own_image_protocol)
+@with_defaults(own_image_defaults)
 def animal10n(root: str | Path = ".", *, path: str = "", size: int = 64) -> Dataset:
     """Animal-10N: 50,000 training images with about 8 % wrong labels and 5,000 test images, 64x64 pixels.
 

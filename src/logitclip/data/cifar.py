@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logitclip.data.dataset import DATASETS, Dataset, Split, with_protocol
+from logitclip.data.dataset import DATASETS, Dataset, Split, with_defaults
 from logitclip.data.download import Remote, fetch, md5, unpack, verify
 from logitclip.data.pickles import as_labels, human_labels, read_labels, read_pickle
 
@@ -149,7 +149,7 @@ CIFAR100 = Release(
     },
 )
 
-PROTOCOL: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, Any] = {
     "model": "wrn:depth=40,width=2",
     "epochs": 200,
     "batch_size": 128,
@@ -168,7 +168,7 @@ PROTOCOL: Mapping[str, Any] = {
 
 
 @DATASETS.register
-@with_protocol(PROTOCOL, asymmetric=CIFAR10.asymmetric, num_classes=10)
+@with_defaults(DEFAULTS, asymmetric=CIFAR10.asymmetric, num_classes=10)
 def cifar10(
     root: str | Path,
     *,
@@ -196,7 +196,7 @@ def cifar10(
 
 
 @DATASETS.register
-@with_protocol(PROTOCOL)
+@with_defaults(DEFAULTS)
 def cifar100(
     root: str | Path,
     *,

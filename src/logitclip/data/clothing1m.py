@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from logitclip.data.dataset import DATASETS, Dataset, locate, with_protocol
-from logitclip.data.images import own_image_protocol
+from logitclip.data.dataset import DATASETS, Dataset, locate, with_defaults
+from logitclip.data.images import own_image_defaults
 from logitclip.data.listings import Listing, find_list, image_dataset, read_lines, read_list
 
 # In the order of the label numbers.
@@ -17,7 +17,7 @@ CLASSES = (
 
 
 @DATASETS.register
-@with_protocol(own_image_protocol)
+@with_defaults(own_image_defaults)
 def clothing1m(
     root: str | Path = ".",
     *,

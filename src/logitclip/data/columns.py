@@ -20,7 +20,7 @@ from logitclip.text import first_line
 MISSING = frozenset({"", "?", "na", "n/a", "#n/a", "nan", "null"})  # in lower case
 
 
-class Text(NamedTuple):
+class TextColumn(NamedTuple):
     """A column of text: row i is `values[codes[i]]`; code -1 means missing."""
 
     codes: np.ndarray  # [N] int64
@@ -34,7 +34,7 @@ class Unusable(NamedTuple):
     reason: str
 
 
-Column = np.ndarray | Text | Unusable  # numbers are float64 [N], nan where missing
+Column = np.ndarray | TextColumn | Unusable  # numbers are float64 [N], nan where missing
 Columns = Mapping[str, Column]
 
 
@@ -99,7 +99,7 @@ def row_count(columns: Columns) -> int:
     column = next(iter(columns.values()))
     if isinstance(column, Unusable):
         return column.rows
-    return len(column.codes if isinstance(column, Text) else column)
+    return len(column.codes if isinstance(column, TextColumn) else column)
 
 
 def _read_csv(path: Path, text: Collection[str]) -> dict[str, Column]:
@@ -121,7 +121,7 @@ def _read_csv(path: Path, text: Collection[str]) -> dict[str, Column]:
         names = next(builtin_csv.reader([header], delimiter=delimiter), [])
         nulls = [*csv.ConvertOptions().null_values, "?"]
 
-        def parsed(decimal_point: str) -> Any:
+        def parse(decimal_point: str) -> Any:
             return csv.read_csv(
                 stream(),
                 parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
@@ -133,10 +133,10 @@ def _read_csv(path: Path, text: Collection[str]) -> dict[str, Column]:
                 ),
             )
 
-        table = parsed(".")
+        table = parse(".")
         # A comma before exactly three digits may separate thousands.
         if delimiter != "," and re.search(r"\d,(?:\d{1,2}|\d{4,})(?![\d,])", start):
-            return max(table, parsed(","), key=_numeric_columns)  # the first of equals
+            return max(table, parse(","), key=_numeric_columns)  # the first of equals
         return table
 
     return _from_arrow(path, read)
@@ -263,7 +263,7 @@ def from_numpy(values: np.ndarray) -> Column:
     """Convert an array of N rows to a column.
 
     >>> from_numpy(np.array(["b", "a", "", "b"]))
-    Text(codes=array([ 1,  0, -1,  1]), values=['a', 'b'])
+    TextColumn(codes=array([ 1,  0, -1,  1]), values=['a', 'b'])
     """
     if values.ndim == 1 and values.dtype.kind in "biuf":
         return values.astype(np.float64)
@@ -275,26 +275,26 @@ def from_numpy(values: np.ndarray) -> Column:
     return Unusable(len(values) if values.ndim else 1, f"is an array {values.shape} of {values.dtype}, not a column")
 
 
-def _text(codes: np.ndarray, values: list[str]) -> Text:
+def _text(codes: np.ndarray, values: list[str]) -> TextColumn:
     """Strip values and mark placeholders for missing values as missing."""
     stripped = [value.strip() for value in values]
     distinct = [value for value in dict.fromkeys(stripped) if value.lower() not in MISSING]
     position = {value: i for i, value in enumerate(distinct)}
     moved = np.array([position.get(value, -1) for value in stripped] + [-1])  # the code -1 finds the last
-    return Text(moved[codes], distinct)
+    return TextColumn(moved[codes], distinct)
 
 
-def as_text(column: np.ndarray | Text) -> Text:
+def as_text(column: np.ndarray | TextColumn) -> TextColumn:
     """Write numbers as text, `1` rather than `1.0`."""
-    if isinstance(column, Text):
+    if isinstance(column, TextColumn):
         return column
     distinct, codes = np.unique(column[~np.isnan(column)], return_inverse=True)
     all_codes = np.full(len(column), -1)
     all_codes[~np.isnan(column)] = codes
-    return Text(all_codes, [str(int(v)) if v.is_integer() else repr(v) for v in distinct.tolist()])
+    return TextColumn(all_codes, [str(int(v)) if v.is_integer() else repr(v) for v in distinct.tolist()])
 
 
-def is_number(text: str) -> bool:
+def is_numeric_text(text: str) -> bool:
     """Return whether `text` can be read as a number."""
     try:
         float(text)
@@ -315,6 +315,6 @@ def take(columns: Columns, index: Tensor | np.ndarray) -> dict[str, Column]:
     def rows(column: Column) -> Column:
         if isinstance(column, Unusable):
             return Unusable(len(i), column.reason)
-        return Text(column.codes[i], column.values) if isinstance(column, Text) else column[i]
+        return TextColumn(column.codes[i], column.values) if isinstance(column, TextColumn) else column[i]
 
     return {name: rows(column) for name, column in columns.items()}

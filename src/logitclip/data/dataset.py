@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,8 +19,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 DATASETS = Registry("dataset", injected=("root", "download", "mirror", "raw"), package="logitclip.data")
 
 
-def with_protocol(
-    protocol: Mapping[str, Any] | Callable[..., Mapping[str, Any]],
+def with_defaults(
+    defaults: Mapping[str, Any] | Callable[..., Mapping[str, Any]],
     *,
     asymmetric: Mapping[int, int] | None = None,
     num_classes: int | None = None,
@@ -27,7 +28,7 @@ def with_protocol(
     """Attach the training defaults of a benchmark to a dataset function, so that they are known without its data.
 
     Args:
-        protocol: training defaults under the names of `RunConfig`'s fields: model, epochs, batch_size, lr, momentum,
+        defaults: training defaults under the names of `RunConfig`'s fields: model, epochs, batch_size, lr, momentum,
             nesterov, weight_decay, schedule, milestones (shares of the epochs), augment, drop_last; or a function from
             knobs of the dataset to these.
         asymmetric: source class -> target class of asymmetric noise; None: each class to the next.
@@ -36,21 +37,27 @@ def with_protocol(
     Returns:
         A decorator.
 
-    >>> @with_protocol({"model": "mlp", "epochs": 30, "batch_size": 32, "lr": 0.1})
+    >>> @with_defaults({"model": "mlp", "epochs": 30, "batch_size": 32, "lr": 0.1})
     ... def wine(root): ...
-    >>> wine.protocol["epochs"]
+    >>> wine.defaults["epochs"]
     30
     """
 
     def decorate(function: F) -> F:
-        function.protocol, function.asymmetric = protocol, asymmetric  # type: ignore[attr-defined]
+        function.defaults, function.asymmetric = defaults, asymmetric  # type: ignore[attr-defined]
         function.num_classes = num_classes  # type: ignore[attr-defined]
         return function
 
     return decorate
 
 
-def protocol_of(spec: str) -> Mapping[str, Any]:
+def with_protocol(*args: Any, **options: Any) -> Callable[[F], F]:
+    """The old name of `with_defaults`; it works until version 0.3."""
+    warnings.warn("with_protocol is called with_defaults now.", DeprecationWarning, stacklevel=2)
+    return with_defaults(*args, **options)
+
+
+def defaults_of(spec: str) -> Mapping[str, Any]:
     """Return the training defaults of a dataset. Reads no data.
 
     Args:
@@ -59,15 +66,15 @@ def protocol_of(spec: str) -> Mapping[str, Any]:
     Returns:
         Values by the names of `RunConfig`'s fields.
 
-    >>> protocol_of("digits")["epochs"], protocol_of("webvision:size=64")["augment"]
+    >>> defaults_of("digits")["epochs"], defaults_of("webvision:size=64")["augment"]
     (150, 'crop:size=56')
     """
     name, given = DATASETS.parse(spec)
-    protocol = getattr(DATASETS[name], "protocol", {})
-    if isinstance(protocol, Mapping):
-        return protocol
+    defaults = getattr(DATASETS[name], "defaults", {})
+    if isinstance(defaults, Mapping):
+        return defaults
     knobs = {knob.name: given.get(knob.name, knob.default) for knob in DATASETS.knobs(name).values()}
-    return protocol(**{knob: knobs[knob] for knob in inspect.signature(protocol).parameters})
+    return defaults(**{knob: knobs[knob] for knob in inspect.signature(defaults).parameters})
 
 
 def asymmetric_of(spec: str) -> Mapping[int, int] | None:

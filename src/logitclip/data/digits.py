@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from logitclip.data.dataset import DATASETS, Dataset, Split, with_protocol
+from logitclip.data.dataset import DATASETS, Dataset, Split, with_defaults
 
 TRAIN = 1400
 
 
-PROTOCOL: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, Any] = {
     "model": "mlp:width=256,depth=3",
     "epochs": 150,
     "batch_size": 128,
@@ -31,7 +31,7 @@ PROTOCOL: Mapping[str, Any] = {
 
 
 @DATASETS.register
-@with_protocol(PROTOCOL)
+@with_defaults(DEFAULTS)
 def digits(root: str | Path | None = None) -> Dataset:
     """Digits: 1,400 + 397 handwritten digits of 8x8 pixels, from scikit-learn; needs no file.
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from logitclip.data.dataset import DATASETS, Dataset, Split, with_protocol
+from logitclip.data.dataset import DATASETS, Dataset, Split, with_defaults
 from logitclip.data.download import Remote, fetch
 from logitclip.data.pickles import as_labels
 
@@ -41,7 +41,7 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fas
 CLASSES = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-PROTOCOL: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, Any] = {
     "model": "cnn:width=32",
     "epochs": 60,
     "batch_size": 128,
@@ -57,7 +57,7 @@ PROTOCOL: Mapping[str, Any] = {
 
 
 @DATASETS.register
-@with_protocol(PROTOCOL)
+@with_defaults(DEFAULTS)
 def fashion_mnist(
     root: str | Path, *, subset: bool = False, download: bool = False, mirror: str | Path | None = None
 ) -> Dataset:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from logitclip.data.dataset import DATASETS, Dataset, locate, reads, with_protocol
-from logitclip.data.images import ImageFiles, find_images, own_image_protocol
+from logitclip.data.dataset import DATASETS, Dataset, locate, reads, with_defaults
+from logitclip.data.images import ImageFiles, find_images, own_image_defaults
 from logitclip.data.listings import (
     Listing,
     class_folders,
@@ -25,7 +25,7 @@ def _files(root: Path, path: str) -> Iterator[bytes]:
 
 @DATASETS.register
 @reads(_files)
-@with_protocol(own_image_protocol)
+@with_defaults(own_image_defaults)
 def folder(
     root: str | Path = ".",
     *,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from logitclip.data.dataset import DATASETS, Dataset, locate, with_protocol
-from logitclip.data.images import own_image_protocol
+from logitclip.data.dataset import DATASETS, Dataset, locate, with_defaults
+from logitclip.data.images import own_image_defaults
 from logitclip.data.listings import Listing, find_list, image_dataset, read_lines
 
 
 @DATASETS.register
-@with_protocol(own_image_protocol)
+@with_defaults(own_image_defaults)
 def food101n(
     root: str | Path = ".",
     *,

@@ -150,7 +150,7 @@ def as_address(png: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
-def image_protocol(size: int) -> dict[str, Any]:
+def image_defaults(size: int) -> dict[str, Any]:
     """Return the paper's settings for WebVision, with a crop of 7/8 of the decoded size (224 of 256)."""
     return {
         "model": "resnet:depth=18" if size >= 128 else "resnet:depth=18,stem=cifar",
@@ -167,9 +167,9 @@ def image_protocol(size: int) -> dict[str, Any]:
     }
 
 
-def own_image_protocol(size: int) -> dict[str, Any]:
-    """Return `image_protocol` without `drop_last`: own images may be few."""
-    return {**image_protocol(size), "drop_last": False}
+def own_image_defaults(size: int) -> dict[str, Any]:
+    """Return `image_defaults` without `drop_last`: own images may be few."""
+    return {**image_defaults(size), "drop_last": False}
 
 
 def _pillow() -> Any:

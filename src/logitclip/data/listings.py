@@ -91,7 +91,7 @@ def collect(listing: Listing, classes: Sequence[str]) -> tuple[list[str], Tensor
         numbers.append(number)
     if not names:
         raise ValueError(f"{listing.source} lists no image.")
-    if missing := _missing(listing.folder, names):
+    if missing := _find_missing(listing.folder, names):
         others = f" (and {len(missing) - 1} others)" if len(missing) > 1 else ""
         raise ValueError(
             f"{listing.where(numbers[missing[0]])}: there is no image {listing.folder / names[missing[0]]}{others}; "
@@ -100,7 +100,7 @@ def collect(listing: Listing, classes: Sequence[str]) -> tuple[list[str], Tensor
     return names, torch.tensor(labels)
 
 
-def _missing(folder: Path, names: list[str]) -> list[int]:
+def _find_missing(folder: Path, names: list[str]) -> list[int]:
     """Return the positions of names without a file. Listing each folder once is much faster than one stat per file."""
     present: dict[str, set[str]] = {}
     missing = []

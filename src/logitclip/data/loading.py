@@ -230,11 +230,13 @@ def _batches(
         for index in there if resident else plan:
             yield values.index_select(0, index).to(device, non_blocking=True)
 
-    inputs = select(split.x) if isinstance(split.x, Tensor) else _decoded(split.x, plan, workers, device)
+    inputs = select(split.x) if isinstance(split.x, Tensor) else _decode_batches(split.x, plan, workers, device)
     yield from zip(there, inputs, select(split.labels), strict=True)
 
 
-def _decoded(examples: Examples, plan: tuple[Tensor, ...], workers: int, device: torch.device) -> Iterator[Tensor]:
+def _decode_batches(
+    examples: Examples, plan: tuple[Tensor, ...], workers: int, device: torch.device
+) -> Iterator[Tensor]:
     loader = DataLoader(
         examples,  # type: ignore[arg-type]  # indexed by one batch of positions at a time
         sampler=plan,

@@ -100,13 +100,13 @@ def _read(path: Path, load: Callable[[], Any]) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except Exception as error:  # unpicklers raise many types; the file is at fault
-        raise _damaged(path, "unsafe", error) from error
+        raise _damage_error(path, "unsafe", error) from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__} instead of a dict. Delete it and download it again.")
     return {str(key): value.value if isinstance(value, _Array) else value for key, value in content.items()}
 
 
-def _damaged(path: Path, other: str, error: Exception) -> ValueError:
+def _damage_error(path: Path, other: str, error: Exception) -> ValueError:
     reason = str(error)
     if name := re.search(r"GLOBAL (\S+)", reason):
         reason = _UNKNOWN.format(name[1])
@@ -131,7 +131,7 @@ def read_labels(path: str | Path) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise
     except Exception as error:  # numpy and zipfile raise a dozen kinds on damaged files
-        raise _damaged(path, "holds pickled objects", error) from error
+        raise _damage_error(path, "holds pickled objects", error) from error
 
 
 def as_labels(array: np.ndarray, source: str, *, length: int, num_classes: int) -> Tensor:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logitclip.data.columns import Column, Columns, Text, Unusable, as_text, is_number
+from logitclip.data.columns import Column, Columns, TextColumn, Unusable, as_text, is_numeric_text
 from logitclip.registry import suggest
 from logitclip.text import first_line
 
@@ -27,7 +27,7 @@ TERMS: tuple[dict[str, Any], ...] = (  # of short texts, and of others
 LARGEST = 1e150  # the squares of larger numbers overflow
 TRUSTED = ("numpy.dtype",)  # what a saved preprocessor may hold beside scikit-learn's own transformers
 
-Kind = Literal["number", "category", "text"]
+ColumnKind = Literal["number", "category", "text"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,15 +38,15 @@ class Preprocessor:
     once and values never seen share one feature. Text: TF-IDF of words and word pairs, or of character n-grams where
     texts are short.
 
-    >>> columns = {"age": np.array([20.0, 40.0, np.nan]), "sex": Text(np.array([0, 1, 1]), ["f", "m"])}
+    >>> columns = {"age": np.array([20.0, 40.0, np.nan]), "sex": TextColumn(np.array([0, 1, 1]), ["f", "m"])}
     >>> preprocessor = Preprocessor.fit(columns)
     >>> preprocessor.kinds
     {'age': 'number', 'sex': 'category'}
-    >>> preprocessor.transform({"age": np.array([30.0]), "sex": Text(np.array([0]), ["x"])})
+    >>> preprocessor.transform({"age": np.array([30.0]), "sex": TextColumn(np.array([0]), ["x"])})
     tensor([[0., 0., 1.]])
     """
 
-    kinds: Mapping[str, Kind]  # the columns that are features
+    kinds: Mapping[str, ColumnKind]  # the columns that are features
     dropped: Mapping[str, str]  # the columns that are not, and why
     transformer: Any  # a fitted ColumnTransformer
 
@@ -61,14 +61,14 @@ class Preprocessor:
         Raises:
             ValueError: If no column is usable.
         """
-        kinds: dict[str, Kind] = {}
+        kinds: dict[str, ColumnKind] = {}
         dropped: dict[str, str] = {}
         for name, column in columns.items():
             reason = _unusable(name, column, name in text)
             if reason is not None:
                 dropped[name] = reason
             else:
-                kinds[name] = "text" if name in text else "category" if isinstance(column, Text) else "number"
+                kinds[name] = "text" if name in text else "category" if isinstance(column, TextColumn) else "number"
         reasons = "; ".join(f"{name!r} {reason}" for name, reason in dropped.items())
         if not kinds:
             raise ValueError(f"No column is left as a feature: {reasons or 'there is none beside the label'}.")
@@ -177,7 +177,7 @@ def _unusable(name: str, column: Column, free_text: bool) -> str | None:
     """Return why a column cannot be a feature, or None."""
     if isinstance(column, Unusable):
         return column.reason
-    if isinstance(column, Text):
+    if isinstance(column, TextColumn):
         counts = np.bincount(column.codes + 1, minlength=len(column.values) + 1)
         missing, present = int(counts[0]), counts[1:][counts[1:] > 0]
         if not len(present):
@@ -209,12 +209,12 @@ def _numbers_rows(name: str, column: np.ndarray) -> bool:
     return bool((np.diff(column) > 0).all()) or called or np.ptp(column) < 1.2 * len(column)
 
 
-def mean_words(column: Text) -> float:
+def mean_words(column: TextColumn) -> float:
     """Return the mean number of words of the first values."""
     return float(np.mean([len(value.split()) for value in column.values[:1000]])) if column.values else 0.0
 
 
-def _transformer(frame: Any, kinds: Mapping[str, Kind]) -> Any:
+def _transformer(frame: Any, kinds: Mapping[str, ColumnKind]) -> Any:
     _skops()  # say now which packages are missing
     from sklearn.compose import ColumnTransformer
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -222,7 +222,7 @@ def _transformer(frame: Any, kinds: Mapping[str, Kind]) -> Any:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-    def named(kind: Kind) -> list[str]:
+    def named(kind: ColumnKind) -> list[str]:
         return [_key(i) for i, found in enumerate(kinds.values()) if found == kind]
 
     single: Any = np.float32  # scikit-learn's annotations know float64 alone
@@ -253,7 +253,7 @@ def _transformer(frame: Any, kinds: Mapping[str, Kind]) -> Any:
     )
 
 
-def _frame(columns: Columns, kinds: Mapping[str, Kind]) -> Any:
+def _frame(columns: Columns, kinds: Mapping[str, ColumnKind]) -> Any:
     """Return the columns as a data frame, each converted to the kind it has in `kinds`."""
     _skops()
     import pandas as pd
@@ -266,12 +266,12 @@ def _key(position: int) -> str:
     return f"column {position}"
 
 
-def _values(name: str, column: Column, kind: Kind) -> np.ndarray:
+def _values(name: str, column: Column, kind: ColumnKind) -> np.ndarray:
     if isinstance(column, Unusable):
         raise ValueError(f"Column {name!r} {column.reason}.")
     if kind == "number":
-        if isinstance(column, Text):
-            wrong = [value for value in column.values if not is_number(value)]
+        if isinstance(column, TextColumn):
+            wrong = [value for value in column.values if not is_numeric_text(value)]
             if wrong:
                 raise ValueError(f"Column {name!r} held numbers when the model was fitted, now it holds {wrong[0]!r}.")
             column = np.array([*map(float, column.values), np.nan])[column.codes]

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logitclip.data.columns import Column, Columns, Text, Unusable, as_text, is_number, read_table, take
-from logitclip.data.dataset import DATASETS, Dataset, Split, locate, reads, with_protocol
-from logitclip.data.images import ImageFiles, own_image_protocol
+from logitclip.data.columns import Column, Columns, TextColumn, Unusable, as_text, is_numeric_text, read_table, take
+from logitclip.data.dataset import DATASETS, Dataset, Split, locate, reads, with_defaults
+from logitclip.data.images import ImageFiles, own_image_defaults
 from logitclip.data.listings import Listing, image_dataset
 from logitclip.data.loading import stratified_split
 from logitclip.data.preprocessing import Preprocessor, is_usable
@@ -24,9 +24,9 @@ from logitclip.registry import suggest
 log = logging.getLogger(__name__)
 
 
-def _protocol(image: str | None, size: int) -> dict[str, Any]:
+def _defaults(image: str | None, size: int) -> dict[str, Any]:
     if image is not None:
-        return own_image_protocol(size)
+        return own_image_defaults(size)
     return {
         "model": "mlp",
         "epochs": 100,
@@ -53,7 +53,7 @@ def _files(root: Path, path: str, image: str | None) -> Iterator[bytes]:
 
 @DATASETS.register
 @reads(_files)
-@with_protocol(_protocol)
+@with_defaults(_defaults)
 def table(
     root: str | Path = ".",
     *,
@@ -130,7 +130,7 @@ def load_table(
     special = [label] if clean_label is None else [label, clean_label]
     columns = read_table(path, text=(*special, *text))
     for name in (*special, *drop, *text):
-        require(columns, name, path)
+        require_column(columns, name, path)
     classes = class_names([columns[name] for name in special], label, path)
     labels, *clean = (class_positions(columns[name], name, classes, path) for name in special)
     truth = clean[0] if clean else labels
@@ -143,7 +143,7 @@ def load_table(
         as_before = () if preprocessor is None else preprocessor.text_columns
         test_columns = read_table(test, text={*special, *text, *as_before})
         judge = clean_label if clean_label in test_columns else label
-        require(test_columns, judge, test)
+        require_column(test_columns, judge, test)
         test_truth = class_positions(test_columns[judge], judge, classes, test)
         held_out = torch.arange(len(test_truth))
     else:
@@ -182,7 +182,7 @@ def _fit(columns: Columns, text: Sequence[str], *, raw: bool) -> Preprocessor | 
 
 def join_texts(columns: Columns, names: Sequence[str]) -> Texts:
     """Join the text columns row by row, a line each; a missing text is left out."""
-    found = [as_text(columns[name]) for name in names]  # type: ignore[arg-type]  # `require` has checked them
+    found = [as_text(columns[name]) for name in names]  # type: ignore[arg-type]  # `require_column` has checked them
     lines = [np.array([*text.values, ""], dtype=object)[text.codes] for text in found]
     return Texts(["\n".join(line for line in row if line) for row in zip(*lines, strict=True)])
 
@@ -231,15 +231,15 @@ def _names(text: str | None) -> list[str]:
 # -- labels ------------------------------------------------------------------------------------------------------------
 
 
-def require(columns: Columns, name: str, path: str | Path) -> None:
+def require_column(columns: Columns, name: str, path: str | Path) -> None:
     """Raise a ValueError with a suggestion if there is no column `name`."""
     if name not in columns:
         raise ValueError(f"{path} has no column {name!r}. {suggest(name, columns)}")
 
 
-def column_text(columns: Columns, name: str, path: str | Path) -> Text:
+def column_text(columns: Columns, name: str, path: str | Path) -> TextColumn:
     """Return a column as text, or raise a ValueError if it is missing or cannot be used."""
-    require(columns, name, path)
+    require_column(columns, name, path)
     column = columns[name]
     if isinstance(column, Unusable):
         raise ValueError(f"{path}: column {name!r} {column.reason}.")
@@ -261,7 +261,7 @@ def class_names(columns: Sequence[Column], label: str, path: str | Path) -> list
         raise ValueError(
             f"{path}: the label {label!r} has {len(values)} different values in {rows} rows: those are no classes."
         )
-    return sorted(values, key=float) if all(map(is_number, values)) else values
+    return sorted(values, key=float) if all(map(is_numeric_text, values)) else values
 
 
 def class_positions(column: Column, name: str, classes: Sequence[str], path: str | Path) -> Tensor:
@@ -283,7 +283,7 @@ def class_positions(column: Column, name: str, classes: Sequence[str], path: str
     return torch.from_numpy(labels)
 
 
-def _refuse_missing(text: Text, name: str, path: str | Path, what: str = "label") -> None:
+def _refuse_missing(text: TextColumn, name: str, path: str | Path, what: str = "label") -> None:
     missing = np.flatnonzero(text.codes < 0)
     if len(missing):
         others = f" (and in {len(missing) - 1} other rows)" if len(missing) > 1 else ""

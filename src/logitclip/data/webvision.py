@@ -9,8 +9,8 @@ from typing import Literal
 
 import torch
 
-from logitclip.data.dataset import DATASETS, Dataset, Split, locate, with_protocol
-from logitclip.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, find_images, image_protocol
+from logitclip.data.dataset import DATASETS, Dataset, Split, locate, with_defaults
+from logitclip.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, find_images, image_defaults
 from logitclip.data.listings import Listing, check_every_class, collect, read_lines, read_list
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ PAGE = "https://data.vision.ee.ethz.ch/cvl/webvision/dataset2017.html"
 
 
 @DATASETS.register
-@with_protocol(image_protocol)
+@with_defaults(image_defaults)
 def webvision(
     root: str | Path = ".",
     *,

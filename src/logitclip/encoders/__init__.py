@@ -21,15 +21,26 @@ from logitclip.encoders._weights import downloads_allowed
 from logitclip.files import sha256
 from logitclip.registry import Registry
 
-__all__ = ["AUTO", "ENCODERS", "HEAD", "Encoder", "Kind", "build", "downloads_allowed", "identify", "is_ours", "reads"]
+__all__ = [
+    "AUTO",
+    "ENCODERS",
+    "HEAD",
+    "Encoder",
+    "InputKind",
+    "build",
+    "downloads_allowed",
+    "identify",
+    "is_ours",
+    "reads",
+]
 
 ENCODERS = Registry("encoder", injected=("takes", "device"), package=__name__)
 
-Kind = Literal["images", "texts"]
+InputKind = Literal["images", "texts"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 # What `auto` stands for; docs/photos_and_texts.md says why.
-AUTO: Mapping[Kind, str] = {
+AUTO: Mapping[InputKind, str] = {
     "images": "hf:name=facebook/dinov2-small",
     "texts": "hf:name=intfloat/multilingual-e5-small,prompt=query:",
 }
@@ -92,12 +103,12 @@ def reads(find: Callable[..., Iterable[Path]]) -> Callable[[F], F]:
 
 
 @ENCODERS.register
-def none(*, takes: Kind, device: torch.device) -> Encoder:
+def none(*, takes: InputKind, device: torch.device) -> Encoder:
     """No encoder: the network gets the inputs themselves."""
     raise ValueError("The encoder none has no features.")
 
 
-def build(spec: str, takes: Kind, *, accelerator: str = "auto") -> Encoder:
+def build(spec: str, takes: InputKind, *, accelerator: str = "auto") -> Encoder:
     """Load an encoder.
 
     Args:

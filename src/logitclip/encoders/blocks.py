@@ -19,7 +19,7 @@ import torch
 
 from logitclip.data.texts import Texts
 from logitclip.encoders import Encoder
-from logitclip.encoders.features import Block, Inputs, read_examples
+from logitclip.encoders.features import InputBlock, Inputs, read_examples
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ READERS = 4  # threads that read and prepare examples
 AHEAD = 3  # batches that are prepared in advance
 RETRIES = 3  # of a block whose Ray actor was lost
 
-Load = Callable[[], Encoder]  # a function that another process can call
+LoadEncoder = Callable[[], Encoder]  # a function that another process can call
 
 
 def encode_block(encode: Encoder, inputs: Inputs) -> np.ndarray:
@@ -80,14 +80,14 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def in_this_process(load: Load, blocks: Iterator[Block]) -> Iterator[tuple[int, np.ndarray]]:
+def in_this_process(load: LoadEncoder, blocks: Iterator[InputBlock]) -> Iterator[tuple[int, np.ndarray]]:
     """Encode blocks one after the other."""
     encode = load()
     for number, inputs in blocks:
         yield number, encode_block(encode, inputs)
 
 
-def in_processes(load: Load, blocks: Iterator[Block], *, jobs: int) -> Iterator[tuple[int, np.ndarray]]:
+def in_processes(load: LoadEncoder, blocks: Iterator[InputBlock], *, jobs: int) -> Iterator[tuple[int, np.ndarray]]:
     """Encode blocks in `jobs` processes, which end with this one."""
     first = list(itertools.islice(blocks, 2))
     if len(first) < 2 or jobs == 1:  # not worth a process
@@ -101,19 +101,21 @@ def in_processes(load: Load, blocks: Iterator[Block], *, jobs: int) -> Iterator[
             for number, inputs in blocks:
                 running[pool.submit(_encode, inputs)] = number
                 if len(running) > jobs:  # one waits, so that no process does
-                    yield from _ended(running)
+                    yield from _take_finished(running)
             while running:
-                yield from _ended(running)
+                yield from _take_finished(running)
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _ended(running: dict[Future[np.ndarray], int]) -> Iterator[tuple[int, np.ndarray]]:
+def _take_finished(running: dict[Future[np.ndarray], int]) -> Iterator[tuple[int, np.ndarray]]:
     for future in wait(running, return_when=FIRST_COMPLETED).done:
         yield running.pop(future), future.result()
 
 
-def on_ray(load: Load, blocks: Iterator[Block], *, jobs: int | None = None) -> Iterator[tuple[int, np.ndarray]]:
+def on_ray(
+    load: LoadEncoder, blocks: Iterator[InputBlock], *, jobs: int | None = None
+) -> Iterator[tuple[int, np.ndarray]]:
     """Encode blocks on the cluster that Ray is connected to, in a pool of actors that hold the encoder.
 
     An actor that dies is started again, and its block is computed once more.
@@ -132,7 +134,7 @@ def on_ray(load: Load, blocks: Iterator[Block], *, jobs: int | None = None) -> I
     idle = [actor.remote(Path.cwd(), load) for _ in range(jobs or int(there["GPU" if on_gpu else "CPU"]))]
     running: dict[Any, tuple[int, Any]] = {}
 
-    def ended() -> tuple[int, np.ndarray]:
+    def take_result() -> tuple[int, np.ndarray]:
         [task], _ = ray.wait(list(running), num_returns=1)
         number, worker = running.pop(task)
         idle.append(worker)
@@ -140,17 +142,17 @@ def on_ray(load: Load, blocks: Iterator[Block], *, jobs: int | None = None) -> I
 
     for number, inputs in blocks:
         if not idle:
-            yield ended()
+            yield take_result()
         worker = idle.pop()
         running[worker.encode.remote(inputs)] = number, worker
     while running:
-        yield ended()
+        yield take_result()
 
 
 class _Actor:
     """An encoder on a node of a Ray cluster. Relative paths refer to the folder of the process that asks."""
 
-    def __init__(self, here: Path, load: Load) -> None:
+    def __init__(self, here: Path, load: LoadEncoder) -> None:
         os.chdir(here)
         self.encoder = load()
 
@@ -161,7 +163,7 @@ class _Actor:
 _encoder: Encoder
 
 
-def _start(load: Load) -> None:
+def _start(load: LoadEncoder) -> None:
     """Load the encoder once in each process."""
     global _encoder
 

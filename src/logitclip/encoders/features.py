@@ -30,7 +30,7 @@ from logitclip import files
 from logitclip.data.dataset import Examples
 from logitclip.data.images import ImageFiles
 from logitclip.data.texts import Texts
-from logitclip.encoders import Kind, identify
+from logitclip.encoders import InputKind, identify
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,8 @@ ABOUT, USERS, LOCK = "about.json", "users.txt", "lock"
 LARGEST = 65504.0  # of float16
 
 Inputs = Tensor | ImageFiles | Texts
-Block = tuple[int, Inputs]
-Compute = Callable[[Iterator[Block]], Iterable[tuple[int, np.ndarray]]]  # features of blocks, in any order
+InputBlock = tuple[int, Inputs]
+Compute = Callable[[Iterator[InputBlock]], Iterable[tuple[int, np.ndarray]]]  # features of blocks, in any order
 OnRows = Callable[[int, int], None]  # rows done so far, all rows
 
 
@@ -60,7 +60,7 @@ def cache_folder() -> Path:
     return Path(os.path.expanduser(cache)) / "logitclip" / "features"
 
 
-def kind_of(inputs: Examples) -> Kind:
+def input_kind(inputs: Examples) -> InputKind:
     """Return what inputs are.
 
     Raises:
@@ -113,7 +113,7 @@ class Features:
     def key(self) -> str:
         return self.folder.name
 
-    def missing(self) -> list[int]:
+    def missing_blocks(self) -> list[int]:
         """Return the numbers of the blocks that have no file."""
         present = set(self._paths())
         return [number for number in range(-(-self.rows // BLOCK)) if number not in present]
@@ -126,13 +126,13 @@ class Features:
             compute: From blocks of inputs to their features.
             on_rows: Called after each block, and once before the first.
         """
-        if not self.missing():
+        if not self.missing_blocks():
             return
         waiting = f"Another process computes the features in {self.folder}: waiting for it."
         with files.lock(self.folder / LOCK, WAIT, waiting=waiting):
             for path in self.folder.glob(f"{files.SCRATCH}*"):  # of a process that was killed
                 path.unlink(missing_ok=True)
-            wanted = self.missing()
+            wanted = self.missing_blocks()
             done = self.rows - sum(len(_positions(number, self.rows)) for number in wanted)
             if on_rows is not None:
                 on_rows(done, self.rows)

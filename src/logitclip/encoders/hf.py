@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from logitclip.encoders import ENCODERS, Encoder, Kind, reads
+from logitclip.encoders import ENCODERS, Encoder, InputKind, reads
 from logitclip.encoders._weights import locate, model_files
 from logitclip.text import first_line
 
@@ -22,7 +22,7 @@ def hf(
     pooling: Pooling | None = None,
     prompt: str = "",
     tokens: int = 256,
-    takes: Kind,
+    takes: InputKind,
     device: torch.device,
 ) -> Encoder:
     """An encoder of transformers: AutoModel with its tokenizer or its image processor.

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from logitclip.encoders import ENCODERS, Encoder, Kind, reads
+from logitclip.encoders import ENCODERS, Encoder, InputKind, reads
 from logitclip.encoders._weights import locate, model_files
 from logitclip.text import first_line
 
 
 @ENCODERS.register
 @reads(model_files)
-def sentence_transformers(*, name: str, prompt: str = "", takes: Kind, device: torch.device) -> Encoder:
+def sentence_transformers(*, name: str, prompt: str = "", takes: InputKind, device: torch.device) -> Encoder:
     """An encoder of sentence-transformers: texts through all its modules, as its authors use it.
 
     Args:

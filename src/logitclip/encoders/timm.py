@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from logitclip.encoders import ENCODERS, Encoder, Kind, reads
+from logitclip.encoders import ENCODERS, Encoder, InputKind, reads
 from logitclip.encoders._weights import locate, model_files
 from logitclip.text import first_line
 
 
 @ENCODERS.register
 @reads(model_files)
-def timm(*, name: str, takes: Kind, device: torch.device) -> Encoder:
+def timm(*, name: str, takes: InputKind, device: torch.device) -> Encoder:
     """An encoder of timm: the pooled features of a network, without its classifier.
 
     Args:
@@ -51,14 +51,14 @@ class _Pooled:
 
     def prepare(self, example: Any) -> Tensor:
         """Scale the shorter side to `size`, keep the centre square, and normalise, as timm's evaluation does."""
-        return normalised(resized(example, self.size, self.crop, self.how), self.mean, self.std)
+        return normalise(resize_and_crop(example, self.size, self.crop, self.how), self.mean, self.std)
 
     def __call__(self, batch: list[Tensor]) -> Tensor:
         with torch.inference_mode():
             return self.model(torch.stack(batch).to(self.device, self.half)).float().cpu()
 
 
-def resized(image: Any, size: int, crop: int, how: Any) -> Any:
+def resize_and_crop(image: Any, size: int, crop: int, how: Any) -> Any:
     """Scale the shorter side of a PIL image to `size` and keep the square of side `crop` in its centre."""
     width, height = image.size
     scale = size / min(width, height)
@@ -67,7 +67,7 @@ def resized(image: Any, size: int, crop: int, how: Any) -> Any:
     return image.crop((left, top, left + crop, top + crop))
 
 
-def normalised(image: Any, mean: Tensor, std: Tensor) -> Tensor:
+def normalise(image: Any, mean: Tensor, std: Tensor) -> Tensor:
     """Return a PIL image as a tensor [3, H, W]: bytes scaled to [0, 1], less the mean, over the deviation."""
     import numpy as np
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from logitclip.clip import Clip, clip_factor, eager_on_cpu
 from logitclip.criterion import Loss, check_weights, denominator, reduce, weights_of
 from logitclip.heads.blocks import BlockedHead, Gradients, LinearTerms, Shard, add_product, block_size, row_blocks
-from logitclip.losses.contract import call, evaluate, wanted_by
+from logitclip.losses.contract import call, evaluate, wanted_statistics
 from logitclip.losses.targets import check_target
 
-Run = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, tuple[bool, ...]], tuple[Tensor, Gradients]]
+Compute = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, tuple[bool, ...]], tuple[Tensor, Gradients]]
 
 
 def check_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -77,7 +77,7 @@ def _eager_loss(
     if clip is not None and run is _closed_form:
         check_unmasked(bias)
     run = run(criterion, target, clip, row_weight, dtype, shard)
-    values = _Fused.apply(run, torch.is_grad_enabled() and criterion.reduction != "none", rows, weight, bias)
+    values = _FusedLoss.apply(run, torch.is_grad_enabled() and criterion.reduction != "none", rows, weight, bias)
     if criterion.reduction != "none":
         return values
     return (values if index is None else values.new_zeros(shape.numel()).index_copy(0, index, values)).view(shape)
@@ -94,7 +94,7 @@ def _compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
     return torch.float32 if dtype == torch.float16 else dtype
 
 
-class _Fused(torch.autograd.Function):
+class _FusedLoss(torch.autograd.Function):
     """A function that computes its gradient together with its value.
 
     `run(hidden, weight, bias, upstream, needs)` returns the values and the gradients that are needed, for an upstream
@@ -102,7 +102,7 @@ class _Fused(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, run: Run, eager: bool, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, run: Compute, eager: bool, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         needs = ctx.needs_input_grad[2:] if eager else (False,) * 3
         values, gradients = _run(run, hidden, weight, bias, None, needs)
         ctx.run, ctx.gradients = run, gradients if eager else None
@@ -125,7 +125,7 @@ class _Fused(torch.autograd.Function):
         return None, None, *gradients
 
 
-def _run(run: Run, hidden: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> tuple[Tensor, list[Any]]:
+def _run(run: Compute, hidden: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> tuple[Tensor, list[Any]]:
     """`run`, outside autocast, with gradients in the dtypes of their arguments.
 
     For float16 they stay float32, and autograd converts them when they have been multiplied by the upstream gradient:
@@ -148,7 +148,7 @@ def _closed_form(
     row_weight: Tensor | None,
     dtype: torch.dtype,
     shard: Shard,
-) -> Run:
+) -> Compute:
     """A `run` in terms of four numbers per row.
 
     These are the norm n of the logits z, L = log sum exp(s z) with s the factor of the clip, z_y, and the mean v.z with
@@ -156,7 +156,7 @@ def _closed_form(
     two are linear in the hidden states: z_y = W_y h + b_y and v.z = (v W) h + v.b.
     """
     function, classes, (knobs, smoothing) = criterion.function, shard.num_classes, _without_smoothing(criterion)
-    wanted = wanted_by(function, knobs)
+    wanted = wanted_statistics(function, knobs)
     sums = wanted.sums()
     full = torch.promote_types(dtype, torch.float32)
     class_weight = None if criterion.weight is None else criterion.weight.to(full)
@@ -270,7 +270,7 @@ def _by_autograd(
     row_weight: Tensor | None,
     dtype: torch.dtype,
     shard: Shard,
-) -> Run:
+) -> Compute:
     """A `run` that leaves the gradient with respect to the logits of a block to autograd."""
     soft, (knobs, smoothing) = target.is_floating_point(), _without_smoothing(criterion)
     if shard.group is not None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 from torch.utils.checkpoint import checkpoint
 
-from logitclip.criterion import Linked, LogitClip, Loss, clipped
+from logitclip.criterion import Linked, LogitClip, Loss, build_criterion
 from logitclip.losses import LOSSES
 
 __all__ = ["WeightColumn", "loss_func"]
@@ -67,13 +67,13 @@ def loss_func(
     own = not isinstance(loss, str)
     if own:
         _check_own(loss, label_smoothing, class_weight)
-        criterion = clipped(loss, clip)
+        criterion = build_criterion(loss, clip)
     else:
         knobs = {}
         if label_smoothing and "label_smoothing" in LOSSES.knobs(LOSSES.split(loss)[0]):
             knobs, label_smoothing = {"label_smoothing": label_smoothing}, 0.0  # without a target of its own per class
         base = Loss(loss, reduction="sum", weight=class_weight, ignore_index=ignore_index, **knobs)
-        criterion = clipped(base, clip)
+        criterion = build_criterion(base, clip)
 
     def compute_loss(
         outputs: Any, labels: Tensor | None, num_items_in_batch: Any = None, weight: Tensor | None = None
@@ -93,7 +93,7 @@ def loss_func(
             raise ValueError("A column 'weight' needs a loss by name, such as 'ce': your own criterion gives a sum.")
         criterion.to(logits.device)  # the class weights
         if label_smoothing:
-            total = _smoothed(criterion, logits, labels, weights, label_smoothing, ignore_index)
+            total = _sum_smoothed(criterion, logits, labels, weights, label_smoothing, ignore_index)
         else:
             total = criterion(logits, labels) if own else criterion(logits, labels, weights)
         if isinstance(items, Tensor):  # DataParallel: one per GPU, and Trainer has scaled by their number
@@ -192,7 +192,7 @@ def _flat(logits: Tensor, labels: Tensor, shift: bool, ignore_index: int) -> tup
     return logits.reshape(-1, classes), labels, len(labels) // max(1, fits[0])
 
 
-def _smoothed(
+def _sum_smoothed(
     criterion: Any, logits: Tensor, labels: Tensor, weights: Tensor | None, smoothing: float, ignore_index: int
 ) -> Tensor:
     """Return the sum of the losses of smoothed labels, block by block: a target for each class takes much memory."""

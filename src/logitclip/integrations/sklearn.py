@@ -117,7 +117,7 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
         check_classification_targets(y)
         weights = None
         if sample_weight is not None:
-            X, y, weights = _weighted(X, y, sample_weight)
+            X, y, weights = _select_weighted(X, y, sample_weight)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"There must be at least 2 classes to learn, got 1 class: {self.classes_[0]!r}.")
@@ -231,7 +231,7 @@ def _mlp(spec: str, classes: int, features: int, seed: int) -> nn.Module:
     return models.build(spec, classes, (features,), seed=seed)
 
 
-def _weighted(X: Any, y: np.ndarray, sample_weight: Any) -> tuple[Any, np.ndarray, Tensor]:
+def _select_weighted(X: Any, y: np.ndarray, sample_weight: Any) -> tuple[Any, np.ndarray, Tensor]:
     """Return the examples with a nonzero weight, and their weights scaled to mean 1."""
     weights = check_array(sample_weight, ensure_2d=False, dtype="float64", input_name="sample_weight")
     if weights.ndim != 1:

@@ -26,15 +26,16 @@ from logitclip.losses import classic as _classic
 from logitclip.losses import other as _other
 from logitclip.losses import recent as _recent
 from logitclip.losses.contract import LOSSES, TrainingState, evaluate, loss
-from logitclip.losses.parts import at_least, one_minus_p
-from logitclip.losses.targets import check_classes, check_target, check_values
+from logitclip.losses.parts import check_at_least, one_minus_p
+from logitclip.losses.targets import check_class_dim, check_target, check_values
 
 if TYPE_CHECKING:
     from logitclip.losses.classic import *  # noqa: F403
     from logitclip.losses.other import *  # noqa: F403
     from logitclip.losses.recent import *  # noqa: F403
 
-_SHARED = (LOSSES, TrainingState, at_least, check_classes, check_target, check_values, evaluate, loss, one_minus_p)
+_CHECKS = (check_at_least, check_class_dim, check_target, check_values)
+_SHARED = (LOSSES, TrainingState, evaluate, loss, one_minus_p, *_CHECKS)
 _FAMILIES = (_classic, _recent, _other)
 
 

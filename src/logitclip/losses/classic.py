@@ -10,7 +10,7 @@ from torch import Tensor
 
 from logitclip.clip import check_positive
 from logitclip.losses.contract import TrainingState, loss
-from logitclip.losses.parts import above, at_least, infinite_if_masked, one_minus_p, power_gap
+from logitclip.losses.parts import check_above, check_at_least, infinite_if_masked, one_minus_p, power_gap
 
 LOG_ZERO = math.log(1e-4)  # RCE's value for log 0 in every public code base (the SCE paper's text says -4)
 
@@ -72,7 +72,7 @@ def focal(log_p: Tensor, *, gamma: float = 0.5, detach_weight: bool = False) -> 
 
     Reference: Lin, Goyal, Girshick, He and Dollár (2017), Focal Loss for Dense Object Detection, arXiv 1708.02002.
     """
-    at_least(0, gamma=gamma)
+    check_at_least(0, gamma=gamma)
 
     def phi(log_p: Tensor) -> Tensor:
         log_p_factor = log_p.detach() if detach_weight else log_p
@@ -105,7 +105,7 @@ def mae(log_p: Tensor, *, scale: float = 2.0) -> Tensor:
     Reference: Ghosh, Kumar and Sastry (2017), Robust Loss Functions under Label Noise for Deep Neural Networks,
     arXiv 1712.09482.
     """
-    at_least(0, scale=scale)
+    check_at_least(0, scale=scale)
     return scale * one_minus_p(log_p)
 
 
@@ -131,7 +131,7 @@ def phuber_ce(log_p: Tensor, *, threshold: float = 10.0) -> Tensor:
 
     Reference: Menon, Rawat, Reddi and Kumar (2020), Can Gradient Clipping Mitigate Label Noise?, ICLR 2020.
     """
-    above(1, threshold=threshold)
+    check_above(1, threshold=threshold)
     linear = math.log(threshold) + 1 - threshold * log_p.exp()
     return torch.where(log_p <= -math.log(threshold), linear, -log_p)
 
@@ -189,7 +189,7 @@ def sce(log_p: Tensor, *, alpha: float = 0.5, beta: float = 1.0, log_zero: float
     Reference: Wang, Ma, Chen, Luo, Yi and Bailey (2019), Symmetric Cross Entropy for Robust Learning with Noisy Labels,
     arXiv 1908.06112.
     """
-    at_least(0, alpha=alpha, beta=beta)
+    check_at_least(0, alpha=alpha, beta=beta)
     return alpha * -log_p + beta * rce.phi(log_p, log_zero=log_zero)
 
 
@@ -243,7 +243,7 @@ def taylor_ce(log_p: Tensor, *, order: int = 2) -> Tensor:
 
     Reference: Feng, Shu, Lin, Lv, Li and An (2020), Can Cross Entropy Loss Be Robust to Label Noise?, IJCAI 2020.
     """
-    at_least(1, order=order)
+    check_at_least(1, order=order)
     if order > 1000:
         raise ValueError(f"order must be at most 1000, got {order}.")
     x = one_minus_p(log_p)
@@ -276,7 +276,7 @@ def nce(log_p: Tensor, sum_log_p: Tensor, *, scale: float = 1.0) -> Tensor:
     Reference: Ma, Huang, Wang, Romano, Erfani and Bailey (2020), Normalized Loss Functions for Deep Learning with Noisy
     Labels, arXiv 2006.13554.
     """
-    at_least(0, scale=scale)
+    check_at_least(0, scale=scale)
     return infinite_if_masked(lambda log_p: scale * (log_p / sum_log_p), log_p)
 
 
@@ -335,7 +335,7 @@ def aul(log_p: Tensor, *, a: float = 5.5, q: float = 3.0) -> Tensor:
     Reference: Zhou, Liu, Jiang, Gao and Ji (2021), Asymmetric Loss Functions for Learning with Noisy Labels,
     arXiv 2106.03110.
     """
-    above(1, a=a)
+    check_above(1, a=a)
     check_positive("q", q)
     return power_gap(a - 1, one_minus_p(log_p), q)
 
@@ -409,8 +409,8 @@ def cores(
     Reference: Cheng, Zhu, Li, Gong, Sun and Liu (2021), Learning with Instance-Dependent Label Noise: A Sample Sieve
     Approach, arXiv 2010.02347.
     """
-    at_least(0, beta=beta, warmup=warmup)
-    at_least(1, ramp=ramp)
+    check_at_least(0, beta=beta, warmup=warmup)
+    check_at_least(1, ramp=ramp)
     reference = torch.logaddexp(log_probs, log_probs.new_tensor(math.log(1e-8)))  # -l_k
     present = (~log_probs.isneginf()).to(reference.dtype)  # masked classes do not enter the means
     mean = weighted = (reference * present).sum(-1) / present.sum(-1)
@@ -456,7 +456,7 @@ def nce_mae(log_p: Tensor, sum_log_p: Tensor, *, alpha: float = 50.0, beta: floa
     Reference: Ma, Huang, Wang, Romano, Erfani and Bailey (2020), Normalized Loss Functions for Deep Learning with Noisy
     Labels, arXiv 2006.13554.
     """
-    at_least(0, alpha=alpha, beta=beta)
+    check_at_least(0, alpha=alpha, beta=beta)
     return alpha * nce.phi(log_p, sum_log_p) + beta * mae.phi(log_p, scale=scale)
 
 
@@ -488,7 +488,7 @@ def nce_agce(
     Reference: Zhou, Liu, Jiang, Gao and Ji (2021), Asymmetric Loss Functions for Learning with Noisy Labels,
     arXiv 2106.03110.
     """
-    at_least(0, alpha=alpha, beta=beta)
+    check_at_least(0, alpha=alpha, beta=beta)
     return alpha * nce.phi(log_p, sum_log_p) + beta * agce.phi(log_p, a=a, q=q)
 
 
@@ -519,5 +519,5 @@ def nce_rce(
     Reference: Ma, Huang, Wang, Romano, Erfani and Bailey (2020), Normalized Loss Functions for Deep Learning with Noisy
     Labels, arXiv 2006.13554.
     """
-    at_least(0, alpha=alpha, beta=beta)
+    check_at_least(0, alpha=alpha, beta=beta)
     return alpha * nce.phi(log_p, sum_log_p) + beta * rce.phi(log_p, log_zero=log_zero)

@@ -161,7 +161,7 @@ def evaluate(
         One value per example, [...], and one weight per example, or None if all weigh the same.
     """
     soft, takes = target.is_floating_point(), function.takes
-    wanted = wanted_by(function, knobs)
+    wanted = wanted_statistics(function, knobs)
     if not soft and takes[0] == "log_p" and "log_probs" not in takes:
         log_p, *found = row_log_probs(logits, target, clip, wanted)
         log_p = _finite(log_p, kept)
@@ -195,7 +195,7 @@ def evaluate(
     return (terms * values).sum(-1), None
 
 
-def wanted_by(function: Any, knobs: dict[str, Any]) -> Wanted:
+def wanted_statistics(function: Any, knobs: dict[str, Any]) -> Wanted:
     """The statistics that a loss needs with these knobs."""
     names = function.statistics
     if function.optional:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from logitclip.clip import check_positive
 from logitclip.losses.contract import loss
-from logitclip.losses.parts import at_least, one_minus_p
+from logitclip.losses.parts import check_at_least, one_minus_p
 from logitclip.noise import read_matrix
 
 
@@ -78,7 +78,7 @@ def poly1(log_p: Tensor, *, epsilon: float = 2.0) -> Tensor:
     Reference: Leng, Tan, Liu, Cubuk, Shi, Cheng and Anguelov (2022), PolyLoss: A Polynomial Expansion Perspective of
     Classification Loss Functions, arXiv 2204.12511.
     """
-    at_least(-1, epsilon=epsilon)
+    check_at_least(-1, epsilon=epsilon)
     return -log_p + epsilon * one_minus_p(log_p)
 
 
@@ -199,7 +199,7 @@ def ldr_kl(logits: Tensor, *, lam: float = 10.0, margin: float = 0.1) -> Tensor:
     Consistency, Robustness and Adaptivity, ICML 2023; arXiv 2112.14869.
     """
     check_positive("lam", lam)
-    at_least(0, margin=margin)
+    check_at_least(0, margin=margin)
     masked = logits.isneginf()
     z = logits.masked_fill(masked, 0.0)
     low = z < -15  # there log softplus(z) is z
@@ -354,10 +354,10 @@ def _check_rate(rate: float) -> None:
 
 
 def _matrix(matrix: Any, classes: int, inverse: bool = False) -> Tensor:
-    return _read(matrix, classes, inverse) if isinstance(matrix, str) else _checked(matrix, classes, inverse)
+    return _read(matrix, classes, inverse) if isinstance(matrix, str) else _parse_matrix(matrix, classes, inverse)
 
 
-def _checked(matrix: Any, classes: int, inverse: bool) -> Tensor:
+def _parse_matrix(matrix: Any, classes: int, inverse: bool) -> Tensor:
     rows = read_matrix(matrix, classes)
     if not inverse:
         return rows
@@ -366,4 +366,4 @@ def _checked(matrix: Any, classes: int, inverse: bool) -> Tensor:
     return torch.linalg.inv(rows)
 
 
-_read = lru_cache(maxsize=8)(_checked)  # a file is read once
+_read = lru_cache(maxsize=8)(_parse_matrix)  # a file is read once

@@ -33,7 +33,7 @@ def power_gap(base: float, change: Tensor, q: float) -> Tensor:
     return base**q / q * torch.expm1(q * torch.log1p(change / base))
 
 
-def at_least(least: float, **knobs: float) -> None:
+def check_at_least(least: float, **knobs: float) -> None:
     """Refuse the first of `knobs` that is below `least` or not finite.
 
     Raises:
@@ -44,7 +44,7 @@ def at_least(least: float, **knobs: float) -> None:
             raise ValueError(f"{name} must be at least {least} and finite, got {value}.")
 
 
-def above(limit: float, **knobs: float) -> None:
+def check_above(limit: float, **knobs: float) -> None:
     """Refuse the first of `knobs` that is not above `limit` or not finite.
 
     Raises:

@@ -16,7 +16,7 @@ from logitclip.fused import SUMS
 from logitclip.losses.classic import focal, gce, mae, nce
 from logitclip.losses.contract import loss
 from logitclip.losses.memory import LOWEST
-from logitclip.losses.parts import above, at_least, infinite_if_masked
+from logitclip.losses.parts import check_above, check_at_least, infinite_if_masked
 
 # -- active and negative losses ----------------------------------------------------------------------------------------
 
@@ -46,7 +46,7 @@ def nfl(log_p: Tensor, sum_focal: Tensor, *, gamma: float = 0.5) -> Tensor:
     Reference: Ma, Huang, Wang, Romano, Erfani and Bailey (2020), Normalized Loss Functions for Deep Learning with Noisy
     Labels, arXiv 2006.13554.
     """
-    at_least(0, gamma=gamma)
+    check_at_least(0, gamma=gamma)
     return infinite_if_masked(lambda log_p: SUMS["sum_focal"].value(log_p, gamma) / sum_focal, log_p)
 
 
@@ -84,7 +84,7 @@ def anl_ce(
     Reference: Ye, Li, Dai, Liu, Sun and Tong (2023), Active Negative Loss Functions for Learning with Noisy Labels,
     NeurIPS 2023; arXiv 2412.02373.
     """
-    at_least(0, alpha=alpha, beta=beta)
+    check_at_least(0, alpha=alpha, beta=beta)
     negative = 1 - SUMS["sum_above_floor"].value(log_p) / sum_above_floor
     return alpha * nce.phi(log_p, sum_log_p) + beta * negative
 
@@ -131,7 +131,7 @@ def anl_fl(
     Reference: Ye, Li, Dai, Liu, Sun and Tong (2023), Active Negative Loss Functions for Learning with Noisy Labels,
     NeurIPS 2023; arXiv 2412.02373.
     """
-    at_least(0, alpha=alpha, beta=beta)
+    check_at_least(0, alpha=alpha, beta=beta)
     negative = 1 - SUMS["sum_focal_above_floor"].value(log_p, gamma) / sum_focal_above_floor
     return alpha * nfl.phi(log_p, sum_focal, gamma=gamma) + beta * negative
 
@@ -141,7 +141,7 @@ def anl_fl(
 
 def _log_eps_softmax(log_p: Tensor, is_max: Tensor, m: float) -> Tensor:
     """log of `(p_y + m [y is the arg max]) / (m+1)`, at least log 1e-8: this clamp is the robustness of the losses."""
-    at_least(0, m=m)
+    check_at_least(0, m=m)
     if_max = torch.log1p(torch.expm1(log_p.masked_fill(is_max == 0, 0.0)) / (m + 1))
     return torch.where(is_max > 0, if_max, log_p - math.log1p(m)).clamp_min(math.log(1e-8))
 
@@ -181,7 +181,7 @@ def eps_ce_mae(log_p: Tensor, is_max: Tensor, *, alpha: float = 0.01, beta: floa
     Reference: Wang, Zhou, Zhai, Jiang, Ji and Liu (2024), Epsilon-Softmax: Approximating One-Hot Vectors for Mitigating
     Label Noise, NeurIPS 2024; arXiv 2508.02387.
     """
-    at_least(0, alpha=alpha, beta=beta)
+    check_at_least(0, alpha=alpha, beta=beta)
     return alpha * -_log_eps_softmax(log_p, is_max, m) + beta * mae.phi(log_p)
 
 
@@ -221,7 +221,7 @@ def eps_focal_mae(
     Reference: Wang, Zhou, Zhai, Jiang, Ji and Liu (2024), Epsilon-Softmax: Approximating One-Hot Vectors for Mitigating
     Label Noise, NeurIPS 2024; arXiv 2508.02387.
     """
-    at_least(0, alpha=alpha, beta=beta)
+    check_at_least(0, alpha=alpha, beta=beta)
     log_q = _log_eps_softmax(log_p, is_max, m)
     return alpha * focal.phi(log_q, gamma=gamma, detach_weight=True) + beta * mae.phi(log_p)
 
@@ -253,7 +253,7 @@ def amse(log_p: Tensor, sum_p2: Tensor, classes: Tensor, *, a: float = 30.0) -> 
     Reference: Wang, Liu, Zhou, Hu, Zhai, Jiang and Ji (2025), Joint Asymmetric Loss for Learning with Noisy Labels,
     ICCV 2025; arXiv 2507.17692.
     """
-    above(1, a=a)
+    check_above(1, a=a)
     return (sum_p2 - 2 * a * log_p.exp() + a * a) / classes
 
 
@@ -299,7 +299,7 @@ def jal_ce(
     Reference: Wang, Liu, Zhou, Hu, Zhai, Jiang and Ji (2025), Joint Asymmetric Loss for Learning with Noisy Labels,
     ICCV 2025; arXiv 2507.17692.
     """
-    at_least(0, alpha=alpha, beta=beta)
+    check_at_least(0, alpha=alpha, beta=beta)
     return alpha * nce.phi(log_p, sum_log_p) + beta * amse.phi(log_p, sum_p2, classes, a=a)
 
 
@@ -345,7 +345,7 @@ def jal_fl(
     Reference: Wang, Liu, Zhou, Hu, Zhai, Jiang and Ji (2025), Joint Asymmetric Loss for Learning with Noisy Labels,
     ICCV 2025; arXiv 2507.17692.
     """
-    at_least(0, alpha=alpha, beta=beta)
+    check_at_least(0, alpha=alpha, beta=beta)
     return alpha * nfl.phi(log_p, sum_focal, gamma=gamma) + beta * amse.phi(log_p, sum_p2, classes, a=a)
 
 
@@ -388,7 +388,7 @@ def ogc_ce(log_p: Tensor, threshold: Tensor | None, *, epsilon: float = 20.0) ->
     Reference: Ye, Wu, Zhang, Li, Chen and Jin (2025), Optimized Gradient Clipping for Noisy Label Learning, AAAI 2025;
     arXiv 2412.08941.
     """
-    at_least(0, epsilon=epsilon)
+    check_at_least(0, epsilon=epsilon)
     return _tangent(-log_p, log_p, threshold, torch.neg, torch.reciprocal)
 
 
@@ -416,7 +416,7 @@ def ogc_focal(log_p: Tensor, threshold: Tensor | None, *, epsilon: float = 20.0,
     Reference: Ye, Wu, Zhang, Li, Chen and Jin (2025), Optimized Gradient Clipping for Noisy Label Learning, AAAI 2025;
     arXiv 2412.08941.
     """
-    at_least(0, epsilon=epsilon)
+    check_at_least(0, epsilon=epsilon)
 
     def slope(t: Tensor) -> Tensor:
         return (1 - t) ** gamma / t - gamma * t.log() * (1 - t) ** (gamma - 1)
@@ -451,7 +451,7 @@ def ogc_gce(log_p: Tensor, threshold: Tensor | None, *, epsilon: float = 20.0, q
     Reference: Ye, Wu, Zhang, Li, Chen and Jin (2025), Optimized Gradient Clipping for Noisy Label Learning, AAAI 2025;
     arXiv 2412.08941.
     """
-    at_least(0, epsilon=epsilon)
+    check_at_least(0, epsilon=epsilon)
 
     def value(log_p: Tensor) -> Tensor:
         return gce.phi(log_p, q=q)

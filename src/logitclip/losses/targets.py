@@ -26,7 +26,7 @@ def check_values(everywhere: bool = True) -> None:
     _everywhere = everywhere
 
 
-def check_classes(logits: Tensor, dim: int = -1) -> None:
+def check_class_dim(logits: Tensor, dim: int = -1) -> None:
     """Refuse logits with fewer than two classes along `dim`."""
     check_logits(logits)
     if logits.shape[dim] < 2:
@@ -58,7 +58,7 @@ def check_target(
     """
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a tensor, got {type(target).__name__}: use torch.as_tensor(target).")
-    check_classes(logits, dim)
+    check_class_dim(logits, dim)
     shape, classes = logits.shape, logits.shape[dim]
     without_classes = shape[:dim] + shape[dim:][1:]
     look = _everywhere or eager_on_cpu(logits)

@@ -37,12 +37,13 @@ class Job:
         fabric: a launched Lightning Fabric.
 
     >>> import logitclip as lc
+    >>> from logitclip.launch import make_fabric
     >>> from logitclip.methods.standard import Standard
     >>> digits = lc.data.load("digits")
     >>> job = Job(
     ...     digits.train, 10, torch.arange(100), lc.data.transform("none"),
     ...     lambda seed: lc.models.build("mlp", 10, (64,), seed=seed),
-    ...     lc.LogitClip("ce", temp=1.5), Settings(), lc.engine.make_fabric(accelerator="cpu"),
+    ...     lc.LogitClip("ce", temp=1.5), Settings(), make_fabric(accelerator="cpu"),
     ... )
     >>> Standard(job).predict(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])

@@ -73,7 +73,7 @@ class CoTeaching(TwoNetworks):
         kept = max(1, int((1 - left_out(self.epoch, self.forget_rate, self.gradual)) * len(y)))
         smallest = [cross_entropy(z.detach(), y, reduction="none").argsort(stable=True)[:kept] for z in linked]
         losses = [
-            self.penalised(cross_entropy(z[chosen], y[chosen]), of_all[chosen])
+            self.add_penalty(cross_entropy(z[chosen], y[chosen]), of_all[chosen])
             for z, of_all, chosen in zip(linked, logits, reversed(smallest), strict=True)
         ]
         for loss, (_, model, optimizer) in zip(losses, self.nets, strict=True):

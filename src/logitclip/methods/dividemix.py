@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from logitclip.clip import check_positive
 from logitclip.data import DATASETS
 from logitclip.data.loading import batches
-from logitclip.losses import at_least
+from logitclip.losses import check_at_least
 from logitclip.methods import METHODS
 from logitclip.methods.base import Augment, Batch, Job, Step
 from logitclip.methods.two_networks import TwoNetworks
@@ -86,8 +86,8 @@ class DivideMix(TwoNetworks):
             clip_mixed: clip the logits of mixed examples.
             clip_mixture: clip the logits behind the losses that are split.
         """
-        at_least(0, warm_up=warm_up, lambda_u=lambda_u)
-        at_least(1, views=views, loss_window=loss_window)
+        check_at_least(0, warm_up=warm_up, lambda_u=lambda_u)
+        check_at_least(1, views=views, loss_window=loss_window)
         for name, value in (("temperature", temperature), ("alpha", alpha), ("ramp", ramp)):
             check_positive(name, value)
         if not 0 < p_threshold < 1:
@@ -144,11 +144,11 @@ class DivideMix(TwoNetworks):
         network.train()
         for index, x, y in self._order(self.job.index, 2 * self.settings.batch_size, epoch, f"warm-up {number}"):
             logits = model(augment(x))
-            linked = self._linked(logits, self.clip_warm_up)
+            linked = self._apply_link(logits, self.clip_warm_up)
             loss = cross_entropy(linked, y)
             if self.confidence_penalty:
                 loss = loss + negative_entropy(linked)
-            loss = self.penalised(loss, logits)
+            loss = self.add_penalty(loss, logits)
             self._step(loss, model, optimizer)
             yield index, y, Step(loss.detach(), logits.detach())
 
@@ -181,19 +181,19 @@ class DivideMix(TwoNetworks):
                 guess = self._mean_softmax([net(view) for net in (model, other) for view in more]) if more else None
                 logits = [model(view) for view in views]
                 given = one_hot(y, self.job.num_classes)
-                targets = refined(given, probability[index], self._mean_softmax(logits), self.temperature)
+                targets = refine_labels(given, probability[index], self._mean_softmax(logits), self.temperature)
                 targets = [targets] * self.views
                 if guess is not None:
                     targets += [sharpen(guess, self.temperature)] * self.views
                 inputs, target = torch.cat(views + more), torch.cat(targets)
                 order = torch.randperm(len(inputs), generator=orders).to(inputs.device)
-                inputs, target = mixed(inputs, target, weights.beta(self.alpha, self.alpha), order)
+                inputs, target = mix_up(inputs, target, weights.beta(self.alpha, self.alpha), order)
             output = model(inputs)
             supervised, unsupervised, uneven = mixmatch_losses(
-                self._linked(output, self.clip_mixed), target, self.views * len(y)
+                self._apply_link(output, self.clip_mixed), target, self.views * len(y)
             )
             loss = supervised + self.unsupervised_weight(epoch + i / steps) * unsupervised + uneven
-            loss = self.penalised(loss, output)
+            loss = self.add_penalty(loss, output)
             self._step(loss, model, optimizer)
             yield index, y, Step(loss.detach(), logits[0])
 
@@ -206,7 +206,7 @@ class DivideMix(TwoNetworks):
         for _, x, y in batches(
             self.job.train, 512, index=self.job.index, workers=self.settings.workers, device=self.fabric.device
         ):
-            logits = self._linked(model(self.job.view(x, None)), self.clip_mixture)
+            logits = self._apply_link(model(self.job.view(x, None)), self.clip_mixture)
             losses.append(cross_entropy(logits, y, reduction="none").double())
         loss = torch.cat(losses).cpu()
         low, high = loss.aminmax()
@@ -248,11 +248,11 @@ class DivideMix(TwoNetworks):
             device=self.fabric.device,
         )
 
-    def _linked(self, logits: Tensor, clip: bool) -> Tensor:
+    def _apply_link(self, logits: Tensor, clip: bool) -> Tensor:
         return self.criterion.link(logits) if clip else logits  # type: ignore[operator]
 
     def _mean_softmax(self, logits: list[Tensor]) -> Tensor:
-        return torch.stack([self._linked(z, self.clip_guesses).softmax(1) for z in logits]).mean(0)
+        return torch.stack([self._apply_link(z, self.clip_guesses).softmax(1) for z in logits]).mean(0)
 
     def _step(self, loss: Tensor, model: nn.Module, optimizer: Optimizer) -> None:
         optimizer.zero_grad()
@@ -286,16 +286,16 @@ def sharpen(p: Tensor, temperature: float) -> Tensor:
     return p / p.sum(1, keepdim=True)
 
 
-def refined(given: Tensor, clean: Tensor, p: Tensor, temperature: float) -> Tensor:
+def refine_labels(given: Tensor, clean: Tensor, p: Tensor, temperature: float) -> Tensor:
     """Refined labels `w y + (1-w) p`, sharpened: w [N] is the probability of a clean label, y and p are [N, K].
 
-    >>> refined(torch.tensor([[0, 1]]), torch.tensor([0.5]), torch.tensor([[0.5, 0.5]]), 1.0)
+    >>> refine_labels(torch.tensor([[0, 1]]), torch.tensor([0.5]), torch.tensor([[0.5, 0.5]]), 1.0)
     tensor([[0.2500, 0.7500]])
     """
     return sharpen(clean[:, None] * given + (1 - clean[:, None]) * p, temperature)
 
 
-def mixed(x: Tensor, target: Tensor, weight: float, order: Tensor) -> tuple[Tensor, Tensor]:
+def mix_up(x: Tensor, target: Tensor, weight: float, order: Tensor) -> tuple[Tensor, Tensor]:
     """Mix each example with another one; its own weight is the larger of `weight` and `1 - weight`."""
     own = max(weight, 1 - weight)
     return own * x + (1 - own) * x[order], own * target + (1 - own) * target[order]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from logitclip.data import DATASETS
-from logitclip.losses import at_least
+from logitclip.losses import check_at_least
 from logitclip.methods import METHODS
 from logitclip.methods.base import Augment, Job, Step
 from logitclip.methods.standard import Standard, gather_rows
@@ -40,7 +40,7 @@ class ELR(Standard):
             beta: share of the old target that is kept at each visit of an example.
             weight: weight of the term, the authors' lambda.
         """
-        at_least(0, weight=weight)
+        check_at_least(0, weight=weight)
         if not 0 <= beta < 1:
             raise ValueError(f"beta must be at least 0 and below 1, got {beta}.")
         super().__init__(job)
@@ -67,7 +67,7 @@ class ELR(Standard):
         linked = self.criterion.link(logits)
         self.targets[own] = updated_targets(self.targets[own], linked.detach(), self.beta)
         loss = cross_entropy(linked, y) + self.weight * elr_term(linked, self.targets[own])
-        loss = self.penalised(loss, logits)
+        loss = self.add_penalty(loss, logits)
         self.optimizer.zero_grad()
         self.fabric.backward(loss)
         self.update(self.model, self.optimizer)

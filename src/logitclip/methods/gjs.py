@@ -70,7 +70,7 @@ class GJS(Standard):
         views = [self.model(augment(x)) for _ in range(2)]  # one after the other, as batch norm sees them
         target = y if y.is_floating_point() else one_hot(y, self.job.num_classes)
         loss = gjs_loss([self.criterion.link(z) for z in views], target.to(views[0].dtype), self.weight)
-        loss = self.penalised(loss, torch.cat(views))
+        loss = self.add_penalty(loss, torch.cat(views))
         self.optimizer.zero_grad()
         self.fabric.backward(loss)
         self.update(self.model, self.optimizer)

@@ -40,7 +40,7 @@ class SAM(Standard):
             logits = self.model(view)
             loss = self.objective(logits, y)
             self.fabric.backward(loss)
-        with perturbed(self.network, self.rho), frozen_statistics(self.network, self.criterion):
+        with perturb_weights(self.network, self.rho), frozen_statistics(self.network, self.criterion):
             self.optimizer.zero_grad()
             self.fabric.backward(self.objective(self.model(view), y))
         self.update(self.model, self.optimizer)
@@ -48,7 +48,7 @@ class SAM(Standard):
 
 
 @contextlib.contextmanager
-def perturbed(network: nn.Module, rho: float) -> Iterator[None]:
+def perturb_weights(network: nn.Module, rho: float) -> Iterator[None]:
     """Move the weights by rho along their normalised gradient, and restore them exactly afterwards."""
     weights = [w for w in network.parameters() if w.grad is not None]
     before = [w.detach().clone() for w in weights]

@@ -58,7 +58,7 @@ SHARES = Must(lambda values: all(0 <= share <= 1 for share in values), "shares o
 
 Count = Annotated[int, AtLeast(1)]
 Seed = Annotated[int, AtLeast(0), AtMost(2**63 - 1)]
-Rate = Annotated[float, POSITIVE]
+Positive = Annotated[float, POSITIVE]
 Strength = Annotated[float, FINITE]
 Schedule = Literal["multistep", "cosine", "constant"]
 Milestones = Annotated[tuple[float, ...], SHARES]
@@ -100,7 +100,7 @@ class Settings:
 
     epochs: Count = 150
     batch_size: Count = 128
-    lr: Rate = 0.1
+    lr: Positive = 0.1
     momentum: Strength = 0.9
     nesterov: bool = False
     weight_decay: Strength = 0.0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from logitclip.data.autoaugment import autoaugment, cutout
-from logitclip.losses import at_least
+from logitclip.losses import check_at_least
 from logitclip.methods import METHODS
 from logitclip.methods.base import Augment, Job, Step
 from logitclip.methods.standard import Standard, gather_rows
@@ -37,7 +37,7 @@ class SOP(Standard):
             lr_u: learning rate of u, the noise of the given class.
             lr_v: learning rate of v, the noise of the other classes.
         """
-        at_least(0, lr_u=lr_u, lr_v=lr_v)
+        check_at_least(0, lr_u=lr_u, lr_v=lr_v)
         super().__init__(job)
         self.lr_u, self.lr_v = lr_u, lr_v
         n, device = len(job.train), job.fabric.device
@@ -49,7 +49,7 @@ class SOP(Standard):
         own = index.to(self.u.device)
         u, v = self.u[own].requires_grad_(), self.v[own].requires_grad_()
         logits, loss = self.loss(x, self._one_hot(y), u, v, augment)
-        loss = self.penalised(loss, logits)
+        loss = self.add_penalty(loss, logits)
         self.optimizer.zero_grad()
         self.fabric.backward(loss)
         scaler = getattr(self.fabric.strategy.precision, "scaler", None)
@@ -106,7 +106,7 @@ class SOPPlus(SOP):
             ratio_consistency: weight of the consistency term.
             strong: augment the second view strongly; needs images. False: the usual augmentation.
         """
-        at_least(0, ratio_balance=ratio_balance, ratio_consistency=ratio_consistency)
+        check_at_least(0, ratio_balance=ratio_balance, ratio_consistency=ratio_consistency)
         if strong and not _is_images(job.train.x[job.index[:1]]):
             raise ValueError("The strong view of sop_plus needs uint8 images: for other inputs use strong=false.")
         super().__init__(job, lr_u=lr_u, lr_v=lr_v)

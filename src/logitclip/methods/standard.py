@@ -84,9 +84,9 @@ class Standard:
 
     def objective(self, logits: Tensor, y: Tensor) -> Tensor:
         """The criterion, plus the penalty on the logits if there is one."""
-        return self.penalised(self.criterion(logits, y), logits)
+        return self.add_penalty(self.criterion(logits, y), logits)
 
-    def penalised(self, loss: Tensor, logits: Tensor) -> Tensor:
+    def add_penalty(self, loss: Tensor, logits: Tensor) -> Tensor:
         """The loss, plus the penalty on the logits or the parameters if there is one."""
         penalty = self.settings.penalty
         if penalty is None:

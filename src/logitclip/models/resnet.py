@@ -24,7 +24,7 @@ from logitclip.models.blocks import (
 COUNTS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}  # blocks in each stage
 
 
-class Block(nn.Module):
+class ResidualBlock(nn.Module):
     """activation(body(x) + shortcut(x)): two 3x3 convolutions, or in a bottleneck 1x1, 3x3 (with the stride), 1x1."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, *, activation: str, bottleneck: bool) -> None:
@@ -70,7 +70,7 @@ def resnet(
     counts = COUNTS[one_of("depth of a resnet", depth, COUNTS)]
     bottleneck = depth >= 50
     widths = [w * (4 if bottleneck else 1) for w in (64, 128, 256, 512)]
-    block = partial(Block, activation=activation, bottleneck=bottleneck)
+    block = partial(ResidualBlock, activation=activation, bottleneck=bottleneck)
     model = named(
         stem=make_stem(stem, in_channels, 64, activation),
         stages=make_stages(block, 64, widths, counts),

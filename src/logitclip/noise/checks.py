@@ -62,7 +62,7 @@ def noisy_labels(labels: Tensor, num_classes: int, n: int) -> Tensor:
 
 
 def check_rate(rate: Any) -> None:
-    if not is_number(rate) or not 0 <= rate <= 1:
+    if not is_real_number(rate) or not 0 <= rate <= 1:
         raise ValueError(f"rate must be a share between 0 and 1, got {rate!r}.")
 
 
@@ -81,7 +81,7 @@ def is_integer(value: Any) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
-def is_number(value: Any) -> bool:
+def is_real_number(value: Any) -> bool:
     return is_integer(value) or isinstance(value, (float, np.floating))
 
 

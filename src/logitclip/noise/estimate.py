@@ -87,11 +87,11 @@ def estimate_noise(
     sure = places <= SUREST
     seen = labels[sure], predicted[sure], places[sure]
 
-    rate, matrix = _estimated(*seen, np.ones(sure.sum()), classes)
+    rate, matrix = _estimate_weighted(*seen, np.ones(sure.sum()), classes)
     rates, matrices = np.empty(resamples), []
     for i in range(resamples):
         weights = rng.multinomial(n, np.full(n, 1 / n))[sure].astype(float)
-        rates[i], resampled = _estimated(*seen, weights, classes)
+        rates[i], resampled = _estimate_weighted(*seen, weights, classes)
         if resampled is not None:
             matrices.append(resampled)
     low, high = (float(end) for end in np.quantile([*rates, rate], [0.025, 0.975]))
@@ -121,7 +121,7 @@ def _places(predicted: np.ndarray, confidence: np.ndarray) -> np.ndarray:
     return places
 
 
-def _estimated(
+def _estimate_weighted(
     labels: np.ndarray, predicted: np.ndarray, places: np.ndarray, weights: np.ndarray, classes: int
 ) -> tuple[float, np.ndarray | None]:
     """Return the noise rate and the transition matrix by weighted predictions, all of them sure."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logitclip.noise.checks import check_choice, check_generator, check_rate, class_labels, is_number
+from logitclip.noise.checks import check_choice, check_generator, check_rate, class_labels, is_real_number
 from logitclip.noise.rules import by_class, choose, inverse_cdf, rule
 
 Instance = Literal["pdn", "released"]
@@ -103,7 +103,7 @@ def instance_probabilities(
     check_rate(rate)
     check_choice("variant", variant, Instance)
     check_generator(generator)
-    if not is_number(std) or not 0 <= std < math.inf:
+    if not is_real_number(std) or not 0 <= std < math.inf:
         raise ValueError(f"std must be finite and not negative, got {std!r}.")
     if scaling is None:
         scaling = "raw" if variant == "pdn" else "standard"

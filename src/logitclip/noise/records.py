@@ -252,12 +252,12 @@ def apply(
     given, clean = class_labels(given, num_classes), class_labels(clean, num_classes, what="clean labels")
     name, options = NOISES.parse(spec, **knobs)
 
-    def loaded(source: Any) -> Any:
+    def load_source(source: Any) -> Any:
         return load(source) if load is not None and isinstance(source, str) else source
 
     if name == "file":
         record = NoisyLabels.from_file(options["path"], clean, num_classes, options.get("source"))
-        return _with_images(record, images, loaded(record.options.get("source")))
+        return _with_images(record, images, load_source(record.options.get("source")))
 
     context = {"images": images, "mapping": mapping, "label_sets": label_sets, "generator": _generator(seed)}
     if options.get("variant", "map") != "map":  # the other variants have their own arrows
@@ -265,9 +265,9 @@ def apply(
     accepted = inspect.signature(NOISES[name]).parameters
     context = {key: value for key, value in context.items() if key in accepted}
     if "source" in options:
-        options["source"] = loaded(options["source"])
+        options["source"] = load_source(options["source"])
     result = NOISES[name](given, num_classes, **options, **context)
-    spec = NOISES.format(name, NOISES.split(spec)[1] | {key: _written(value) for key, value in knobs.items()})
+    spec = NOISES.format(name, NOISES.split(spec)[1] | {key: _describe_knob(value) for key, value in knobs.items()})
     recorded = {key: knob.default for key, knob in NOISES.knobs(name).items()} | NOISES.parse(spec)[1]
     if arrows := context.get("mapping"):  # they depend on the dataset, not on the spec
         recorded["mapping"] = {str(start): int(end) for start, end in arrows.items()}
@@ -309,7 +309,7 @@ def _generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(hashed_seed(f"label noise {operator.index(seed)}"))
 
 
-def _written(value: Any) -> Any:
+def _describe_knob(value: Any) -> Any:
     """A keyword knob in a record: a plain value as it is, a dataset by name, an array by its hash."""
     if isinstance(value, np.generic):
         value = value.item()

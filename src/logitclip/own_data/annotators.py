@@ -50,7 +50,7 @@ class Answers:
 
 
 @dataclass(frozen=True, eq=False)
-class Fused:
+class FusedLabels:
     """What the answers say.
 
     Attributes:
@@ -62,7 +62,7 @@ class Fused:
     confusion: np.ndarray
 
 
-def dawid_skene(answers: Answers) -> Fused:
+def dawid_skene(answers: Answers) -> FusedLabels:
     """Fuse answers by expectation maximisation, from the shares of the votes.
 
     An annotator with few answers is taken to be like the others: the confusion matrix of all annotators counts as half
@@ -84,10 +84,10 @@ def dawid_skene(answers: Answers) -> Fused:
         current = following
         if change < TOLERANCE:
             break
-    return Fused(current, confusion)
+    return FusedLabels(current, confusion)
 
 
-def fuse_with_features(answers: Answers, features: np.ndarray, seed: int = 0) -> Fused:
+def fuse_with_features(answers: Answers, features: np.ndarray, seed: int = 0) -> FusedLabels:
     """Fuse answers with a classifier's prediction for each item instead of the class shares.
 
     Args:
@@ -101,11 +101,11 @@ def fuse_with_features(answers: Answers, features: np.ndarray, seed: int = 0) ->
     for _ in range(ROUNDS):
         predicted = _out_of_fold(x, fused.probabilities, seed)
         confusion = _confusion(answers, fused.probabilities)
-        fused = Fused(_posterior(answers, np.log(predicted), confusion), confusion)
+        fused = FusedLabels(_posterior(answers, np.log(predicted), confusion), confusion)
     return fused
 
 
-def reliability(answers: Answers, fused: Fused) -> list[dict[str, Any]]:
+def reliability(answers: Answers, fused: FusedLabels) -> list[dict[str, Any]]:
     """Return the share of right answers of each annotator with a 95 % interval, the most reliable first.
 
     An annotator's own answers count in the fused probabilities: if annotators err together, that flatters each of them.

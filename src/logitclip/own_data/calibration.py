@@ -15,7 +15,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return shifted / shifted.sum(-1, keepdims=True)
 
 
-def calibrated(logits: np.ndarray, temperature: float, log_prior: np.ndarray | float = 0.0) -> np.ndarray:
+def calibrate(logits: np.ndarray, temperature: float, log_prior: np.ndarray | float = 0.0) -> np.ndarray:
     """Return the calibrated probabilities of the classes, see `find_temperature`."""
     return softmax(logits / temperature + log_prior)
 
@@ -42,7 +42,7 @@ def find_temperature(
         true: Which labels are known to be true, bool [N]; they are explained without noise.
 
     Returns:
-        The temperature, for `calibrated`.
+        The temperature, for `calibrate`.
     """
     true = np.zeros(len(labels), bool) if true is None else true
     if logits.size > MOST_CELLS:
@@ -51,7 +51,7 @@ def find_temperature(
     rows = np.arange(len(labels))
 
     def likelihood(temperature: float) -> float:
-        probabilities = calibrated(logits, temperature, log_prior)
+        probabilities = calibrate(logits, temperature, log_prior)
         given = probabilities if matrix is None else np.where(true[:, None], probabilities, probabilities @ matrix)
         return float(np.log(np.maximum(given[rows, labels], 1e-12)).sum())
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from logitclip.own_data.calibration import calibrated, find_temperature
+from logitclip.own_data.calibration import calibrate, find_temperature
 
 ADVISER = "neighbours"  # votes on labels, and is part of the model only if there is no other learner
 PRIOR = 5.0  # rows that each learner is taken to explain before any is looked at
@@ -91,7 +91,7 @@ def stack(probabilities: Sequence[np.ndarray], labels: np.ndarray) -> list[float
     scaled = []
     for found in probabilities:
         logits = np.log(np.maximum(found, 1e-6))
-        scaled.append(calibrated(logits, find_temperature(logits, labels, None))[np.arange(len(labels)), labels])
+        scaled.append(calibrate(logits, find_temperature(logits, labels, None))[np.arange(len(labels)), labels])
     likelihood = np.stack(scaled, 1) + 1e-9
     shares = np.full(len(scaled), 1 / len(scaled))
     for _ in range(ROUNDS):

@@ -18,7 +18,7 @@ from logitclip.data.images import ImageFiles
 from logitclip.data.preprocessing import Preprocessor, is_usable
 from logitclip.data.table import join_texts
 from logitclip.encoders import blocks
-from logitclip.encoders.features import Features, Inputs, OnRows, kind_of, select
+from logitclip.encoders.features import Features, Inputs, OnRows, input_kind, select
 from logitclip.own_data.images import Images
 from logitclip.own_data.kind import Read, RowNumbers, Rows
 from logitclip.own_data.tables import PREPROCESSING, read_columns
@@ -44,13 +44,13 @@ class Encoding:
     def features(self, inputs: Inputs) -> np.ndarray:
         """Return the features of training inputs, float32 [N, D], from the cache; missing ones are computed."""
         kept = Features.of(inputs, self.spec)
-        load = partial(encoders.build, self.spec, kind_of(inputs))
+        load = partial(encoders.build, self.spec, input_kind(inputs))
         on_cpu = not torch.accelerator.is_available()
         pool = partial(blocks.in_processes, jobs=self.jobs or torch.get_num_threads()) if on_cpu else None
         kept.complete(inputs, partial(pool or blocks.in_this_process, load), self.on_rows)
         return kept.read().astype(np.float32)
 
-    def resolved(self, takes: encoders.Kind) -> Encoding:
+    def resolve(self, takes: encoders.InputKind) -> Encoding:
         """Return this with the encoder that `auto` stands for, in canonical form."""
         spec = encoders.AUTO[takes] if self.spec.strip() == "auto" else self.spec
         return replace(self, spec=encoders.ENCODERS.canonical(spec))
@@ -135,7 +135,7 @@ class _Encoded:
 
     def _stream(self, names: Sequence[str], inputs: Inputs, finish: Callable[[np.ndarray, np.ndarray], Rows]) -> Any:
         assert self.encoding is not None
-        load = partial(encoders.build, self.encoding.spec, kind_of(inputs))
+        load = partial(encoders.build, self.encoding.spec, input_kind(inputs))
         loaded: list[encoders.Encoder] = []
 
         def encode(part: Inputs, index: np.ndarray) -> Rows:
@@ -166,7 +166,7 @@ class EncodedImages(_Encoded, Images):
     @classmethod
     def encode(cls, images: Images, encoding: Encoding) -> tuple[EncodedImages, Rows, np.ndarray]:
         """Encode the training images; return the kind, its rows, and their positions: unreadable ones are skipped."""
-        encoding = encoding.resolved("images")
+        encoding = encoding.resolve("images")
         x = encoding.features(ImageFiles(images.folder, images.names))
         kept = np.flatnonzero(np.isfinite(x).all(1))
         if not len(kept):
@@ -208,7 +208,7 @@ class EncodedTexts(_Encoded, Texts):
             Preprocessor.fit(others) if usable else None,
             columns,
             text=tuple(text),
-            encoding=encoding.resolved("texts"),
+            encoding=encoding.resolve("texts"),
         )
         x = kind._features(columns)
         beside = 0 if kind.preprocessor is None else kind.preprocessor.transform(columns).shape[1]

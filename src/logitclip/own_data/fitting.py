@@ -45,7 +45,7 @@ DATA = "data.parquet"  # a data frame or an array that the model was fitted on
 UNBALANCED = 5.0  # ratio of the largest to the smallest class from which `balance` auto weights classes
 REVIEWED = 3.0  # weight of a row whose label a person has checked; measured by benchmarks/review.py
 LEAST_LEFT = 3  # rows of a class that are left when the marked ones are not learnt from
-Progress = Callable[[float], None]  # called with the share of the work that is done
+OnShare = Callable[[float], None]  # called with the share of the work that is done
 
 
 def fit(
@@ -68,7 +68,7 @@ def fit(
     balance: str = "off",
     find_issues: bool = False,
     on_plan: Callable[[Plan], None] | None = None,
-    on_progress: Progress | None = None,
+    on_progress: OnShare | None = None,
     on_rows: OnRows | None = None,
     jobs: int | None = 1,
     seed: int = 0,
@@ -206,7 +206,7 @@ def _check_writable(out: Path) -> None:
 # -- the steps ---------------------------------------------------------------------------------------------------------
 
 
-def _fit(plan: Plan, out: Path, origin: dict[str, Any], test: Any, on_progress: Progress | None) -> Model:
+def _fit(plan: Plan, out: Path, origin: dict[str, Any], test: Any, on_progress: OnShare | None) -> Model:
     """Carry out a plan: votes, marks, learning again, and the model folder."""
     on_progress = on_progress or (lambda share: None)
     source, parts = plan.source, Parts(out, plan.source)
@@ -290,11 +290,11 @@ def _with_searched_clip(plan: Plan, parts: Parts) -> list[Learner]:
     if network is None or plan.word is None:
         return plan.learners
 
-    def searched() -> dict[str, np.ndarray]:
+    def search_value() -> dict[str, np.ndarray]:
         return {"value": np.array(_search_clip(network, plan))}
 
     what = {"search": plan.word, "recipe": vars(network.recipe), "seed": plan.seed}
-    value = float(parts.compute(what, searched)["value"])
+    value = float(parts.compute(what, search_value)["value"])
     chosen = with_clip(network, _with_value(plan.word, value))
     return [chosen if learner is network else learner for learner in plan.learners]
 

@@ -12,7 +12,7 @@ from logitclip.data.loading import stratified_split
 from logitclip.own_data.kind import Source
 
 MOST_CELLS = 50_000_000  # rows times classes up to which every row is predicted
-Parts = list[tuple[np.ndarray, np.ndarray]]  # positions to train on, and to predict
+Pairs = list[tuple[np.ndarray, np.ndarray]]  # positions to train on, and to predict
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class Folds:
         free: whether any row may be learnt from for any other: there are neither groups nor times.
     """
 
-    parts: Parts
+    parts: Pairs
     free: bool = True
 
     @property
@@ -66,7 +66,7 @@ def choose_rows(count: int, most: int, seed: int) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
 
 
-def _by_group(groups: np.ndarray, labels: np.ndarray, count: int, seed: int) -> Parts:
+def _by_group(groups: np.ndarray, labels: np.ndarray, count: int, seed: int) -> Pairs:
     from sklearn.model_selection import StratifiedGroupKFold
 
     distinct = len(np.unique(groups))
@@ -76,7 +76,7 @@ def _by_group(groups: np.ndarray, labels: np.ndarray, count: int, seed: int) -> 
     return list(folds.split(labels, labels, groups))
 
 
-def _by_time(times: np.ndarray, count: int) -> Parts:
+def _by_time(times: np.ndarray, count: int) -> Pairs:
     distinct, place = np.unique(times, return_inverse=True)
     if len(distinct) <= count:
         raise ValueError(f"There must be more than {count} different times, got {len(distinct)}.")

@@ -12,7 +12,7 @@ import numpy as np
 
 from logitclip import files
 from logitclip.noise.estimate import NoiseEstimate, estimate_noise
-from logitclip.own_data.calibration import calibrated, find_temperature, given_the_label
+from logitclip.own_data.calibration import calibrate, find_temperature, given_the_label
 from logitclip.own_data.combining import Votes
 from logitclip.own_data.kind import Source
 from logitclip.search import beats_chance
@@ -63,12 +63,12 @@ def judge_labels(votes: Votes, labels: np.ndarray, reviewed: np.ndarray | None =
     """
     mixed, rows = votes.probabilities, np.arange(len(labels))
     logits = np.log(np.maximum(mixed, 1e-9))
-    learnt = has_learnt(mixed.argmax(1), labels)
+    learnt = beats_majority(mixed.argmax(1), labels)
     noise = _within_range(estimate_noise(labels, mixed), votes, labels)
     matrix = noise.matrix if learnt else None
     if reviewed is not None and learnt and not reviewed.all():  # what is left has more noise than the whole
         matrix = estimate_noise(labels[~reviewed], mixed[~reviewed]).matrix
-    probabilities = calibrated(logits, find_temperature(logits, labels, matrix, true=reviewed))
+    probabilities = calibrate(logits, find_temperature(logits, labels, matrix, true=reviewed))
     posterior = given_the_label(probabilities, labels, matrix)
     scores = make_less_sure(1 - posterior[rows, labels])
     wrong, left_out = (scores > 0.5) & learnt, (scores > LEFT_OUT) & learnt
@@ -149,7 +149,7 @@ def write_issues(path: Path, issues: Issues, source: Source) -> None:
     files.replace(path, text.getvalue().encode())
 
 
-def has_learnt(predictions: np.ndarray, labels: np.ndarray) -> bool:
+def beats_majority(predictions: np.ndarray, labels: np.ndarray) -> bool:
     """Return whether predictions beat the most frequent label by two standard errors."""
     share = np.unique(labels, return_counts=True)[1].max() / len(labels)
     return beats_chance((predictions == labels).mean(), share, len(labels))

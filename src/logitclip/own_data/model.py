@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 
 from logitclip import files
-from logitclip.data.columns import Text
+from logitclip.data.columns import TextColumn
 from logitclip.data.table import column_text
 from logitclip.noise.estimate import CLEAN
-from logitclip.own_data.calibration import calibrated
+from logitclip.own_data.calibration import calibrate
 from logitclip.own_data.encoded import NewRows, with_bundle
 from logitclip.own_data.facts import FORMAT, check_facts, check_file, upgrade
 from logitclip.own_data.kind import Kind, Rows
 from logitclip.own_data.learners import Forest, Learner, Logistic, Neighbours
-from logitclip.own_data.network import Network, Recipe
+from logitclip.own_data.network import Network, NetworkOptions
 from logitclip.own_data.source import ENCODED, KINDS
 from logitclip.own_data.tables import read_columns
 from logitclip.text import first_line, unguard_formula
@@ -199,7 +199,7 @@ class Model:
             f"classifier would agree with about 1 - r.{unknown}"
         )
 
-    def given_labels(self, data: Any) -> Text | None:
+    def given_labels(self, data: Any) -> TextColumn | None:
         """Return the label column of some data; None if it has none."""
         label = self.facts["label"]
         if label is None or (isinstance(data, str | os.PathLike) and Path(data).is_dir()):
@@ -223,7 +223,7 @@ class Model:
             return np.concatenate([self.probabilities_of(rows.take(part)) for part in parts])
         mixed = sum(weight * learner.predict_proba(rows) for learner, weight in self.learners)
         log_prior = np.array(self.facts["log_prior"])
-        return calibrated(np.log(np.maximum(mixed, 1e-12)), self.facts["temperature"], log_prior)
+        return calibrate(np.log(np.maximum(mixed, 1e-12)), self.facts["temperature"], log_prior)
 
 
 def write_model(folder: Path, facts: dict[str, Any], contents: Mapping[str, bytes]) -> None:
@@ -292,7 +292,7 @@ def _restore(one: Mapping[str, Any], facts: Mapping[str, Any], folder: Path) -> 
     classes = len(facts["class_names"])
     if one["name"] == Network.name:
         mean, std = tuple(facts.get("mean", ())), tuple(facts.get("std", ()))
-        learner: Learner = Network(classes, Recipe(**one["recipe"]), mean, std)
+        learner: Learner = Network(classes, NetworkOptions(**one["recipe"]), mean, std)
     elif one["name"] in LEARNERS:
         learner = LEARNERS[one["name"]](classes)
     else:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from logitclip import engine, models
-from logitclip.criterion import clipped
+from logitclip.criterion import build_criterion
 from logitclip.data.augment import transform
 from logitclip.data.dataset import Dataset, Split
 from logitclip.data.loading import batches
@@ -30,7 +30,7 @@ AVERAGED = 20_000  # rows up to which every epoch is averaged, and not every fif
 
 
 @dataclass(frozen=True)
-class Recipe:
+class NetworkOptions:
     """The settings of the network: the model, the loss, the clip, and those of `engine.Settings` that matter here."""
 
     model: str
@@ -57,7 +57,7 @@ class Recipe:
     def check(self, classes: int, shape: tuple[int, ...]) -> None:
         """Raise a ValueError if the network cannot be built or trained with these settings."""
         self.settings(0)
-        clipped(self.loss, self.clip)
+        build_criterion(self.loss, self.clip)
         models.build(self.model, classes, shape)
 
 
@@ -74,7 +74,9 @@ class Network(Learner):
     name = "network"
     file = "weights.safetensors"
 
-    def __init__(self, classes: int, recipe: Recipe, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()) -> None:
+    def __init__(
+        self, classes: int, recipe: NetworkOptions, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
+    ) -> None:
         super().__init__(classes, recipe.threads)
         self.recipe, self.mean, self.std = recipe, mean, std
         self.view = transform(recipe.augment, mean, std)
@@ -104,7 +106,7 @@ class Network(Learner):
         trained = engine.fit(
             Dataset("rows", split, nothing, self.classes, names, mean=self.mean, std=self.std),
             partial(_build, self.recipe.model, self.classes, self.shape),
-            clipped(self.recipe.loss, self.recipe.clip),
+            build_criterion(self.recipe.loss, self.recipe.clip),
             Standard if weight is None else partial(Weighted, weights=torch.from_numpy(weight).float()),
             self.recipe.settings(seed),
             view=self.view,

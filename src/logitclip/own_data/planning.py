@@ -15,7 +15,7 @@ from logitclip import models
 from logitclip.engine import using_threads
 from logitclip.own_data.kind import Source
 from logitclip.own_data.learners import TREE_ROWS, TREES, Forest, Learner, Logistic, Neighbours
-from logitclip.own_data.network import Network, Recipe
+from logitclip.own_data.network import Network, NetworkOptions
 from logitclip.registry import suggest
 from logitclip.search import HELD_OUT as SEARCH_HELD_OUT
 from logitclip.search import TRIALS
@@ -123,7 +123,7 @@ def make_plan(
     """
     if balance not in ("on", "off", "auto"):
         raise ValueError(f"balance must be on, off or auto, got {balance!r}.")
-    known = [field.name for field in fields(Recipe) if field.name != "clip"]
+    known = [field.name for field in fields(NetworkOptions) if field.name != "clip"]
     for name in options:
         if name not in known:
             raise ValueError(f"fit has no option {name!r}. {suggest(name, known)}")
@@ -133,7 +133,7 @@ def make_plan(
     settings["clip"] = CLIP.format(temp=TEMP) if clip == AUTO or word else clip
     settings["threads"] = options.get("threads") or jobs or torch.get_num_threads()
     settings["batch_size"] = min(settings["batch_size"], max(8, rows // 2))
-    network = Network(classes, Recipe(**settings), source.kind.mean, source.kind.std)
+    network = Network(classes, NetworkOptions(**settings), source.kind.mean, source.kind.std)
     network.recipe.check(classes, network.input_shape(source.rows))
     every: dict[str, Learner] = {
         "network": network,

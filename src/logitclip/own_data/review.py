@@ -135,12 +135,12 @@ class Review:
             "neighbours": [],
         }
         if not shown["audit"]:
-            return shown | self.revealed(i, neighbours=neighbours)
+            return shown | self.reveal(i, neighbours=neighbours)
         if self.rows.has_pictures:  # the name of a file, or of its folder, may be the label
             shown |= {"row": str(i + 1), "content": []}
         return shown
 
-    def revealed(self, i: int, *, neighbours: bool = True) -> dict[str, Any]:
+    def reveal(self, i: int, *, neighbours: bool = True) -> dict[str, Any]:
         """Return what an audit hides: the given label, the suggestions, the neighbours."""
         chances = {int(k): float(p) for k, p in zip(self.classes[i], self.chances[i], strict=True) if k >= 0}
         order = list(dict.fromkeys([int(self.suggested[i]), *chances]))
@@ -210,7 +210,7 @@ class Review:
         if self.rows.digest(place) != digest:
             raise ValueError(f"Row {name} has changed since it was shown.")
         self._append(Answer(name, digest, kind, label, reviewer, _now(), place in self.blind))
-        return self.revealed(place, neighbours=False)
+        return self.reveal(place, neighbours=False)
 
     def undo(self, reviewer: str) -> dict[str, Any] | None:
         """Take back the last answer of a reviewer, and return its row; None if there is none."""
@@ -297,7 +297,7 @@ class Review:
         left = [i for i in self.queue if i not in done]
         items, pictures, size = [], {}, 0
         for i in left[:MOST_ROWS]:
-            item: dict[str, Any] = self.item(i) | {"hidden": self.revealed(i) if i in self.blind else None}
+            item: dict[str, Any] = self.item(i) | {"hidden": self.reveal(i) if i in self.blind else None}
             shown = [i, *(near["id"] for near in item["neighbours"])] if self.rows.has_pictures else []
             new = {j: address for j in shown if j not in pictures and (address := self._picture_address(j))}
             size += len(json.dumps(item)) + sum(map(len, new.values()))

@@ -12,8 +12,15 @@ from typing import Any
 import numpy as np
 
 from logitclip import files
-from logitclip.data.columns import Columns, Text, as_text, read_table, take
-from logitclip.own_data.annotators import Answers, Fused, dawid_skene, from_columns, from_table, fuse_with_features
+from logitclip.data.columns import Columns, TextColumn, as_text, read_table, take
+from logitclip.own_data.annotators import (
+    Answers,
+    FusedLabels,
+    dawid_skene,
+    from_columns,
+    from_table,
+    fuse_with_features,
+)
 from logitclip.own_data.annotators import reliability as reliability_of
 from logitclip.own_data.answers import ANSWERS, merge_answers, read_answers, read_answers_csv
 from logitclip.own_data.apply import Applied, apply_answers
@@ -138,7 +145,7 @@ def fuse_data(
 
 def _values(columns: Columns, name: str) -> list[str | None]:
     column: Any = columns[name]
-    text = column if isinstance(column, Text) else as_text(column)
+    text = column if isinstance(column, TextColumn) else as_text(column)
     return [None if code < 0 else text.values[code] for code in text.codes.tolist()]
 
 
@@ -155,7 +162,7 @@ def _long(columns: Columns, item: str, annotator: str, answer: str) -> tuple[Ans
     return answers, np.array([first[name] for name in answers.items])
 
 
-def _fuse(answers: Answers, columns: Columns, rows: np.ndarray, text: Sequence[str]) -> tuple[Fused, str]:
+def _fuse(answers: Answers, columns: Columns, rows: np.ndarray, text: Sequence[str]) -> tuple[FusedLabels, str]:
     import torch
 
     from logitclip.data.preprocessing import Preprocessor
@@ -178,7 +185,9 @@ def _write_reliability(path: Path, rows: list[dict[str, Any]]) -> None:
     files.replace(path, text.getvalue().encode())
 
 
-def _write_fused(path: Path, data: Path, answers: Answers, fused: Fused, rows: np.ndarray, kept: list[str]) -> None:
+def _write_fused(
+    path: Path, data: Path, answers: Answers, fused: FusedLabels, rows: np.ndarray, kept: list[str]
+) -> None:
     """Write one row per item and probable class."""
     from logitclip.own_data.apply import read_frame
 

@@ -42,23 +42,23 @@ def make_app(review: Review, secret: str, port: int) -> Any:
 
     cookie = f"logitclip_{port}"
 
-    def refused(sentence: str, status: int = 403) -> Response:
+    def refuse(sentence: str, status: int = 403) -> Response:
         return JSONResponse({"error": sentence}, status)
 
     def check(request: Request) -> Response | None:
         host = request.headers.get("host", "")
         if host.rpartition(":")[0] not in LOCAL:
-            return refused("This server answers to 127.0.0.1 and localhost only.")
+            return refuse("This server answers to 127.0.0.1 and localhost only.")
         if not hmac.compare_digest(request.cookies.get(cookie, "").encode(), secret.encode()):
-            return refused("Open the address that `logitclip review` printed: it has the secret that is needed.")
+            return refuse("Open the address that `logitclip review` printed: it has the secret that is needed.")
         if request.method == "POST":
             if request.headers.get("origin") != f"http://{host}":
-                return refused("Answers are accepted from the review page only.")
+                return refuse("Answers are accepted from the review page only.")
             if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-                return refused("Answers must be JSON.", 415)
+                return refuse("Answers must be JSON.", 415)
         return None
 
-    def guarded(handle: Callable[[Request, dict[str, Any]], Response]) -> Callable[[Request], Any]:
+    def guard(handle: Callable[[Request, dict[str, Any]], Response]) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
             from starlette.concurrency import run_in_threadpool
 
@@ -71,19 +71,19 @@ def make_app(review: Review, secret: str, port: int) -> Any:
                 async for chunk in request.stream():
                     content += chunk
                     if len(content) > LARGEST:
-                        return refused(f"A request has at most {LARGEST:,} bytes.", 413)
+                        return refuse(f"A request has at most {LARGEST:,} bytes.", 413)
                 try:
                     values = json.loads(content)
                 except (ValueError, RecursionError):
                     values = None
                 if not isinstance(values, dict):
-                    return refused("The request is not a JSON object.", 400)
+                    return refuse("The request is not a JSON object.", 400)
             try:
                 return await run_in_threadpool(handle, request, values)
             except (ValueError, KeyError, TypeError) as error:
-                return refused(str(error) or "The request is not complete.", 400)
+                return refuse(str(error) or "The request is not complete.", 400)
             except CannotWrite as error:
-                return refused(f"The answer is not saved. {error}", 507)
+                return refuse(f"The answer is not saved. {error}", 507)
 
         return endpoint
 
@@ -91,9 +91,9 @@ def make_app(review: Review, secret: str, port: int) -> Any:
         if "key" not in request.query_params:
             return await show(request)
         if request.headers.get("host", "").rpartition(":")[0] not in LOCAL:
-            return refused("This server answers to 127.0.0.1 and localhost only.")
+            return refuse("This server answers to 127.0.0.1 and localhost only.")
         if not hmac.compare_digest(request.query_params["key"].encode(), secret.encode()):
-            return refused("The secret in this address is wrong: `logitclip review` printed the right one.")
+            return refuse("The secret in this address is wrong: `logitclip review` printed the right one.")
         found = RedirectResponse("/", 303)
         found.set_cookie(cookie, secret, httponly=True, samesite="strict", path="/")
         return found
@@ -104,7 +104,7 @@ def make_app(review: Review, secret: str, port: int) -> Any:
         shown.headers["content-security-policy"] = content_policy(nonce, served=True)
         return shown
 
-    show = guarded(page)
+    show = guard(page)
 
     def with_items(values: dict[str, Any], items: list[dict[str, Any]] | None = None, **more: Any) -> Response:
         session, reviewer = _text(values, "session"), _text(values, "reviewer")
@@ -131,15 +131,15 @@ def make_app(review: Review, secret: str, port: int) -> Any:
         place = request.path_params["place"]
         content = review.rows.picture(place) if place < len(review.rows) else None
         if content is None:
-            return refused("This row has no picture that can be read.", 404)
+            return refuse("This row has no picture that can be read.", 404)
         return Response(content, media_type="image/png", headers={"cache-control": "private, max-age=3600"})
 
     routes = [
         Route("/", enter),
-        Route("/next", guarded(following)),
-        Route("/answer", guarded(answer), methods=["POST"]),
-        Route("/undo", guarded(undo), methods=["POST"]),
-        Route("/picture/{place:int}", guarded(picture)),
+        Route("/next", guard(following)),
+        Route("/answer", guard(answer), methods=["POST"]),
+        Route("/undo", guard(undo), methods=["POST"]),
+        Route("/picture/{place:int}", guard(picture)),
     ]
     return _with_headers(Starlette(routes=routes))
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from logitclip.data.columns import Column, Columns, Text, Unusable, as_text, from_numpy, row_count, take
+from logitclip.data.columns import Column, Columns, TextColumn, Unusable, as_text, from_numpy, row_count, take
 from logitclip.data.folder import train_folder
 from logitclip.data.images import IMAGE_SUFFIXES
 from logitclip.data.listings import Listing, collect, list_classes
-from logitclip.data.table import class_names, column_text, require
+from logitclip.data.table import class_names, column_text, require_column
 from logitclip.own_data.encoded import EncodedImages, EncodedTexts, Encoding
 from logitclip.own_data.images import Images
 from logitclip.own_data.kind import Kind, Rows, Source, require_rows
@@ -224,14 +224,14 @@ def _look_at_table(
         groups=None if options.group is None else _groups(columns, options.group, path)[known],
         times=None if options.time is None else _times(columns, options.time, path)[known],
         unlabelled=kind.rows(take(features, unknown), unknown) if len(unknown) else None,
-        reviewed=_reviewed(columns, known),
+        reviewed=_find_reviewed(columns, known),
     )
 
 
-def _reviewed(columns: Columns, rows: np.ndarray) -> np.ndarray | None:
+def _find_reviewed(columns: Columns, rows: np.ndarray) -> np.ndarray | None:
     """Return which labels a person has confirmed or corrected, by the column that `apply` writes."""
     column = columns.get(REVIEW_COLUMN)
-    if not isinstance(column, Text):
+    if not isinstance(column, TextColumn):
         return None
     checked = [value == "kept" or value.startswith("corrected from ") for value in column.values]
     return np.array([*checked, False])[column.codes][rows]
@@ -267,7 +267,7 @@ def _times(columns: Columns, name: str, path: Path) -> np.ndarray:
     column = columns[name]
     if isinstance(column, Unusable):
         raise ValueError(f"{path}: the time {name!r} {column.reason}.")
-    if isinstance(column, Text):
+    if isinstance(column, TextColumn):
         order = {value: i for i, value in enumerate(sorted(column.values))}
         column = np.array([*(float(order[value]) for value in column.values), np.nan])[column.codes]
     if np.isnan(column).any():
@@ -280,7 +280,7 @@ def _check_columns(columns: Columns, path: Path, label: str, options: Options) -
     if options.image is not None and options.text:
         raise ValueError("Give either image or text: beside images no other column is used.")
     for name in (label, *options.text, *options.drop, *options.special):
-        require(columns, name, path)
+        require_column(columns, name, path)
     named = [label, *options.text, *options.drop, *options.special]
     twice = [name for name in named if named.count(name) > 1]
     if twice:
@@ -293,7 +293,7 @@ def _image_column(columns: Columns, label: str, options: Options) -> str | None:
     if options.text:
         return None
     for name, column in columns.items():
-        if name in (label, *options.drop) or not isinstance(column, Text) or not column.values:
+        if name in (label, *options.drop) or not isinstance(column, TextColumn) or not column.values:
             continue
         if all(value.lower().endswith(IMAGE_SUFFIXES) for value in column.values[:1000]):
             return name

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from logitclip.data.columns import Column, Columns, Text, Unusable, from_frame, read_table, row_count
+from logitclip.data.columns import Column, Columns, TextColumn, Unusable, from_frame, read_table, row_count
 from logitclip.data.preprocessing import Preprocessor
 from logitclip.own_data.kind import Kind, Read, RowNumbers, Rows
 
@@ -105,6 +105,6 @@ def read_columns(data: Any, text: Collection[str] = ()) -> dict[str, Column]:
 
 
 def _value(column: Column, i: int) -> str:
-    if isinstance(column, Text):
+    if isinstance(column, TextColumn):
         return "" if column.codes[i] < 0 else column.values[column.codes[i]]
     return "" if isinstance(column, Unusable) else f"{column[i]:g}"

@@ -20,7 +20,7 @@ from logitclip.text import first_line
 log = logging.getLogger(__name__)
 
 CHECKPOINTS = "checkpoints"  # the subfolder
-KEPT = 2  # checkpoints to keep: the last one, and the one before in case the last is damaged
+MOST_CHECKPOINTS = 2  # checkpoints to keep: the last one, and the one before in case the last is damaged
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def save_checkpoint(
             files.remove(scratch)
         files.sync_folder(target.parent)
     older = [checkpoint for checkpoint in _checkpoints(folder) if checkpoint < target]
-    for old in older[KEPT - 1 :]:
+    for old in older[MOST_CHECKPOINTS - 1 :]:
         with contextlib.suppress(OSError):
             files.remove(old)
 

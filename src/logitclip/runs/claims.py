@@ -71,7 +71,7 @@ def _release(file: Path, key: str) -> None:
         file.unlink(missing_ok=True)
 
 
-def claimed_by(folder: Path) -> str | None:
+def describe_owner(folder: Path) -> str | None:
     """Describe the process that trains the run in `folder` now; None if there is none."""
     file = folder / CLAIM
     if not file.exists():
@@ -123,7 +123,7 @@ def _owner(file: Path) -> dict[str, Any]:
 
 def _void(file: Path, owner: dict[str, Any], now: float) -> bool:
     if owner.get("machine") == _machine():
-        started = _started(owner.get("pid", 0))
+        started = _start_time(owner.get("pid", 0))
         return started is None or started != owner.get("started")
     try:
         # An empty claim is from a process that was killed while writing it. Both times are by the same clock, so a
@@ -138,7 +138,7 @@ def _identity() -> dict[str, Any]:
         "host": socket.gethostname(),
         "machine": _machine(),
         "pid": os.getpid(),
-        "started": _started(os.getpid()),
+        "started": _start_time(os.getpid()),
     }
 
 
@@ -156,7 +156,7 @@ def _machine() -> str:
     return " ".join(parts)
 
 
-def _started(pid: int) -> str | None:
+def _start_time(pid: int) -> str | None:
     """The start time of a process on this machine, which tells a reused PID from the old one; None if it is gone."""
     try:
         state, *rest = (PROC / f"{pid}/stat").read_text("latin-1").rpartition(")")[2].split()  # any name

@@ -11,6 +11,7 @@ import os
 import time
 import types
 import typing
+import warnings
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
@@ -24,7 +25,7 @@ from logitclip.methods.settings import (
     Count,
     Milestones,
     Must,
-    Rate,
+    Positive,
     Schedule,
     Seed,
     Settings,
@@ -82,7 +83,7 @@ class RunConfig:
         ValueError: if a value has the wrong type or is out of range.
 
     >>> config = RunConfig(data="digits", noise="symmetric:rate=0.5", clip="norm:temp=1.5")
-    >>> config.resolved().epochs
+    >>> config.resolve().epochs
     150
     """
 
@@ -112,7 +113,7 @@ class RunConfig:
     """Passes over the training data."""
     batch_size: Annotated[Count | None, OPTIMISATION] = None
     """Examples per batch in each process."""
-    lr: Annotated[Rate | None, OPTIMISATION] = None
+    lr: Annotated[Positive | None, OPTIMISATION] = None
     """Learning rate of SGD at the start."""
     momentum: Annotated[Strength | None, OPTIMISATION, Otherwise(Settings.momentum)] = None
     """Momentum of SGD."""
@@ -179,13 +180,18 @@ class RunConfig:
         check_bounds(self)
 
     def resolved(self) -> RunConfig:
+        """The old name of `resolve`; it works until version 0.3."""
+        warnings.warn("RunConfig.resolved is called resolve now.", DeprecationWarning, stacklevel=2)
+        return self.resolve()
+
+    def resolve(self) -> RunConfig:
         """Return the run with the dataset's defaults filled in and every spec in canonical form. Reads no data.
 
         Raises:
             ValueError: for an unknown name or knob, a number that is still to be tuned, a combination that cannot be
                 trained, or a dataset that has no default for an option that was not given.
         """
-        from logitclip.data import protocol_of
+        from logitclip.data import defaults_of
         from logitclip.encoders import AUTO, HEAD
         from logitclip.methods import METHODS
 
@@ -213,7 +219,7 @@ class RunConfig:
         missing = [name for name, value in filled.items() if value is None and name != "root"]
         if missing:
             known = ours or registries()["data"].knows(filled["data"])
-            own = HEAD if self.encoder != "none" else protocol_of(filled["data"]) if known else {}
+            own = HEAD if self.encoder != "none" else defaults_of(filled["data"]) if known else {}
             defaults = {**{name: note.value for name, note in notes_of(Otherwise).items()}, **own}
             for name in missing:
                 if name not in defaults:
@@ -233,7 +239,7 @@ class RunConfig:
     @property
     def id(self) -> str:
         """The name of the run's folder: a hash of the resolved config, the files it names, and the protocol number."""
-        return resolved_id(self.resolved())
+        return resolved_id(self.resolve())
 
 
 def notes_of(kind: type[N]) -> dict[str, N]:

@@ -26,7 +26,7 @@ def run_seconds(config: RunConfig, dataset: Dataset) -> float:
         config: The run; a clip that is still to be tuned does not matter.
         dataset: Its data, as `data.load` returns it.
     """
-    resolved = RunConfig(data=config.data, model=config.model, epochs=config.epochs, augment=config.augment).resolved()
+    resolved = RunConfig(data=config.data, model=config.model, epochs=config.epochs, augment=config.augment).resolve()
     on_cpu = config.accelerator == "cpu" or not torch.accelerator.is_available()
     device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
     view = transform(str(resolved.augment), dataset.mean, dataset.std)

@@ -17,13 +17,13 @@ from logitclip import data, encoders
 from logitclip.data.images import ImageFiles
 from logitclip.data.texts import Texts
 from logitclip.encoders import blocks
-from logitclip.encoders.features import Block, Features, Inputs, OnRows, cache_folder, kind_of, select
+from logitclip.encoders.features import Features, InputBlock, Inputs, OnRows, cache_folder, input_kind, select
 from logitclip.runs.config import RunConfig, load_plugins
 
 log = logging.getLogger(__name__)
 
 # Where blocks are computed: (a function that loads the encoder, the blocks) -> their features, in any order.
-Pool = Callable[[blocks.Load, Iterator[Block]], Iterable[tuple[int, np.ndarray]]]
+Pool = Callable[[blocks.LoadEncoder, Iterator[InputBlock]], Iterable[tuple[int, np.ndarray]]]
 
 
 def compute_features(
@@ -41,7 +41,7 @@ def compute_features(
     before, rows = 0, sum(map(len, sources))
     for inputs in sources:
         on_part = None if on_rows is None else partial(_count, on_rows, before, rows)
-        load = partial(load_encoder, config.plugin, config.encoder, kind_of(inputs), config.accelerator)
+        load = partial(load_encoder, config.plugin, config.encoder, input_kind(inputs), config.accelerator)
         Features.of(inputs, config.encoder).complete(inputs, partial(pool, load), on_part)
         before += len(inputs)
 
@@ -82,12 +82,12 @@ def encode_dataset(config: RunConfig, dataset: data.Dataset) -> data.Dataset:
 def encode_inputs(config: RunConfig, inputs: Inputs) -> Tensor:
     """Return the features of inputs, float32 [N, D]; what is missing in the cache is computed."""
     features = Features.of(inputs, config.encoder)
-    load = partial(load_encoder, config.plugin, config.encoder, kind_of(inputs), config.accelerator)
+    load = partial(load_encoder, config.plugin, config.encoder, input_kind(inputs), config.accelerator)
     features.complete(inputs, partial(blocks.in_this_process, load))
     return torch.from_numpy(features.read().astype(np.float32))
 
 
-def load_encoder(plugins: tuple[str, ...], spec: str, takes: encoders.Kind, accelerator: str) -> encoders.Encoder:
+def load_encoder(plugins: tuple[str, ...], spec: str, takes: encoders.InputKind, accelerator: str) -> encoders.Encoder:
     """Load an encoder, in any process."""
     load_plugins(plugins)
     return encoders.build(spec, takes, accelerator=accelerator)
@@ -106,7 +106,7 @@ def _sources(dataset: data.Dataset) -> list[tuple[Inputs, dict[str, Tensor]]]:
     """
     splits: dict[str, Any] = {"train": dataset.train, "test": dataset.test}
     for split in splits.values():
-        kind_of(split.x)
+        input_kind(split.x)
     both = [split.x for split in splits.values()]
     rows = [split.rows for split in splits.values()]
     if any(part is None for part in rows) or not _of_one_listing(both):

@@ -95,7 +95,7 @@ def read_run(folder: Path) -> Run:
         config = RunConfig(**options) if isinstance(options, dict) else None
     except (TypeError, ValueError):  # of another version
         config = None
-    return Run(folder, config, outcome, claims.claimed_by(folder))
+    return Run(folder, config, outcome, claims.describe_owner(folder))
 
 
 def _unchanged_options(folder: Path) -> dict[str, Any] | None:
@@ -147,7 +147,7 @@ def sort_runs(runs: Iterable[Run], name: str) -> list[Run]:
 def changed_options(config: RunConfig) -> dict[str, Any]:
     """The options of a resolved config that differ from the defaults for its dataset, if it has any."""
     try:
-        plain = RunConfig(data=config.data, plugin=config.plugin, root=config.root).resolved()
+        plain = RunConfig(data=config.data, plugin=config.plugin, root=config.root).resolve()
     except ValueError:  # no defaults, or a dataset of a plugin, which is not imported to read, or of another version
         plain = RunConfig()
     hidden = {*UNCOUNTED, "data"}

@@ -211,7 +211,7 @@ def _mend(folder: Path, result: Result) -> None:
 
     It left its claim, which goes last; without a claim there is nothing to mend.
     """
-    if not (folder / claims.CLAIM).exists() or folder.is_symlink() or claims.claimed_by(folder):
+    if not (folder / claims.CLAIM).exists() or folder.is_symlink() or claims.describe_owner(folder):
         return
     with contextlib.suppress(OSError, claims.Claimed), claims.claim(folder):
         _tidy_finished(folder, result)

@@ -27,7 +27,7 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from logitclip import data, engine, files, models, noise
 from logitclip.clip import PENALTIES
-from logitclip.criterion import Loss, clipped
+from logitclip.criterion import Loss, build_criterion
 from logitclip.data.augment import transform
 from logitclip.data.loading import hold_out
 from logitclip.encoders import downloads_allowed
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
     from lightning_fabric import Fabric
 
-Load = Callable[[str], data.Dataset]  # from a spec
-OnEpoch = Callable[[RunConfig, engine.Row | None], None]
+LoadDataset = Callable[[str], data.Dataset]  # from a spec
+OnEpoch = Callable[[RunConfig, engine.EpochRow | None], None]
 OnBatch = Callable[[int], None]
 
 
@@ -93,7 +93,7 @@ def train(
     50.0
     """
     with downloads_allowed(download):
-        config = _with_devices_of_torchrun(config).resolved()
+        config = _with_devices_of_torchrun(config).resolve()
         id = resolved_id(config)
     folder = Path(config.runs) / id
     finished = read_result(folder)
@@ -101,7 +101,8 @@ def train(
         return finished
     if folder.is_symlink():
         raise ValueError(f"{folder} is a link, and a run is trained in a folder of its own: remove the link.")
-    criterion, how = clipped(config.loss, config.clip), settings(config)  # report mistakes before anything is written
+    # Report mistakes before anything is written.
+    criterion, how = build_criterion(config.loss, config.clip), settings(config)
     options = {"accelerator": config.accelerator, "devices": config.devices, "precision": config.precision}
     fabric = make_fabric(**options, nodes=config.nodes)
     if config.encoder != "none":  # before any other process starts
@@ -199,7 +200,7 @@ def _work_in_process(
         load_plugins(run.plugin)
         load = partial(data.load, root=run.root)
         with _explain_memory_errors(run):
-            _work(fabric, run, id, key, on_epoch, clipped(run.loss, run.clip), settings(run), load)
+            _work(fabric, run, id, key, on_epoch, build_criterion(run.loss, run.clip), settings(run), load)
     except (ValueError, OSError, ImportError, claims.Claimed) as error:
         failures.put(error)
         raise
@@ -219,7 +220,7 @@ def _work(
     on_epoch: OnEpoch | None,
     criterion: nn.Module,
     settings: engine.Settings,
-    load: Load,
+    load: LoadDataset,
     on_batch: OnBatch | None = None,
 ) -> Result:
     with using_threads(config.threads), using_deterministic_algorithms(config.deterministic):
@@ -296,7 +297,7 @@ class _Record:
     ) -> None:
         self.config, self.id, self.key, self.on_epoch = config, id, key, on_epoch
         self.folder, self.writes = Path(config.runs) / id, fabric.is_global_zero
-        self.rows: list[engine.Row] = []
+        self.rows: list[engine.EpochRow] = []
         self.examples: dict[str, Tensor] = {}
         self.resume: engine.Resume | None = None
         self.unsaved: checkpoints.Checkpoint | None = None
@@ -378,7 +379,7 @@ def _copy_to_cpu(tensors: Any) -> Any:
 # -- from names to objects ---------------------------------------------------------------------------------------------
 
 
-def prepare(config: RunConfig, load: Load | None = None) -> tuple[data.Dataset, noise.NoisyLabels]:
+def prepare(config: RunConfig, load: LoadDataset | None = None) -> tuple[data.Dataset, noise.NoisyLabels]:
     """The dataset of a resolved config with the noise applied, and the record of the noise.
 
     Noise is drawn on the original inputs. Then the features of the encoder replace them, if there is one.
@@ -409,7 +410,7 @@ def _with_features(split: data.Split, features: data.Split, limited: data.Exampl
     return dataclasses.replace(split, x=x, beside=None)
 
 
-def _with_noise(config: RunConfig, load: Load) -> tuple[data.Dataset, noise.NoisyLabels]:
+def _with_noise(config: RunConfig, load: LoadDataset) -> tuple[data.Dataset, noise.NoisyLabels]:
     whole = load(config.data)
     dataset = _limit_examples(whole, config.limit, config.test_limit)
     if not len(dataset.test):
@@ -453,7 +454,7 @@ def _build_balanced_criterion(config: RunConfig, dataset: data.Dataset, index: T
         raise ValueError("balance needs one label per example, not soft labels.")
     counts = torch.bincount(labels, minlength=dataset.num_classes).clamp(min=1)
     weight = len(labels) / (dataset.num_classes * counts)
-    return clipped(Loss(config.loss, weight=weight.clamp(max=MOST_WEIGHT)), config.clip)
+    return build_criterion(Loss(config.loss, weight=weight.clamp(max=MOST_WEIGHT)), config.clip)
 
 
 def build_model(spec: str, dataset: data.Dataset, view: engine.View, seed: int) -> nn.Module:

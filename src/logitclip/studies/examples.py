@@ -13,7 +13,7 @@ from logitclip.data.images import png_address
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Result
 from logitclip.runs.train import prepare, rebuild_network
-from logitclip.studies.sweeping import Row
+from logitclip.studies.sweeping import CellOutcome
 from logitclip.studies.tables import pairs_of
 
 MOST = 2000  # wrong labels to look at, at most
@@ -39,7 +39,7 @@ class Comparison:
     examples: list[Example]
 
 
-def compare(rows: Sequence[Row], count: int = 8) -> Comparison | None:
+def compare(rows: Sequence[CellOutcome], count: int = 8) -> Comparison | None:
     """Compare the first two runs that differ in the clip alone; None if there are none, or they cannot be read.
 
     Cross entropy is preferred. Plugins are never imported: a run that needs one is not shown.

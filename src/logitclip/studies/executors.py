@@ -30,7 +30,7 @@ from logitclip.runs.config import RunConfig
 from logitclip.runs.train import OnEpoch
 from logitclip.studies.listener import Listener
 from logitclip.studies.on_ray import run_on_ray
-from logitclip.studies.queue import Job, Queue, Room, Then, attempt, encode_first
+from logitclip.studies.queue import Queue, QueuedRun, Room, Then, attempt, encode_first
 
 TRIES = 2  # a run whose process dies is tried once more
 
@@ -105,7 +105,7 @@ def _inline(queue: Queue, _room: Room) -> None:
         queue.finish(job, attempt(job.config, job.folder, on_epoch, partial(queue.listener.on_batch, job.config)))
 
 
-def _show_row(queue: Queue, job: Job, _config: RunConfig, row: dict[str, Any] | None) -> None:
+def _show_row(queue: Queue, job: QueuedRun, _config: RunConfig, row: dict[str, Any] | None) -> None:
     queue.progress(job, row)
 
 
@@ -119,7 +119,7 @@ class _Worker:
     process: BaseProcess
     pipe: Connection
     slot: int  # 0, 1, ...: its place in the pool, which decides its devices
-    job: Job | None = None
+    job: QueuedRun | None = None
 
 
 def _local(queue: Queue, room: Room) -> None:
@@ -150,7 +150,7 @@ def _local(queue: Queue, room: Room) -> None:
                     workers.remove(worker)
                     worker.process.join()  # reap it: a zombie still counts as alive
                     worker.pipe.close()
-                    queue.died(job, _describe_death(worker.process.exitcode), TRIES)
+                    queue.retry_dead(job, _describe_death(worker.process.exitcode), TRIES)
     finally:
         for worker in workers:
             # SIGTERM saves the run as Ctrl-C does. Idle workers are killed: interpreter shutdown takes seconds.
@@ -160,7 +160,7 @@ def _local(queue: Queue, room: Room) -> None:
             worker.process.join()
 
 
-def _receive(queue: Queue, worker: _Worker, job: Job) -> bool:
+def _receive(queue: Queue, worker: _Worker, job: QueuedRun) -> bool:
     """Handle the messages of a worker; False if it has died and all its messages are handled."""
     try:
         if not worker.pipe.poll():

@@ -19,13 +19,13 @@ from logitclip import theory
 from logitclip.files import write
 from logitclip.runs.results import Result
 from logitclip.studies.recipe import FIGURES, Recipe
-from logitclip.studies.sweeping import Row
+from logitclip.studies.sweeping import CellOutcome
 from logitclip.studies.tables import (
     AVERAGED,
     axes_of,
     bare_axes,
-    kind_of,
     label,
+    measure_of,
     noisy_test,
     results_of,
     series,
@@ -48,7 +48,7 @@ QUANTITIES = {
 }
 
 
-def draw(recipe: Recipe, rows: Sequence[Row]) -> Any:
+def draw(recipe: Recipe, rows: Sequence[CellOutcome]) -> Any:
     """Return the recipe's figure or, if it has none, its memorisation curves, as an Altair chart."""
     if recipe.figure is None:
         chart = _memorisation(recipe, rows)
@@ -162,7 +162,7 @@ def _apply_style(chart: Any) -> Any:
 
 
 @FIGURES.register
-def bounds(recipe: Recipe, rows: Sequence[Row], *, classes: list[int], tau: list[float]) -> Any:
+def bounds(recipe: Recipe, rows: Sequence[CellOutcome], *, classes: list[int], tau: list[float]) -> Any:
     """Prop 2.1's bounds over tau: upper dashed, lower solid, a colour for each number of classes."""
     alt = altair()
     first, last = tau
@@ -190,7 +190,7 @@ def bounds(recipe: Recipe, rows: Sequence[Row], *, classes: list[int], tau: list
     )
 
 
-def _points(recipe: Recipe, rows: Sequence[Row], x: str, y: str, panel: str) -> list[dict[str, Any]]:
+def _points(recipe: Recipe, rows: Sequence[CellOutcome], x: str, y: str, panel: str) -> list[dict[str, Any]]:
     """Mean and spread of the statistic of a figure, for each of its points."""
     table = tabulate(replace(recipe, statistics=(y,)), rows)
     apart = (x, panel, *_constant(rows))
@@ -215,7 +215,7 @@ def _points(recipe: Recipe, rows: Sequence[Row], x: str, y: str, panel: str) -> 
 @FIGURES.register
 def lines(
     recipe: Recipe,
-    rows: Sequence[Row],
+    rows: Sequence[CellOutcome],
     *,
     x: str,
     y: str,
@@ -254,7 +254,7 @@ def lines(
 
 
 @FIGURES.register
-def bars(recipe: Recipe, rows: Sequence[Row], *, x: str, y: str, panel: str = "") -> Any:
+def bars(recipe: Recipe, rows: Sequence[CellOutcome], *, x: str, y: str, panel: str = "") -> Any:
     """y in groups of x, a bar with its standard deviation for each colour."""
     alt = altair()
     points = [{**point, "x": label(x, point["x"])} for point in _points(recipe, rows, x, y, panel)]
@@ -288,7 +288,7 @@ def _tooltips(*names: str) -> list[Any]:
 
 
 def _title(statistic: str) -> str:
-    return kind_of(statistic).title.partition(",")[0]
+    return measure_of(statistic).title.partition(",")[0]
 
 
 def _order(values: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
@@ -313,7 +313,7 @@ def _label(coordinates: Mapping[str, Any], axis: str) -> str:
     return label(axis, coordinates[axis]) if axis else ""
 
 
-def _constant(rows: Iterable[Row]) -> list[str]:
+def _constant(rows: Iterable[CellOutcome]) -> list[str]:
     """Axes with a single value."""
     return [axis for axis, values in axes_of(rows).items() if len(values) == 1]
 
@@ -347,7 +347,7 @@ class Curves:
         ]
 
 
-def curves(recipe: Recipe, rows: Sequence[Row]) -> Curves:
+def curves(recipe: Recipe, rows: Sequence[CellOutcome]) -> Curves:
     """Means over the seeds for each epoch: accuracy, memorised share and quantiles of the logit norm."""
     axes = axes_of(rows)
     bare = bare_axes(axes)
@@ -454,7 +454,7 @@ def colours(all_curves: Curves) -> list[str]:
     return [COLOURS[i % len(COLOURS)] for i in range(len(all_curves.groups))]
 
 
-def _memorisation(recipe: Recipe, rows: Sequence[Row]) -> Any:
+def _memorisation(recipe: Recipe, rows: Sequence[CellOutcome]) -> Any:
     """Accuracy and memorised share over the epochs, a column for each column of the recipe's table."""
     alt = altair()
     if not results_of(rows):
@@ -496,7 +496,7 @@ def curve_charts(all_curves: Curves) -> list[tuple[str, list[dict[str, Any]]]]:
     return panels
 
 
-def noise_charts(rows: Sequence[Row]) -> tuple[list[dict[str, Any]], list[str]]:
+def noise_charts(rows: Sequence[CellOutcome]) -> tuple[list[dict[str, Any]], list[str]]:
     """The transition matrix of each noise as a chart, and a sentence for each noise that cannot be shown.
 
     The matrix is read from the folder of the first run.

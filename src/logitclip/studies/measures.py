@@ -23,7 +23,7 @@ BINS = 15  # of the calibration error
 
 
 @dataclass(frozen=True)
-class Kind:
+class Measure:
     """How to print a statistic, and which direction is better: 1 up, -1 down, 0 neither."""
 
     title: str
@@ -31,27 +31,27 @@ class Kind:
     decimals: int = 2
 
 
-KINDS = {
-    "last10_accuracy": Kind("test accuracy in %, mean of the last 10 epochs", 1),
-    "best_accuracy": Kind("test accuracy in %, best epoch (chosen on the test set)", 1),
-    "best_minus_last": Kind("test accuracy of the best epoch minus that of the last 10, in points", -1),
-    "gain": Kind("gain in accuracy over the same run without a clip, in points", 1),
-    "rank": Kind("rank among the rows by accuracy, 1 for the best", -1),
-    "memorised": Kind("memorised wrong labels in %", -1),
-    "recovered": Kind("recovered wrong labels in %", 1),
-    "wrong_label_auroc": Kind("AUROC in % of finding wrong labels by the mean margin", 1),
-    "wrong_label_ap": Kind("average precision in % of finding wrong labels by the mean margin", 1),
-    "calibration_error": Kind(f"expected calibration error in % on test examples, {BINS} bins", -1),
-    "noise_rate": Kind("wrong labels in %"),
-    "temp": Kind("temp chosen"),
-    "seconds": Kind("training time of a run in s", decimals=1),
+MEASURES = {
+    "last10_accuracy": Measure("test accuracy in %, mean of the last 10 epochs", 1),
+    "best_accuracy": Measure("test accuracy in %, best epoch (chosen on the test set)", 1),
+    "best_minus_last": Measure("test accuracy of the best epoch minus that of the last 10, in points", -1),
+    "gain": Measure("gain in accuracy over the same run without a clip, in points", 1),
+    "rank": Measure("rank among the rows by accuracy, 1 for the best", -1),
+    "memorised": Measure("memorised wrong labels in %", -1),
+    "recovered": Measure("recovered wrong labels in %", 1),
+    "wrong_label_auroc": Measure("AUROC in % of finding wrong labels by the mean margin", 1),
+    "wrong_label_ap": Measure("average precision in % of finding wrong labels by the mean margin", 1),
+    "calibration_error": Measure(f"expected calibration error in % on test examples, {BINS} bins", -1),
+    "noise_rate": Measure("wrong labels in %"),
+    "temp": Measure("temp chosen"),
+    "seconds": Measure("training time of a run in s", decimals=1),
 }
 COMPARED = ("gain", "rank")  # statistics of several runs
 PER_EXAMPLE = ("wrong_label_auroc", "wrong_label_ap", "calibration_error")  # need runs with `per_example`
 
 
-def kind_of(statistic: str) -> Kind:
-    return KINDS.get(statistic) or Kind(statistic.replace("_", " "))
+def measure_of(statistic: str) -> Measure:
+    return MEASURES.get(statistic) or Measure(statistic.replace("_", " "))
 
 
 def value_of(config: RunConfig | None, result: Result, statistic: str) -> float | None:

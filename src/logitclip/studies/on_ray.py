@@ -17,7 +17,7 @@ from typing import Any
 from logitclip.encoders import blocks
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Failure, Result, read_outcome
-from logitclip.studies.queue import POLL, Job, Queue, Room, attempt, encode_first
+from logitclip.studies.queue import POLL, Queue, QueuedRun, Room, attempt, encode_first
 from logitclip.text import first_line
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 RETRIES = 3  # retries of a run whose Ray node or process was lost
 CONNECT = 5.0  # seconds to wait for the address of a Ray cluster
 LOST = 15.0  # seconds without an answer after which the head of a cluster counts as lost; Ray waits 60
-SAVING = 30.0  # seconds that interrupted runs on Ray have to save their last epoch
+SECONDS_TO_SAVE_ON_RAY = 30.0  # seconds that interrupted runs on Ray have to save their last epoch
 
 
 def run_on_ray(queue: Queue, room: Room) -> None:
@@ -74,7 +74,7 @@ class _Cluster:
         self.ray, self.per_device = ray, per_device
         self.gpus = bool(ray.cluster_resources().get("GPU"))
         self.letters: Any = ray.remote(_Letters).options(num_cpus=0, scheduling_strategy=here).remote()
-        self.running: dict[Any, Job] = {}  # task -> its job
+        self.running: dict[Any, QueuedRun] = {}  # task -> its job
         self.head, self.answered = ray.get_runtime_context().gcs_address, time.monotonic()
         self.missed: set[str] = set()  # resources that were already reported as missing
 
@@ -91,9 +91,9 @@ class _Cluster:
             if self.running:  # interrupted: the tasks save as by Ctrl-C
                 for task in self.running:
                     self.ray.cancel(task)
-                self.ray.wait(list(self.running), num_returns=len(self.running), timeout=SAVING)
+                self.ray.wait(list(self.running), num_returns=len(self.running), timeout=SECONDS_TO_SAVE_ON_RAY)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: QueuedRun) -> None:
         config = replace(job.config, root=job.config.root or os.environ.get("LOGITCLIP_DATA"))
         needs = resources(config, gpus=self.gpus, per_device=self.per_device)
         said = " and ".join(f"{count:g} {kind}s" for kind, count in needs.items() if count)
@@ -129,7 +129,9 @@ class _Cluster:
                 raise
             except RayError as error:
                 sentence = str(error).strip().rpartition("\n")[2]
-                queue.died(self.running.pop(task), f"Ray gave up on the run: {type(error).__name__}: {sentence}", 1)
+                queue.retry_dead(
+                    self.running.pop(task), f"Ray gave up on the run: {type(error).__name__}: {sentence}", 1
+                )
                 continue
             job = self.running.pop(task)
             if found is not None and read_outcome(job.folder) is None:

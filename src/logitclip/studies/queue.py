@@ -31,7 +31,7 @@ Then = Callable[[RunConfig, Result | Failure], Iterable[RunConfig]]
 
 
 @dataclass(eq=False)
-class Job:
+class QueuedRun:
     config: RunConfig
     folder: Path
     before: Failure | None  # of an earlier sweep
@@ -62,8 +62,8 @@ class Queue:
         self.listener = listener or Listener()
         self.then: Then = (lambda *_: ()) if then is None else then
         self.seen: set[Path] = set()
-        self.todo: deque[Job] = deque()
-        self.elsewhere: deque[Job] = deque()
+        self.todo: deque[QueuedRun] = deque()
+        self.elsewhere: deque[QueuedRun] = deque()
         self.add(configs)
 
     @property
@@ -90,10 +90,10 @@ class Queue:
                 waiting.extend(self.then(config, found))
             else:
                 self.listener.on_queued(config)
-                new.append(Job(config, folder, found))
+                new.append(QueuedRun(config, folder, found))
         self.todo.extendleft(reversed(new))
 
-    def next(self) -> Job | None:
+    def next(self) -> QueuedRun | None:
         """The next run without an outcome; another process may have finished some of them."""
         while self.todo or self.pause == 0:
             job = (self.todo or self.elsewhere).popleft()
@@ -103,7 +103,7 @@ class Queue:
             self.finish(job, found)
         return None
 
-    def progress(self, job: Job, row: dict[str, Any] | None) -> None:
+    def progress(self, job: QueuedRun, row: dict[str, Any] | None) -> None:
         """Report the first message of a run as its start: only then has the run been claimed."""
         if not job.started:
             job.started = True
@@ -111,7 +111,7 @@ class Queue:
         elif row is not None:  # None when a run is retried from its beginning
             self.listener.on_epoch(job.config, row)
 
-    def finish(self, job: Job, found: Result | Failure | None) -> None:
+    def finish(self, job: QueuedRun, found: Result | Failure | None) -> None:
         """Record an outcome; None means that another process trains the run."""
         if found is None:
             if not job.again:
@@ -125,7 +125,7 @@ class Queue:
                 self.listener.on_failed(job.config, found)
             self.add(self.then(job.config, found))
 
-    def died(self, job: Job, error: str, tries: int) -> None:
+    def retry_dead(self, job: QueuedRun, error: str, tries: int) -> None:
         """Retry a run whose process died, up to `tries` times."""
         job.deaths += 1
         if job.deaths < tries or isinstance(read_outcome(job.folder), Result):  # it may have died after its end
@@ -137,7 +137,7 @@ class Queue:
 def encode_first(queue: Queue, pool: Pool) -> None:
     """Compute the features of all runs before any of them starts."""
     seen = set()
-    for config in [job.config.resolved() for job in queue.todo if job.config.encoder != "none"]:
+    for config in [job.config.resolve() for job in queue.todo if job.config.encoder != "none"]:
         source = config.data, config.root, config.encoder, config.accelerator
         if source not in seen:
             seen.add(source)

@@ -22,7 +22,7 @@ A recipe is a TOML file. Every key is optional, unless noted::
     when = { noise = "real", clip = ["norm:temp=grid"] }     # a list: any of these
     set = { clip = "norm:temp=2.5" }                         # or `skip = true`: leave the cell out
 
-    [table]                      # all axes but seed; cells are statistics, see `measures.KINDS`
+    [table]                      # all axes but seed; cells are statistics, see `measures.MEASURES`
     rows = ["clip"]
     cols = ["noise"]
     cells = ["last10_accuracy"]
@@ -83,10 +83,10 @@ from logitclip.runs.config import (
     registries,
     word_to_tune,
 )
-from logitclip.studies.measures import KINDS, PER_EXAMPLE
+from logitclip.studies.measures import MEASURES, PER_EXAMPLE
 
 FOLDER = Path(__file__).parents[1] / "recipes"
-STATISTICS = tuple(KINDS)
+STATISTICS = tuple(MEASURES)
 FIGURES = Registry("figure", package="logitclip.studies")  # the knobs of a kind are the keys of [figure]
 _FIELDS = {field.name: object for field in fields(RunConfig) if field.name != "runs"}  # the sweep sets it
 MOST_CELLS = 100_000
@@ -195,10 +195,10 @@ def recipe_scales(recipe: str) -> list[str]:
 
 
 @cache
-def published(name: str) -> tuple[Published, ...]:
+def read_published(name: str) -> tuple[Published, ...]:
     """The paper's numbers for a recipe; none for recipes that are not the paper's.
 
-    >>> published("table8")[0].value
+    >>> read_published("table8")[0].value
     75.9
     """
     with (FOLDER / "published.csv").open(encoding="utf-8", newline="") as stream:
@@ -318,9 +318,9 @@ def _build(
     theory = figure is not None and "x" not in figure  # it shows no runs
     cells = [] if theory else list(_cells(grid, fixed | folders, variants))
     for override in content.get("override", []):
-        cells = _overridden(cells, override, "[[override]]", grid, full)
+        cells = _apply_override(cells, override, "[[override]]", grid, full)
     for override in own.get("override", []):
-        cells = _overridden(cells, override, f"[[{place}.override]]", grid, grid)
+        cells = _apply_override(cells, override, f"[[{place}.override]]", grid, grid)
     rows, cols, statistics = _table(content.get("table"), grid)
     if changes.keys().isdisjoint({"per_example"}) and not theory:
         _check_per_example(statistics, [values for _, values in cells])
@@ -382,7 +382,7 @@ def _cells(grid: _Grid, fixed: _Values, variants: Mapping[str, _Values]) -> Iter
         yield coordinates, {**fixed, **chosen}
 
 
-def _overridden(cells: list[_Draft], override: Any, where: str, grid: _Grid, possible: _Grid) -> list[_Draft]:
+def _apply_override(cells: list[_Draft], override: Any, where: str, grid: _Grid, possible: _Grid) -> list[_Draft]:
     """The cells after one override. `possible` are the values that `when` may name."""
     _take(override, where, when=dict, set=dict, skip=bool)
     if "when" not in override or ("set" in override) == override.get("skip", False):
@@ -440,7 +440,7 @@ def _published_temp(data: str, noise: str) -> float:
 
 @cache
 def _published_temps() -> dict[tuple[str, str], float]:
-    temps = {(n.coordinates["data"], n.coordinates["noise"]): n.value for n in published("table6")}
+    temps = {(n.coordinates["data"], n.coordinates["noise"]): n.value for n in read_published("table6")}
     return {
         _place(cell.config.data, cell.config.noise): temps[cell.coordinates["data"], cell.coordinates["noise"]]
         for cell in load_recipe("table6").cells

@@ -16,7 +16,7 @@ from typing import Any
 from logitclip.runs.config import UNCOUNTED, RunConfig
 from logitclip.runs.results import Result
 from logitclip.studies import examples, figures
-from logitclip.studies.sweeping import Row
+from logitclip.studies.sweeping import CellOutcome
 from logitclip.studies.tables import (
     AVERAGED,
     DASH,
@@ -240,7 +240,7 @@ CITATION = """@inproceedings{wei2023logitclip,
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-def html(table: Table, rows: Sequence[Row]) -> str:
+def html(table: Table, rows: Sequence[CellOutcome]) -> str:
     """A page with the table, examples, curves, noise and settings, in one file that opens offline."""
     figures.vl_convert()  # fail now if a package is missing, before anything is computed
     curves = figures.curves(table.recipe, rows)
@@ -264,7 +264,7 @@ def html(table: Table, rows: Sequence[Row]) -> str:
     )
 
 
-def _facts(rows: Sequence[Row]) -> dict[str, str]:
+def _facts(rows: Sequence[CellOutcome]) -> dict[str, str]:
     """The numbers in the header of the page."""
     results = results_of(rows)
     facts = {"data": datasets_of(row.cell for row in rows), "runs": f"{len(results)} of {len(rows)}"}
@@ -275,7 +275,7 @@ def _facts(rows: Sequence[Row]) -> dict[str, str]:
     return facts
 
 
-def _settings(rows: Sequence[Row]) -> dict[str, list[str]]:
+def _settings(rows: Sequence[CellOutcome]) -> dict[str, list[str]]:
     """The resolved settings that differ from `RunConfig`'s defaults; for several values, the cells of each."""
     results = [(row.cell.coordinates, row.outcome) for row in rows if isinstance(row.outcome, Result)]
     defaults = {option.name: option.default for option in fields(RunConfig)}
@@ -302,7 +302,7 @@ def _where(name: str, value: str, cells: Mapping[str, list[Mapping[str, Any]]]) 
     return ""
 
 
-WRITERS: Mapping[str, Callable[[Table, Sequence[Row]], str]] = {  # by the end of a file's name
+WRITERS: Mapping[str, Callable[[Table, Sequence[CellOutcome]], str]] = {  # by the end of a file's name
     ".html": html,
     ".md": lambda table, _: markdown(table),
     ".tex": lambda table, _: latex(table),

@@ -19,7 +19,7 @@ from logitclip.studies.tuning import Outcome
 
 
 @dataclass(frozen=True)
-class Row:
+class CellOutcome:
     """A cell of a recipe and its outcome.
 
     Attributes:
@@ -33,7 +33,7 @@ class Row:
     outcome: Result | Failure | None
 
 
-def collect(recipe: Recipe) -> list[Row]:
+def collect(recipe: Recipe) -> list[CellOutcome]:
     """Every cell with its outcome, read from the run folders. Nothing is trained."""
 
     @functools.cache
@@ -53,7 +53,7 @@ def sweep(
     address: str | None = None,
     shard: tuple[int, int] = (1, 1),
     listener: Listener | None = None,
-) -> list[Row]:
+) -> list[CellOutcome]:
     """Tune and train the missing runs of a recipe, and return its rows.
 
     A sweep can be stopped at any time and restarted, and several sweeps can share a folder. Finished runs are not
@@ -174,7 +174,7 @@ def _parts(
     return dict(list(tuned.items())[i - 1 :: n]), dict(list(plain.items())[i - 1 :: n])
 
 
-def _rows(recipe: Recipe, positions: Iterable[int], outcome: Outcome) -> list[Row]:
+def _rows(recipe: Recipe, positions: Iterable[int], outcome: Outcome) -> list[CellOutcome]:
     decide = functools.cache(lambda config: None if tuning.trials(config, outcome) else _choose(config, outcome))
     rows = []
     for cell in (recipe.cells[i] for i in positions):
@@ -182,10 +182,10 @@ def _rows(recipe: Recipe, positions: Iterable[int], outcome: Outcome) -> list[Ro
         if tuning.is_tuned(config):
             decision = decide(recipe.to_tune(cell))
             if not isinstance(decision, RunConfig):
-                rows.append(Row(cell, None, decision))
+                rows.append(CellOutcome(cell, None, decision))
                 continue
             config = _fill_in(cell, decision)
-        rows.append(Row(cell, config, outcome(config)))
+        rows.append(CellOutcome(cell, config, outcome(config)))
     return rows
 
 

@@ -19,15 +19,15 @@ from logitclip.runs.results import Failure, Result
 from logitclip.studies.measures import (
     COMPARED,
     LEVEL,
-    Kind,
+    Measure,
     average_ranks,
     critical_difference,
     half_width,
-    kind_of,
+    measure_of,
     value_of,
 )
-from logitclip.studies.recipe import Cell, Published, Recipe, load_recipe, published
-from logitclip.studies.sweeping import Row
+from logitclip.studies.recipe import Cell, Published, Recipe, load_recipe, read_published
+from logitclip.studies.sweeping import CellOutcome
 from logitclip.text import counted
 
 ABBREVIATIONS = {  # of the paper
@@ -74,8 +74,8 @@ class Entry:
         return self.mean - self.published if known else None  # type: ignore[operator]
 
     @property
-    def kind(self) -> Kind:
-        return kind_of(self.statistic)
+    def kind(self) -> Measure:
+        return measure_of(self.statistic)
 
     @property
     def ours(self) -> str:
@@ -113,7 +113,7 @@ class Entry:
         return f"{mean:{sign}.{self.kind.decimals}f}{spread}".replace("-", "\N{MINUS SIGN}")
 
 
-Place = tuple[Any, ...]  # the values of the row axes, or of the column axes
+AxisValues = tuple[Any, ...]  # the values of the row axes, or of the column axes
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,10 @@ class Table:
     recipe: Recipe
     row_axes: tuple[str, ...]
     col_axes: tuple[str, ...]
-    rows: tuple[Place, ...]
-    cols: tuple[Place, ...]
+    rows: tuple[AxisValues, ...]
+    cols: tuple[AxisValues, ...]
     statistics: tuple[str, ...]
-    entries: Mapping[tuple[Place, Place, str], Entry]
+    entries: Mapping[tuple[AxisValues, AxisValues, str], Entry]
     bare: Collection[str]  # axes whose values are distinct without their knobs
     headline: str = ""  # the effect of the clip in a sentence
     notes: tuple[str, ...] = ()  # sentences below the table
@@ -134,7 +134,7 @@ class Table:
     made_with: Mapping[str, list[str]] = field(default_factory=dict)  # versions, devices and commits
 
     @property
-    def columns(self) -> list[tuple[Place, str]]:
+    def columns(self) -> list[tuple[AxisValues, str]]:
         return [(col, statistic) for col in self.cols for statistic in self.statistics]
 
     @property
@@ -156,7 +156,7 @@ class Table:
         chosen = entry.chosen if entry.statistic == self.statistics[0] and entry.n else ""
         return [text for text in (entry.beside, chosen) if text]
 
-    def line(self, row: Place) -> list[Entry]:
+    def line(self, row: AxisValues) -> list[Entry]:
         return [self.entries[row, col, statistic] for col, statistic in self.columns]
 
     def heads(self) -> list[str]:
@@ -177,7 +177,7 @@ class Table:
     def has_best(self) -> bool:
         return any(entry.best for entry in self.entries.values())
 
-    def labels(self, row: Place, before: Place | None = None) -> list[str]:
+    def labels(self, row: AxisValues, before: AxisValues | None = None) -> list[str]:
         """The labels of a row; empty where the row above has the same label, up to the first difference."""
         texts = self._labels(self.row_axes, row)
         for i, (own, other) in enumerate(zip(row, before or (), strict=False)):
@@ -186,13 +186,13 @@ class Table:
             texts[i] = ""
         return texts
 
-    def _labels(self, axes: Sequence[str], place: Place) -> list[str]:
+    def _labels(self, axes: Sequence[str], place: AxisValues) -> list[str]:
         return [label(axis, value, self.bare) for axis, value in zip(axes, place, strict=True)]
 
     @property
     def caption(self) -> str:
         """Return the caption, which explains the numbers."""
-        what = "; ".join(kind_of(statistic).title for statistic in self.statistics)
+        what = "; ".join(measure_of(statistic).title for statistic in self.statistics)
         spread = f" Mean ± sample standard deviation over {self.most} runs." if self.most > 1 else ""
         if spread and "gain" in self.statistics:
             spread += f" Gain ± half of its {100 * (1 - LEVEL):g} % confidence interval (Student's t, paired by seed)."
@@ -206,7 +206,7 @@ class Table:
 # -- from rows to a table ----------------------------------------------------------------------------------------------
 
 
-def tabulate(recipe: Recipe, rows: Sequence[Row]) -> Table:
+def tabulate(recipe: Recipe, rows: Sequence[CellOutcome]) -> Table:
     """The table of a recipe from `sweeping.collect(recipe)`: means over the seeds, and the paper's numbers beside them.
 
     Axes that the recipe names neither as rows nor as columns, other than the seeds, become rows.
@@ -220,7 +220,7 @@ def tabulate(recipe: Recipe, rows: Sequence[Row]) -> Table:
     row_axes = tuple(axis for axis in row_axes if axis not in col_axes)
     places = [(_place(row, row_axes), _place(row, col_axes)) for row in rows]
     row_places, col_places = (tuple(dict.fromkeys(place)) for place in zip(*places, strict=True))
-    paper = published(recipe.name) if recipe.paper else ()
+    paper = read_published(recipe.name) if recipe.paper else ()
     specs = {axis: {getattr(row.config, axis) for row in rows if row.config} - {"none"} for axis in ("clip", "penalty")}
     varying = [axis for axis, values in specs.items() if len(values) > 1]
     comparable = not paper or datasets_of(recipe.cells) == datasets_of(load_recipe(recipe.name, "full").cells)
@@ -233,7 +233,7 @@ def tabulate(recipe: Recipe, rows: Sequence[Row]) -> Table:
             found = [(row.config, row.outcome) for row in mine if isinstance(row.outcome, Result)]
             pairs = [(values_of[statistic](config, result), result.id) for config, result in found]
             pairs = [(value, id) for value, id in pairs if value is not None]
-            theirs = published_at(paper, coordinates, statistic) if mine else None
+            theirs = find_published(paper, coordinates, statistic) if mine else None
             entries[*at, statistic] = Entry(
                 coordinates,
                 statistic,
@@ -241,7 +241,7 @@ def tabulate(recipe: Recipe, rows: Sequence[Row]) -> Table:
                 tuple(id for _, id in pairs),
                 *((theirs.value, theirs.std) if theirs else (None, None)),
                 comparable=comparable,
-                chosen=_chosen(mine, varying),
+                chosen=_describe_tuned(mine, varying),
             )
     _mark_best(entries)
     table = Table(recipe, row_axes, col_axes, row_places, col_places, recipe.statistics, entries, bare_axes(axes))
@@ -251,7 +251,7 @@ def tabulate(recipe: Recipe, rows: Sequence[Row]) -> Table:
     )
 
 
-def _place(row: Row, axes: Iterable[str]) -> Place:
+def _place(row: CellOutcome, axes: Iterable[str]) -> AxisValues:
     return tuple(row.cell.coordinates.get(axis) for axis in axes)
 
 
@@ -259,7 +259,7 @@ _ValueOf = Callable[[RunConfig | None, Result], float | None]
 
 
 def _values_by_statistic(
-    names: Iterable[str], rows: Sequence[Row], places: Sequence[tuple[Place, Place]]
+    names: Iterable[str], rows: Sequence[CellOutcome], places: Sequence[tuple[AxisValues, AxisValues]]
 ) -> dict[str, _ValueOf]:
     """For each statistic a function of a run; gains and ranks are computed from all runs first."""
     compared = {"gain": lambda: gains_of(rows), "rank": lambda: _ranks_of(rows, places)}
@@ -273,7 +273,7 @@ def _values_by_statistic(
     return {name: look_up(compared[name]()) if name in COMPARED else of_one_run(name) for name in names}
 
 
-def gains_of(rows: Iterable[Row]) -> dict[str, float]:
+def gains_of(rows: Iterable[CellOutcome]) -> dict[str, float]:
     """The accuracy of each run with a clip or a penalty minus that of the same cell without both, by run id."""
     cells: dict[Any, dict[bool, list[Result]]] = {}
     for row in rows:
@@ -289,9 +289,9 @@ def gains_of(rows: Iterable[Row]) -> dict[str, float]:
     }
 
 
-def _ranks_of(rows: Sequence[Row], places: Sequence[tuple[Place, Place]]) -> dict[str, float]:
+def _ranks_of(rows: Sequence[CellOutcome], places: Sequence[tuple[AxisValues, AxisValues]]) -> dict[str, float]:
     """The rank of each run among the runs of its column and seeds, by run id; only where every row has a run."""
-    blocks: dict[Any, list[Row]] = {}
+    blocks: dict[Any, list[CellOutcome]] = {}
     for row, (_, col) in zip(rows, places, strict=True):
         blocks.setdefault((col, *(row.cell.coordinates.get(axis) for axis in AVERAGED)), []).append(row)
     ranks = {}
@@ -303,7 +303,7 @@ def _ranks_of(rows: Sequence[Row], places: Sequence[tuple[Place, Place]]) -> dic
     return ranks
 
 
-def mean_ranks(table: Table) -> tuple[dict[Place, float], int]:
+def mean_ranks(table: Table) -> tuple[dict[AxisValues, float], int]:
     """The rank of each row by its mean accuracy, averaged over the columns in which every row has one; their number."""
     ranked = []
     for col in table.cols:
@@ -315,7 +315,7 @@ def mean_ranks(table: Table) -> tuple[dict[Place, float], int]:
     return dict(zip(table.rows, np.mean(ranked, axis=0).tolist(), strict=True)), len(ranked)
 
 
-def _mean_accuracy(table: Table, row: Place, col: Place) -> float | None:
+def _mean_accuracy(table: Table, row: AxisValues, col: AxisValues) -> float | None:
     entry = table.entries.get((row, col, "last10_accuracy"))
     return None if entry is None else entry.mean
 
@@ -337,7 +337,7 @@ def _rank_note(table: Table) -> str:
     return text
 
 
-def _chosen(rows: Iterable[Row], varying: Collection[str]) -> str:
+def _describe_tuned(rows: Iterable[CellOutcome], varying: Collection[str]) -> str:
     """The clips and penalties of the runs of a cell, if its coordinates do not fix them."""
     found: dict[str, None] = {}
     for row in (row for row in rows if row.config is not None):
@@ -348,7 +348,7 @@ def _chosen(rows: Iterable[Row], varying: Collection[str]) -> str:
     return ", ".join(found)
 
 
-def published_at(paper: Iterable[Published], coordinates: Mapping[str, Any], statistic: str) -> Published | None:
+def find_published(paper: Iterable[Published], coordinates: Mapping[str, Any], statistic: str) -> Published | None:
     """The paper's number for these coordinates, if exactly one matches on the axes of this recipe."""
     found = [
         number
@@ -372,7 +372,7 @@ def _mark_best(entries: dict[Any, Entry]) -> None:
             entries[best] = replace(entries[best], best=True)
 
 
-def noisy_test(rows: Sequence[Row]) -> str | None:
+def noisy_test(rows: Sequence[CellOutcome]) -> str | None:
     """A sentence about test labels that may be wrong; None if all are right."""
     untrusted = sorted({row.cell.config.data for row in rows if not trusted_test(row.cell.config.data)})
     if not untrusted:
@@ -383,7 +383,7 @@ def noisy_test(rows: Sequence[Row]) -> str | None:
     )
 
 
-def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
+def _notes(table: Table, rows: Sequence[CellOutcome]) -> tuple[str, ...]:
     recipe = table.recipe
     notes = []
     if table.compared:
@@ -420,7 +420,7 @@ def _notes(table: Table, rows: Sequence[Row]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def missing_runs(recipe: Recipe, rows: Sequence[Row]) -> str | None:
+def missing_runs(recipe: Recipe, rows: Sequence[CellOutcome]) -> str | None:
     """Say how many runs have no result yet, and how to make them; None if there are none."""
     missing = sum(row.outcome is None for row in rows)
     if not missing:
@@ -428,7 +428,7 @@ def missing_runs(recipe: Recipe, rows: Sequence[Row]) -> str | None:
     return f"{missing} of {len(rows)} runs have no result yet: {recipe.command()} makes them."
 
 
-def pairs_of(rows: Iterable[Row]) -> list[tuple[Result, Result]]:
+def pairs_of(rows: Iterable[CellOutcome]) -> list[tuple[Result, Result]]:
     """The results without a clip and with the clip by norm of the same coordinates, where there is one of each."""
     pairs: dict[Any, dict[str, list[Result]]] = {}
     for row in rows:
@@ -446,7 +446,7 @@ def _never_active(result: Result) -> bool:
     return bool(shares) and not any(shares)
 
 
-def headline(rows: Sequence[Row]) -> str:
+def headline(rows: Sequence[CellOutcome]) -> str:
     """The effect of the clip on all pairs of runs that differ in nothing else, in a sentence with its uncertainty.
 
     The differences are averaged over the settings for each seed; the spread is that of these means over the seeds.
@@ -480,7 +480,7 @@ def datasets_of(cells: Iterable[Cell]) -> str:
     return " and ".join(dict.fromkeys(cell.config.data.partition(":")[0] for cell in cells))
 
 
-def _warnings(rows: Sequence[Row]) -> tuple[str, ...]:
+def _warnings(rows: Sequence[CellOutcome]) -> tuple[str, ...]:
     """Versions and devices that differ between the runs of the table."""
     results = results_of(rows)
     names = dict.fromkeys(name for result in results for name in result.versions)
@@ -493,7 +493,7 @@ def _warnings(rows: Sequence[Row]) -> tuple[str, ...]:
     )
 
 
-def axes_of(rows: Iterable[Row]) -> dict[str, list[Any]]:
+def axes_of(rows: Iterable[CellOutcome]) -> dict[str, list[Any]]:
     """The axes that make cells, with their values in order; without those that are averaged over."""
     axes: dict[str, list[Any]] = {}
     for row in rows:
@@ -503,7 +503,7 @@ def axes_of(rows: Iterable[Row]) -> dict[str, list[Any]]:
     return axes
 
 
-def results_of(rows: Iterable[Row]) -> list[Result]:
+def results_of(rows: Iterable[CellOutcome]) -> list[Result]:
     return [row.outcome for row in rows if isinstance(row.outcome, Result)]
 
 

@@ -19,7 +19,7 @@ from logitclip.registry import suggest
 from logitclip.runs import claims
 from logitclip.runs.config import RunConfig, load_plugins, registries, word_to_tune
 from logitclip.runs.results import LAST, Failure, Result, outcome
-from logitclip.search import HELD_OUT, NOTHING_LEARNT, Trial, best, highest, learnt, proposed
+from logitclip.search import HELD_OUT, NOTHING_LEARNT, Trial, best, has_learnt, highest, propose_values
 from logitclip.studies import executors
 from logitclip.studies.listener import Listener
 from logitclip.text import first_line
@@ -119,7 +119,7 @@ def best_value(config: RunConfig, outcome: Outcome, search: Search) -> Any:
         return highest(scores_of_trials(config, outcome, search))
     trials = fast_trials(config, outcome, search)
     chosen = best(trials)
-    if not any(map(learnt, trials.values())):
+    if not any(map(has_learnt, trials.values())):
         log.warning(
             "The search for %s (loss %s, noise %s): %s", search.option, config.loss, config.noise, NOTHING_LEARNT
         )
@@ -160,12 +160,12 @@ def _values_to_try(config: RunConfig, outcome: Outcome, search: Search) -> list[
     """The values to try, as far as they are known from the outcomes so far."""
     between = search.grid[len(search.grid) // 5], search.grid[-1]
     done: dict[float, Trial | None] = {}
-    while ahead := [value for value in proposed(between, done) if value not in done]:
+    while ahead := [value for value in propose_values(between, done) if value not in done]:
         found = outcomes_of_trials(config, outcome, search, ahead)
         done |= _trials(found)
         if len(found) < len(ahead):
             break
-    return proposed(between, done)
+    return propose_values(between, done)
 
 
 def _validation(found: Result | Failure | None) -> float | None:
@@ -306,14 +306,14 @@ def _whole(config: RunConfig, option: str, low: float) -> bool:
     """Whether the option, a field or a knob, must be an integer."""
     field, _, knob = option.partition(".")
     if not knob:
-        return isinstance(getattr(config.resolved(), field, None), int)
+        return isinstance(getattr(config.resolve(), field, None), int)
     if low != round(low):
         return False
     between = with_value(config, option, low + 0.5)
     try:
-        between.resolved()
+        between.resolve()
     except ValueError:
-        with_value(config, option, round(low)).resolved()  # the option itself is refused, not its fraction
+        with_value(config, option, round(low)).resolve()  # the option itself is refused, not its fraction
         return True
     return False
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from logitclip.losses import LOSSES
-from logitclip.losses.contract import call, wanted_by
+from logitclip.losses.contract import call, wanted_statistics
 
 Range = tuple[float, float]
 
@@ -39,8 +39,8 @@ def ce_bound_from_gap(gap: float, num_classes: int) -> float:
 
     Paper: Eq. 2.
     """
-    require(gap >= 0, "gap is z_max - z_min and must be at least 0", gap)
-    return _log_sum_exp(0.0, math.log(check_classes(num_classes) - 1) + gap)
+    check(gap >= 0, "gap is z_max - z_min and must be at least 0", gap)
+    return _log_sum_exp(0.0, math.log(check_num_classes(num_classes) - 1) + gap)
 
 
 def loss_bounds(tau: float, num_classes: int, delta: float | None = None, p: float = math.inf) -> Range:
@@ -117,10 +117,10 @@ class Ball(NamedTuple):
 
 
 def _ball(tau: float, num_classes: int, delta: float | None, p: float) -> Ball:
-    require(tau > 0, "tau must be positive", tau)
-    require(delta is None or delta > 0, "delta must be positive", delta)
-    require(p >= 1, "p must be at least 1", p)
-    num_classes = check_classes(num_classes)
+    check(tau > 0, "tau must be positive", tau)
+    check(delta is None or delta > 0, "delta must be positive", delta)
+    check(p >= 1, "p must be at least 1", p)
+    num_classes = check_num_classes(num_classes)
     radius = tau if delta is None else max(tau, delta)
     # z_y - mean_{k != y} z_k is linear in z, so its maximum is the radius times a dual norm. CE is convex and symmetric
     # in the other classes: at its minimum they are all equal, and the lead is at its maximum.
@@ -235,7 +235,7 @@ def base_loss_bounds(
     ball = _ball(tau, num_classes, delta, p)
     if name in BOUNDS:
         return BOUNDS[name](ball, **knobs)
-    wanted = wanted_by(function, knobs).names
+    wanted = wanted_statistics(function, knobs).names
     if function.takes[0] != "log_p" or "state" in function.takes or set(wanted) - {"sum_log_p", "classes"}:
         if knobs.get("matrix") is None:
             function(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64), **knobs)  # refuses knobs out of range
@@ -332,7 +332,7 @@ def lipschitz_constant(
     """
     name, knobs = LOSSES.parse(loss, **knobs)
     function: Any = LOSSES[name]
-    if function.takes[0] != "log_p" or "state" in function.takes or wanted_by(function, knobs).names:
+    if function.takes[0] != "log_p" or "state" in function.takes or wanted_statistics(function, knobs).names:
         raise ValueError(f"{name} depends on all probabilities, Prop 2.4 is about losses of p_y alone.")
     slopes = _log_slopes(function, -_grid(_ball(tau, num_classes, delta, p)), knobs)
     if not _monotone(slopes, 0, tolerance=1e-6):
@@ -382,23 +382,23 @@ def lipschitz_loss_bound(lipschitz: float, phi_at_m: float, probabilities: Range
     Paper: Prop 2.4.
     """
     m, n = probabilities
-    require(lipschitz >= 0, "a Lipschitz constant must be at least 0", lipschitz)
-    require(0 <= m <= n <= 1, "probabilities must be (M, N) with 0 <= M <= N <= 1", probabilities)
+    check(lipschitz >= 0, "a Lipschitz constant must be at least 0", lipschitz)
+    check(0 <= m <= n <= 1, "probabilities must be (M, N) with 0 <= M <= N <= 1", probabilities)
     return times(n - m, lipschitz) + abs(phi_at_m)
 
 
 # --- checks and arithmetic that neither overflows nor makes NaN of 0 * inf -------------------------------------------
 
 
-def require(rule: bool, sentence: str, value: object) -> None:
+def check(rule: bool, sentence: str, value: object) -> None:
     if not rule:
         raise ValueError(f"{sentence}, got {value!r}")
 
 
-def check_classes(num_classes: int) -> int:
+def check_num_classes(num_classes: int) -> int:
     whole = hasattr(num_classes, "__index__")
-    require(whole and num_classes >= 2, "num_classes must be an integer of at least 2", num_classes)
-    require(num_classes <= 10**15, "num_classes must be at most 10^15", num_classes)
+    check(whole and num_classes >= 2, "num_classes must be an integer of at least 2", num_classes)
+    check(num_classes <= 10**15, "num_classes must be at most 10^15", num_classes)
     return operator.index(num_classes)
 
 

@@ -12,11 +12,11 @@ from logitclip.theory.ranges import (
     Range,
     base_loss_bounds,
     ce_bound_from_gap,
-    check_classes,
+    check,
+    check_num_classes,
     lipschitz_constant,
     lipschitz_loss_bound,
     probability_bounds,
-    require,
     times,
 )
 
@@ -43,7 +43,7 @@ def trivial_risk_gap(bounds: Range) -> float:
     3.4155
     """
     lower, upper = bounds
-    require(lower <= upper, "bounds must be (lower, upper) with lower <= upper", bounds)
+    check(lower <= upper, "bounds must be (lower, upper) with lower <= upper", bounds)
     return upper - lower
 
 
@@ -99,7 +99,7 @@ def asymmetric_risk_gap(
     Paper: Thm 2.3.
     """
     rows = read_matrix(transition).tolist()
-    check_classes(len(rows))
+    check_num_classes(len(rows))
     prior = _check_prior(prior, len(rows))
     for i, row in enumerate(rows):
         j = max((j for j in range(len(row)) if j != i), key=row.__getitem__)
@@ -306,21 +306,21 @@ def _theorems(
 
 
 def _check_rate(rate: float) -> None:
-    require(0 <= rate <= 1, "rate must be between 0 and 1", rate)
+    check(0 <= rate <= 1, "rate must be between 0 and 1", rate)
 
 
 def _check_identifiable(rate: float, num_classes: int) -> None:
     _check_rate(rate)
-    limit = 1 - 1 / check_classes(num_classes)
+    limit = 1 - 1 / check_num_classes(num_classes)
     # The tolerance lets no rounding of 1 - 1/K through, at which the factor of Thm 2.2 is infinite.
-    require(rate < limit - 1e-12, f"rate must be below 1 - 1/num_classes = {limit:.6g}", rate)
+    check(rate < limit - 1e-12, f"rate must be below 1 - 1/num_classes = {limit:.6g}", rate)
 
 
 def _check_prior(prior: Sequence[float] | None, num_classes: int) -> list[float]:
     if prior is None:
         return [1 / num_classes] * num_classes
     shares = [float(share) for share in prior]
-    require(len(shares) == num_classes, f"prior must have {num_classes} entries, one per class", len(shares))
-    require(all(share >= 0 for share in shares), "prior must have no negative entry", shares)
-    require(abs(math.fsum(shares) - 1) < 1e-6, "prior must sum to 1", math.fsum(shares))
+    check(len(shares) == num_classes, f"prior must have {num_classes} entries, one per class", len(shares))
+    check(all(share >= 0 for share in shares), "prior must have no negative entry", shares)
+    check(abs(math.fsum(shares) - 1) < 1e-6, "prior must sum to 1", math.fsum(shares))
     return shares
