@@ -67,7 +67,7 @@ def stopped(folder: Path) -> float:
     return max(rows, key=lambda row: row["val_accuracy"])["test_accuracy"]
 
 
-def lines_of(name: str, recipe: Recipe, rows: Sequence[sweeping.Row]) -> list[dict[str, Any]]:
+def lines_of(name: str, recipe: Recipe, rows: Sequence[sweeping.CellOutcome]) -> list[dict[str, Any]]:
     made_with = provenance(results_of(rows))
     found: dict[tuple[str, ...], dict[str, list[tuple[RunConfig, Result]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:

@@ -33,14 +33,9 @@ from typing import Any
 from logitclip.runs.config import plugins_ignored
 from logitclip.runs.results import Result
 from logitclip.studies import sweeping
-<<<<<<< HEAD
 from logitclip.studies.manifest import as_swept
-from logitclip.studies.recipe import Recipe, load_recipe, published
-from logitclip.studies.tables import datasets_of, provenance, published_at, results_of
-=======
 from logitclip.studies.recipe import Recipe, load_recipe, read_published
 from logitclip.studies.tables import datasets_of, find_published, provenance, results_of
->>>>>>> b92912e (Names say what is done: build_criterion, with_defaults, resolve and forty more; one word, one meaning for Row, Run, Kind, Text, Job, KEPT, SAVING)
 
 RESULTS = Path(__file__).parents[1] / "results"
 AXES = ("model", "method", "loss", "data", "noise", "clip", "variant")

@@ -20,7 +20,7 @@ from logitclip.registry import suggest
 from logitclip.search import HELD_OUT as SEARCH_HELD_OUT
 from logitclip.search import TRIALS
 from logitclip.studies.tuning import GRIDS
-from logitclip.text import duration, listed
+from logitclip.text import duration, join_names
 
 AUTO = "auto"
 CLIP = "norm:temp={temp:g}"
@@ -56,8 +56,8 @@ class Plan:
         source, counts = self.source, self.source.counts
         named = [f"{name} ({count:,})" for name, count in zip(source.class_names, counts.tolist(), strict=True)]
         lines = [
-            f"{source.path}: {len(source.labels):,} rows in {len(counts)} classes: {listed(named)}.",
-            f"Used: {listed(f'{name} ({kind})' for name, kind in source.used.items())}.",
+            f"{source.path}: {len(source.labels):,} rows in {len(counts)} classes: {join_names(named)}.",
+            f"Used: {join_names(f'{name} ({kind})' for name, kind in source.used.items())}.",
         ]
         if source.unlabelled is not None:
             lines.append(f"{len(source.unlabelled):,} rows have no label: they are predicted.")

@@ -20,7 +20,7 @@ from logitclip.own_data.images import Images
 from logitclip.own_data.kind import Kind, Rows, Source, require_rows
 from logitclip.own_data.tables import Table, read_columns
 from logitclip.own_data.texts import Texts
-from logitclip.text import listed
+from logitclip.text import join_names
 
 KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in (Table, Texts, Images)}
 ENCODED: dict[str, type[Kind]] = {kind.name: kind for kind in (EncodedTexts, EncodedImages)}
@@ -83,7 +83,7 @@ def look(
             return _look_at_folder(path, label, options, decode, encoding)
         if label is None:
             columns = read_columns(path)
-            raise ValueError(f"Which column of {path} is the label? It has {listed(columns)}.")
+            raise ValueError(f"Which column of {path} is the label? It has {join_names(columns)}.")
         columns, kind = read_columns(path, {label, *options.text, *filter(None, [options.group])}), "text"
     else:
         path = FRAME
