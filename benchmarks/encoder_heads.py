@@ -30,9 +30,8 @@ from torch import Tensor
 
 from logitclip import RunConfig, data, encoders, engine, models
 from logitclip.criterion import build_criterion
-from logitclip.data import Dataset, Split
-from logitclip.data.loading import hold_out
-from logitclip.data.texts import Texts
+from logitclip.data import Dataset, Split, hold_out
+from logitclip.data._texts import Texts
 from logitclip.runs.encoding import encode_inputs
 
 PLUGIN = str(Path(__file__).with_name("efficientnet_lite0.py"))

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from logitclip import data
-from logitclip.data.images import ImageFiles
+from logitclip.data._images import ImageFiles
 from logitclip.encoders import blocks, features
 from logitclip.encoders.features import Features
 from logitclip.runs.config import load_plugins

@@ -30,8 +30,8 @@ import numpy as np
 from own_data_sets import DECIDE, FASHION, REPORT, Task, load, noises_of
 
 import logitclip as lc
-from logitclip.data.columns import from_frame
-from logitclip.data.preprocessing import Preprocessor
+from logitclip.data._columns import from_frame
+from logitclip.data._preprocessing import Preprocessor
 from logitclip.own_data.calibration import calibration_error
 
 ROOT = Path(__file__).parents[1]

@@ -14,8 +14,8 @@ import torch
 from tensors import as_tensor
 
 from logitclip.data import cifar, defaults_of, load
+from logitclip.data._download import Remote
 from logitclip.data.cifar import CIFAR10, CIFAR100, cifar10, cifar100
-from logitclip.data.download import Remote
 
 COUNT, TEST_COUNT = 50, 20  # five batches of ten, and a test batch
 

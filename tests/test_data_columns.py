@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from logitclip.data.columns import TextColumn, Unusable, from_frame, read_table
+from logitclip.data._columns import TextColumn, Unusable, from_frame, read_table
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -16,8 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from logitclip.data import download
-from logitclip.data.download import Remote, fetch, unpack, verify
+from logitclip.data import _download as download
+from logitclip.data._download import Remote, fetch, unpack, verify
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -209,7 +209,7 @@ def test_a_mirror_may_be_a_folder_or_an_address(server, tmp_path):
 
 SCRIPT = """
 import sys
-from logitclip.data.download import Remote, fetch
+from logitclip.data._download import Remote, fetch
 url, size, md5, folder = sys.argv[1:]
 fetch(Remote(url, int(size), md5), folder)
 """

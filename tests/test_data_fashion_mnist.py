@@ -11,7 +11,7 @@ from tensors import as_tensor
 
 from logitclip.data import defaults_of, load
 from logitclip.data import fashion_mnist as module
-from logitclip.data.download import Remote
+from logitclip.data._download import Remote
 from logitclip.data.fashion_mnist import fashion_mnist
 
 

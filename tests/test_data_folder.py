@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from logitclip.data._images import ImageFiles
+from logitclip.data._listings import read_list
 from logitclip.data.dataset import DATASETS, defaults_of
 from logitclip.data.folder import folder
-from logitclip.data.images import ImageFiles
-from logitclip.data.listings import read_list
 
 Image = pytest.importorskip("PIL.Image")
 

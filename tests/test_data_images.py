@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from logitclip.data import batches
+from logitclip.data._images import ImageFiles, read_all
 from logitclip.data.dataset import Split
-from logitclip.data.images import ImageFiles, read_all
 
 Image = pytest.importorskip("PIL.Image")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tensors import as_tensor
 
 from logitclip.data import Dataset, Split, batch_indices, batches, hold_out, load
-from logitclip.data.loading import stratified_split
+from logitclip.data._loading import stratified_split
 
 
 def generator(seed=0):

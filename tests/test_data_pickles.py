@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logitclip.data.pickles import as_labels, human_labels, read_labels, read_pickle, read_torch
+from logitclip.data._pickles import as_labels, human_labels, read_labels, read_pickle, read_torch
 
 N, K = 500, 10
 

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logitclip.data.columns import Unusable, from_numpy
-from logitclip.data.preprocessing import LARGEST, MAX_LEVELS, Preprocessor
+from logitclip.data._columns import Unusable, from_numpy
+from logitclip.data._preprocessing import LARGEST, MAX_LEVELS, Preprocessor
 
 pytest.importorskip("skops")
 

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from logitclip.data._images import ImageFiles
 from logitclip.data.animal10n import CLASSES as ANIMAL10N
 from logitclip.data.animal10n import animal10n
 from logitclip.data.clothing1m import CLASSES as CLOTHING1M
 from logitclip.data.clothing1m import clothing1m
 from logitclip.data.dataset import DATASETS
 from logitclip.data.food101n import food101n
-from logitclip.data.images import ImageFiles
 
 Image = pytest.importorskip("PIL.Image")
 

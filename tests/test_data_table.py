@@ -5,7 +5,7 @@ import pytest
 import torch
 from tensors import as_tensor
 
-from logitclip.data.columns import TextColumn, read_table
+from logitclip.data._columns import TextColumn, read_table
 from logitclip.data.dataset import DATASETS, defaults_of
 from logitclip.data.table import load_table, table
 

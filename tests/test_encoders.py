@@ -17,8 +17,8 @@ import torch
 from encoders_for_tests import make_texts, save_image_encoder, save_photos, save_text_encoder
 
 from logitclip import data, encoders
-from logitclip.data.images import ImageFiles
-from logitclip.data.texts import Texts
+from logitclip.data._images import ImageFiles
+from logitclip.data._texts import Texts
 from logitclip.encoders import blocks, features
 from logitclip.encoders.features import Features
 from logitclip.runs import config as config_module

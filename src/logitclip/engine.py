@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from logitclip import launch
 from logitclip.clip import logit_norms, norm_quantiles
 from logitclip.criterion import LogitClip
-from logitclip.data import Dataset, Split
+from logitclip.data import Dataset, Split, batches
 from logitclip.data.augment import transform
-from logitclip.data.loading import batches
 from logitclip.methods import check_restores
 from logitclip.methods.base import Job, Method, Settings, View
 from logitclip.methods.standard import Standard

@@ -1,4 +1,4 @@
-"""Datasets by name. `dataset.py` defines what a dataset is; every family has its own file.
+"""Datasets by name. `dataset.py` defines what a dataset is; every family has its own file, plumbing an underscore.
 
 >>> import torch
 >>> data, generator = load("digits"), torch.Generator().manual_seed(0)
@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
+from logitclip.data._loading import Holdout, batch_indices, batches, hold_out
 from logitclip.data.augment import AUGMENTS, normalise, transform
 from logitclip.data.dataset import (
     DATASETS,
@@ -24,7 +25,6 @@ from logitclip.data.dataset import (
     with_defaults,
     with_protocol,
 )
-from logitclip.data.loading import Holdout, batch_indices, batches, hold_out
 
 __all__ = [
     "AUGMENTS",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from logitclip.data._images import find_images, own_image_defaults
+from logitclip.data._listings import Listing, image_dataset
 from logitclip.data.dataset import DATASETS, Dataset, locate, with_defaults
-from logitclip.data.images import find_images, own_image_defaults
-from logitclip.data.listings import Listing, image_dataset
 
 # In the order of the label numbers.
 CLASSES = (*("cat", "lynx", "wolf", "coyote", "cheetah", "jaguar", "chimpanzee", "orangutan", "hamster", "guinea pig"),)

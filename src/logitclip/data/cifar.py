@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from logitclip.data._download import Remote, fetch, md5, unpack, verify
+from logitclip.data._pickles import as_labels, human_labels, read_labels, read_pickle
 from logitclip.data.dataset import DATASETS, Dataset, Split, with_defaults
-from logitclip.data.download import Remote, fetch, md5, unpack, verify
-from logitclip.data.pickles import as_labels, human_labels, read_labels, read_pickle
 
 PIXELS = 3 * 32 * 32
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from logitclip.data._images import own_image_defaults
+from logitclip.data._listings import Listing, find_list, image_dataset, read_lines, read_list
 from logitclip.data.dataset import DATASETS, Dataset, locate, with_defaults
-from logitclip.data.images import own_image_defaults
-from logitclip.data.listings import Listing, find_list, image_dataset, read_lines, read_list
 
 # In the order of the label numbers.
 CLASSES = (

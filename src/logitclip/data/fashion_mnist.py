@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from logitclip.data._download import Remote, fetch
+from logitclip.data._pickles import as_labels
 from logitclip.data.dataset import DATASETS, Dataset, Split, with_defaults
-from logitclip.data.download import Remote, fetch
-from logitclip.data.pickles import as_labels
 
 ADDRESS = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 REMOTES = {

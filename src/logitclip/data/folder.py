@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from logitclip.data.dataset import DATASETS, Dataset, locate, reads, with_defaults
-from logitclip.data.images import ImageFiles, find_images, own_image_defaults
-from logitclip.data.listings import (
+from logitclip.data._images import ImageFiles, find_images, own_image_defaults
+from logitclip.data._listings import (
     Listing,
     class_folders,
     find_list,
@@ -16,6 +15,7 @@ from logitclip.data.listings import (
     read_lines,
     read_list,
 )
+from logitclip.data.dataset import DATASETS, Dataset, locate, reads, with_defaults
 
 
 def _files(root: Path, path: str) -> Iterator[bytes]:

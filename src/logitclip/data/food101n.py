@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from logitclip.data._images import own_image_defaults
+from logitclip.data._listings import Listing, find_list, image_dataset, read_lines
 from logitclip.data.dataset import DATASETS, Dataset, locate, with_defaults
-from logitclip.data.images import own_image_defaults
-from logitclip.data.listings import Listing, find_list, image_dataset, read_lines
 
 
 @DATASETS.register

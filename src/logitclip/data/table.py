@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logitclip.data.columns import Column, Columns, TextColumn, Unusable, as_text, is_numeric_text, read_table, take
+from logitclip.data._columns import Column, Columns, TextColumn, Unusable, as_text, is_numeric_text, read_table, take
+from logitclip.data._images import ImageFiles, own_image_defaults
+from logitclip.data._listings import Listing, image_dataset
+from logitclip.data._loading import stratified_split
+from logitclip.data._preprocessing import Preprocessor, is_usable
+from logitclip.data._texts import Texts
 from logitclip.data.dataset import DATASETS, Dataset, Split, locate, reads, with_defaults
-from logitclip.data.images import ImageFiles, own_image_defaults
-from logitclip.data.listings import Listing, image_dataset
-from logitclip.data.loading import stratified_split
-from logitclip.data.preprocessing import Preprocessor, is_usable
-from logitclip.data.texts import Texts
 from logitclip.registry import suggest
 
 log = logging.getLogger(__name__)

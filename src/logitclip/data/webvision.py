@@ -9,9 +9,9 @@ from typing import Literal
 
 import torch
 
+from logitclip.data._images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, find_images, image_defaults
+from logitclip.data._listings import Listing, check_every_class, collect, read_lines, read_list
 from logitclip.data.dataset import DATASETS, Dataset, Split, locate, with_defaults
-from logitclip.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, find_images, image_defaults
-from logitclip.data.listings import Listing, check_every_class, collect, read_lines, read_list
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from logitclip.data.texts import Texts
+from logitclip.data._texts import Texts
 from logitclip.encoders import Encoder
 from logitclip.encoders.features import InputBlock, Inputs, read_examples
 

@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 
 from logitclip import files
+from logitclip.data._images import ImageFiles
+from logitclip.data._texts import Texts
 from logitclip.data.dataset import Examples
-from logitclip.data.images import ImageFiles
-from logitclip.data.texts import Texts
 from logitclip.encoders import InputKind, identify
 
 log = logging.getLogger(__name__)

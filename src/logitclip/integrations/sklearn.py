@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from logitclip import engine, models, search
 from logitclip.criterion import LogitClip, Loss
-from logitclip.data import Dataset, Split
-from logitclip.data.loading import hold_out
+from logitclip.data import Dataset, Split, hold_out
 from logitclip.launch import make_fabric
 from logitclip.methods.base import Settings
 from logitclip.methods.standard import Standard

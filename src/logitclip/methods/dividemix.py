@@ -17,8 +17,7 @@ from torch.nn.functional import cross_entropy, one_hot
 from torch.optim import Optimizer
 
 from logitclip.clip import check_positive
-from logitclip.data import DATASETS
-from logitclip.data.loading import batches
+from logitclip.data import DATASETS, batches
 from logitclip.losses import check_at_least
 from logitclip.methods import METHODS
 from logitclip.methods.base import Augment, Batch, Job, Step

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from logitclip import encoders
-from logitclip.data.columns import Columns, row_count
-from logitclip.data.images import ImageFiles
-from logitclip.data.preprocessing import Preprocessor, is_usable
+from logitclip.data._columns import Columns, row_count
+from logitclip.data._images import ImageFiles
+from logitclip.data._preprocessing import Preprocessor, is_usable
 from logitclip.data.table import join_texts
 from logitclip.encoders import blocks
 from logitclip.encoders.features import Features, Inputs, OnRows, input_kind, select

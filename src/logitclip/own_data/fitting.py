@@ -17,7 +17,7 @@ import torch
 
 import logitclip
 from logitclip import engine, files, search
-from logitclip.data.loading import hold_out
+from logitclip.data import hold_out
 from logitclip.encoders import downloads_allowed
 from logitclip.encoders.features import OnRows
 from logitclip.own_data.combining import Vote, Votes, combine

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from logitclip.data.loading import stratified_split
+from logitclip.data._loading import stratified_split
 from logitclip.own_data.kind import Source
 
 MOST_CELLS = 50_000_000  # rows times classes up to which every row is predicted

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logitclip.data.images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, find_images, png_address, read_all
+from logitclip.data._images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, find_images, png_address, read_all
 from logitclip.data.table import column_text
 from logitclip.own_data.kind import ENCODER_HINT, Kind, Read, Rows, check_names
 from logitclip.own_data.tables import read_columns

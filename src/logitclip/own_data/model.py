@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from logitclip import files
-from logitclip.data.columns import TextColumn
+from logitclip.data._columns import TextColumn
 from logitclip.data.table import column_text
 from logitclip.noise.estimate import CLEAN
 from logitclip.own_data.calibration import calibrate

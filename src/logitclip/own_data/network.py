@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from logitclip import engine, models
 from logitclip.criterion import build_criterion
+from logitclip.data import batches
 from logitclip.data.augment import transform
 from logitclip.data.dataset import Dataset, Split
-from logitclip.data.loading import batches
 from logitclip.launch import make_fabric
 from logitclip.methods.standard import Standard
 from logitclip.methods.weighted import Weighted

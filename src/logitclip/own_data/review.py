@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from logitclip import files
-from logitclip.data.images import as_address
+from logitclip.data._images import as_address
 from logitclip.own_data import audit
 from logitclip.own_data.answers import (
     ANSWERS,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from logitclip import files
-from logitclip.data.columns import Columns, TextColumn, as_text, read_table, take
+from logitclip.data._columns import Columns, TextColumn, as_text, read_table, take
 from logitclip.own_data.annotators import (
     Answers,
     FusedLabels,
@@ -165,7 +165,7 @@ def _long(columns: Columns, item: str, annotator: str, answer: str) -> tuple[Ans
 def _fuse(answers: Answers, columns: Columns, rows: np.ndarray, text: Sequence[str]) -> tuple[FusedLabels, str]:
     import torch
 
-    from logitclip.data.preprocessing import Preprocessor
+    from logitclip.data._preprocessing import Preprocessor
 
     chosen = take(columns, torch.as_tensor(rows))
     try:

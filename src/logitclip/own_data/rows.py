@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from logitclip.data.columns import TextColumn, Unusable
-from logitclip.data.images import ImageFiles
+from logitclip.data._columns import TextColumn, Unusable
+from logitclip.data._images import ImageFiles
 from logitclip.own_data.images import Images
 from logitclip.own_data.kind import Source
 from logitclip.own_data.model import Model

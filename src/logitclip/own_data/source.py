@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from logitclip.data.columns import Column, Columns, TextColumn, Unusable, as_text, from_numpy, row_count, take
+from logitclip.data._columns import Column, Columns, TextColumn, Unusable, as_text, from_numpy, row_count, take
+from logitclip.data._images import IMAGE_SUFFIXES
+from logitclip.data._listings import Listing, collect, list_classes
 from logitclip.data.folder import train_folder
-from logitclip.data.images import IMAGE_SUFFIXES
-from logitclip.data.listings import Listing, collect, list_classes
 from logitclip.data.table import class_names, column_text, require_column
 from logitclip.own_data.encoded import EncodedImages, EncodedTexts, Encoding
 from logitclip.own_data.images import Images

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from logitclip.data.columns import Column, Columns, TextColumn, Unusable, from_frame, read_table, row_count
-from logitclip.data.preprocessing import Preprocessor
+from logitclip.data._columns import Column, Columns, TextColumn, Unusable, from_frame, read_table, row_count
+from logitclip.data._preprocessing import Preprocessor
 from logitclip.own_data.kind import Kind, Read, RowNumbers, Rows
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from logitclip import data, encoders
-from logitclip.data.images import ImageFiles
-from logitclip.data.texts import Texts
+from logitclip.data._images import ImageFiles
+from logitclip.data._texts import Texts
 from logitclip.encoders import blocks
 from logitclip.encoders.features import Features, InputBlock, Inputs, OnRows, cache_folder, input_kind, select
 from logitclip.runs.config import RunConfig, load_plugins

@@ -28,8 +28,8 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 from logitclip import data, engine, files, models, noise
 from logitclip.clip import PENALTIES
 from logitclip.criterion import Loss, build_criterion
+from logitclip.data import hold_out
 from logitclip.data.augment import transform
-from logitclip.data.loading import hold_out
 from logitclip.encoders import downloads_allowed
 from logitclip.encoders.features import OnRows
 from logitclip.launch import launch, make_fabric, using_deterministic_algorithms, using_threads

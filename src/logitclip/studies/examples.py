@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from logitclip.data import Dataset
-from logitclip.data.images import png_address
+from logitclip.data._images import png_address
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Result
 from logitclip.runs.train import prepare, rebuild_network

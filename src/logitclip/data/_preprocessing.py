@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logitclip.data.columns import Column, Columns, TextColumn, Unusable, as_text, is_numeric_text
+from logitclip.data._columns import Column, Columns, TextColumn, Unusable, as_text, is_numeric_text
 from logitclip.registry import suggest
 from logitclip.text import first_line
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from logitclip.data.dataset import Dataset, Split, locate
-from logitclip.data.images import (
+from logitclip.data._images import (
     IMAGE_SUFFIXES,
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -20,7 +19,8 @@ from logitclip.data.images import (
     find_images,
     read_all,
 )
-from logitclip.data.loading import stratified_split
+from logitclip.data._loading import stratified_split
+from logitclip.data.dataset import Dataset, Split, locate
 
 log = logging.getLogger(__name__)
 
