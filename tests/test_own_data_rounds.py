@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from reviews import make_model, make_table, open_review
+from reviews import make_images, make_model, make_table, open_review
 
 from logitclip.own_data import load
 from logitclip.own_data.answers import Answer, append_answers
@@ -79,9 +80,10 @@ def test_corrections_are_written_into_the_model_folder(tmp_path: Path) -> None:
         correct_data(model.folder, model.folder)
     review = open_review(model)
     append_answers(review.path, [Answer("1", review.rows.digest(0), "class", "oak", "Ann")])
-    path, label, done, again = correct_data(model.folder, model.folder)
-    assert (label, done.corrected + done.kept, len(again.settled)) == ("kind", 1, 1)
-    assert pd.read_csv(path)["kind"].tolist()[0] == "oak"
+    corrected = correct_data(model.folder, model.folder)
+    done = corrected.applied
+    assert (corrected.label, done.corrected + done.kept, len(corrected.review.settled)) == ("kind", 1, 1)
+    assert pd.read_csv(corrected.path)["kind"].tolist()[0] == "oak"
 
 
 def test_the_command_fits_on_answers_and_says_what_the_round_brought(tmp_path: Path, capsys) -> None:
@@ -109,6 +111,52 @@ def test_the_command_fits_on_answers_and_says_what_the_round_brought(tmp_path: P
     assert (again.answers_array()[first] == again.given[first]).all()
     kept = fit_on(tmp_path / "model" / "corrected.csv", tmp_path / "fresh")  # without the folder's answers
     assert open_review(kept).checked.sum() == 12
+
+
+def test_rounds_on_a_folder_of_images(tmp_path: Path, capsys) -> None:
+    from logitclip.cli.own_data import fit
+
+    photos = make_images(tmp_path / "photos")
+    model = make_model(photos, tmp_path / "model", learner="logistic")
+    before = sorted(path.relative_to(photos) for path in photos.rglob("*"))
+    for count, pictures in ((4, (1, 2, 3, 4)), (7, (0, 5, 9))):  # a round starts from the folder, with all answers
+        review = open_review(load(model.folder))
+        for i, name in enumerate(review.rows.names):
+            number = int(name.split("/")[1].split()[0])
+            if number in pictures:
+                review.answer(i, review.rows.digest(i), "class", ["dark", "light"][number % 2], "Ann")
+        fit(photos, answers=model.folder, out=model.folder, learner="logistic")
+        out, err = capsys.readouterr()
+        assert "The last round:" in out
+        assert "kept as it is" not in err
+        again = open_review(load(model.folder))
+        assert again.checked.sum() == count
+        assert again.rows.has_pictures
+    listed = pd.read_csv(model.folder / "corrected.csv", keep_default_na=False)
+    wrong = listed[listed["logitclip_review"].str.startswith("corrected from")]
+    assert sorted(wrong["label"]) == ["dark", "light"]  # pictures 0 and 9 were in the other folder
+    assert sorted(path.relative_to(photos) for path in photos.rglob("*")) == before
+    assert len(load(model.folder).predict(photos)) == 36
+
+
+def test_reviewed_labels_count_more_in_the_search_for_a_clip(tmp_path: Path, monkeypatch) -> None:
+    import logitclip.own_data.fitting as module
+
+    frame = pd.read_csv(make_table(tmp_path))
+    frame["logitclip_review"] = ["kept"] * 30 + [""] * 90
+    seen = []
+
+    def tune(train, **options):
+        predicted, labels, accuracy = train(1.0)
+        seen.append((len(predicted), len(labels), accuracy))
+        return SimpleNamespace(best=1.0)
+
+    monkeypatch.setattr(module.search, "tune", tune)
+    for reviewed in (frame.drop(columns="logitclip_review"), frame):
+        module.fit(reviewed, "kind", out=tmp_path / str(len(seen)), clip="norm:temp=auto", learner="network", epochs=1)
+    plain = seen[0][0]
+    assert seen[0][:2] == (plain, plain)
+    assert seen[1][0] == seen[1][1] > plain + 2 * 5
 
 
 def fit_on(data: Path, out: Path):

@@ -31,6 +31,7 @@ def fit(
     label: Text = None,
     text: Text = None,
     image: Text = None,
+    folder: Text = None,
     drop: Text = None,
     weight: Text = None,
     group: Text = None,
@@ -73,6 +74,7 @@ def fit(
         label: The label column of a table. Rows without a label are predicted.
         text: Columns with free text, separated by commas.
         image: The column with image files, if there is one.
+        folder: The folder of these files, if it is not that of the table.
         drop: Columns to leave out, separated by commas.
         weight: A column with a weight for each row.
         group: A column whose equal values belong together, such as a patient: they are in the same fold.
@@ -103,13 +105,21 @@ def fit(
     """
     from rich.markup import escape
 
-    columns = {"text": text, "image": image, "drop": drop, "weight": weight, "group": group, "time": time}
+    columns = {
+        "text": text,
+        "image": image,
+        "folder": folder,
+        "drop": drop,
+        "weight": weight,
+        "group": group,
+        "time": time,
+    }
     network = {"loss": loss, "model": model, "epochs": epochs, "batch_size": batch_size, "lr": lr, "augment": augment}
     options = {"learner": learner, "balance": balance, "clip": clip, "seed": seed, "jobs": jobs, "test": test}
     options |= {"encoder": encoder, "bundle": bundle, "download": download}
     before = None
     if answers is not None:
-        data, label, before = correct(data, answers, out)
+        data, label, before = correct(data, answers, out, columns)
     elif annotators or item or annotator or answer:
         named = {"item": item, "annotator": annotator, "answer": answer}
         data, label = fuse(data, out, columns, annotators=_names(annotators), **named)
@@ -131,6 +141,7 @@ def issues(
     label: Text = None,
     text: Text = None,
     image: Text = None,
+    folder: Text = None,
     drop: Text = None,
     weight: Text = None,
     group: Text = None,
@@ -161,6 +172,7 @@ def issues(
         label: The label column of a table.
         text: Columns with free text, separated by commas.
         image: The column with image files, if there is one.
+        folder: The folder of these files, if it is not that of the table.
         drop: Columns to leave out, separated by commas.
         weight: A column with a weight for each row.
         group: A column whose equal values belong together, such as a patient: they are in the same fold.
@@ -181,7 +193,15 @@ def issues(
 
     from logitclip.own_data.issues import count_marked
 
-    columns = {"text": text, "image": image, "drop": drop, "weight": weight, "group": group, "time": time}
+    columns = {
+        "text": text,
+        "image": image,
+        "folder": folder,
+        "drop": drop,
+        "weight": weight,
+        "group": group,
+        "time": time,
+    }
     learner = "forest,logistic,neighbours" if fast and learner == "auto" else learner
     options = {"learner": learner, "clip": clip, "seed": seed, "jobs": jobs, "model": model, "epochs": epochs}
     options |= {"encoder": encoder, "download": download}

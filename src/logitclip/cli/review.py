@@ -215,20 +215,25 @@ def _show_report(state: Any, found: Any) -> None:
 # -- the next round ----------------------------------------------------------------------------------------------------
 
 
-def correct(data: Path, answers: Path, out: Path) -> tuple[Path, str, Any]:
-    """Correct the data of the model in `out` by answers; return the file, its label, and what was known before."""
+def correct(data: Path, answers: Path, out: Path, columns: dict[str, Any]) -> tuple[Path, str, Any]:
+    """Correct the data of the model in `out` by answers; return the file, its label, and what was known before.
+
+    `columns` get what says where the image files are.
+    """
     from logitclip.own_data.rounds import correct_data
 
     if not (out / "model.json").is_file():
         raise ValueError(f"--answers corrects the data of a fitted model, but {out} has none: fit without it first.")
-    path, label, done, state = correct_data(out, answers, data)
+    corrected = correct_data(out, answers, data)
+    done, state = corrected.applied, corrected.review
+    columns |= corrected.columns
     _warn(state)
     tell(
         f"{counted(done.corrected, 'label')} corrected, {done.kept:,} confirmed, {counted(done.dropped, 'row')} in no "
-        f"class left out: {path}."
+        f"class left out: {corrected.path}."
     )
     before = {"facts": state.model.facts, "marked": int(state.model.issues["wrong"].sum()), "done": done}
-    return path, label, before
+    return corrected.path, corrected.label, before
 
 
 def show_round(before: dict[str, Any], fitted: Any) -> None:

@@ -18,6 +18,8 @@ from logitclip.own_data.rows import Rows
 from logitclip.own_data.source import REVIEW_COLUMN
 from logitclip.text import guard_formula
 
+LISTED_FILE, LISTED_LABEL = "file", "label"  # columns of a list of image files
+
 
 @dataclass(frozen=True)
 class Applied:
@@ -129,7 +131,7 @@ def _listing(rows: Rows, labels: list[str], notes: list[str], kept: np.ndarray) 
     """Return a list of image files with their labels; its paths are relative to the folder of the images."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["file", "label", REVIEW_COLUMN])
+    table.writerow([LISTED_FILE, LISTED_LABEL, REVIEW_COLUMN])
     positions: list[int] = kept.tolist()
     for i in positions:
         table.writerow(map(guard_formula, (rows.names[i], labels[i], notes[i])))

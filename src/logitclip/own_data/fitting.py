@@ -54,6 +54,7 @@ def fit(
     *,
     text: str | Sequence[str] = (),
     image: str | None = None,
+    folder: str | None = None,
     drop: str | Sequence[str] = (),
     weight: str | None = None,
     group: str | None = None,
@@ -86,6 +87,7 @@ def fit(
         label: The label column of a table, or an array of labels [N]. Rows without a label are predicted.
         text: A column with free text, or several.
         image: A column with image files; detected if its values end in .jpg, .png and so on.
+        folder: The folder of the image files, if it is not that of the table.
         drop: A column to leave out, or several.
         weight: A column with a weight for each row, at least 0.
         group: A column whose equal values belong together, as those of one patient: no group is in two folds.
@@ -128,7 +130,7 @@ def fit(
     _require_packages()
     out = Path(os.path.expanduser(out))
     texts, dropped = ([names] if isinstance(names, str) else names for names in (text, drop))
-    columns = Options(tuple(texts), image, tuple(dropped), weight, group, time)
+    columns = Options(tuple(texts), image, tuple(dropped), weight, group, time, folder)
     encoding = None if encoder == "none" else Encoding(encoder, jobs, on_rows)
     if bundle and encoding is None:
         raise ValueError("bundle copies an encoder into the model folder: name one with encoder.")
@@ -306,17 +308,25 @@ def _with_value(clip: str, value: float) -> str:
 
 
 def _search_clip(network: Network, plan: Plan) -> float:
-    """Search for the number of the clip on half of the rows, with the noisy labels of the others."""
+    """Search for the number of the clip on half of the rows, with the noisy labels of the others.
+
+    Labels that a person has reviewed count as often here as in training.
+    """
     assert plan.word is not None
     chosen = choose_rows(len(plan.source.labels), SEARCHED_ROWS, plan.seed)
     rows, labels = plan.source.rows.take(chosen), plan.source.labels[chosen]
     part = hold_out(len(labels), search.HELD_OUT, generator=torch.Generator().manual_seed(plan.seed))
     inside, outside = part.train.numpy(), part.val.numpy()
+    times = np.ones(len(labels), np.int64)
+    if plan.source.reviewed is not None:
+        times[plan.source.reviewed[chosen]] = REVIEWED
+    weight = times[inside].astype(np.float64) if (times > 1).any() else None
+    outside = np.repeat(outside, times[outside])
 
     def train(value: float) -> Any:
         tried = with_clip(network, _with_value(str(plan.word), value))
         try:
-            tried.fit(rows.take(inside), labels[inside], None, plan.seed)
+            tried.fit(rows.take(inside), labels[inside], weight, plan.seed)
         except engine.Diverged:
             return None
         assert tried.network is not None

@@ -65,7 +65,7 @@ def digest_of(source: Source) -> str:
     content = hashlib.sha256()
     facts = [source.kind.name, list(source.class_names), len(source.labels)]
     content.update(json.dumps(facts).encode())
-    arrays = (source.rows.features, source.labels, source.weight, source.groups, source.times)
+    arrays = (source.rows.features, source.labels, source.weight, source.groups, source.times, source.reviewed)
     for array in arrays:
         content.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
     return content.hexdigest()

@@ -23,7 +23,8 @@ from logitclip.own_data.annotators import (
 )
 from logitclip.own_data.annotators import reliability as reliability_of
 from logitclip.own_data.answers import ANSWERS, merge_answers, read_answers, read_answers_csv
-from logitclip.own_data.apply import Applied, apply_answers
+from logitclip.own_data.apply import LISTED_FILE, LISTED_LABEL, Applied, apply_answers
+from logitclip.own_data.images import Images
 from logitclip.own_data.model import load
 from logitclip.own_data.review import Review
 from logitclip.own_data.rows import Rows
@@ -37,7 +38,26 @@ LEAST = 0.02  # probability of a class with which an item is still learnt from
 # -- reviews -----------------------------------------------------------------------------------------------------------
 
 
-def correct_data(folder: Path, answers: Path, data: Path | None = None) -> tuple[Path, str, Applied, Review]:
+@dataclass(frozen=True, eq=False)
+class CorrectedData:
+    """The data of a model with the answers of a review in it.
+
+    Attributes:
+        path: Its file: the table, or a list of the image files of a folder.
+        label: Its label column.
+        columns: The options of `fit` that say where its image files are; empty for a table without images.
+        applied: What was changed.
+        review: The review.
+    """
+
+    path: Path
+    label: str
+    columns: dict[str, str]
+    applied: Applied
+    review: Review
+
+
+def correct_data(folder: Path, answers: Path, data: Path | None = None) -> CorrectedData:
     """Write the data of a model with the answers of a review into the model folder.
 
     Args:
@@ -45,11 +65,8 @@ def correct_data(folder: Path, answers: Path, data: Path | None = None) -> tuple
         answers: A file answers.csv or answers.jsonl, or another model folder.
         data: The data, if it is no longer where the model was fitted.
 
-    Returns:
-        The file, its label column, what was changed, and the review.
-
     Raises:
-        ValueError: If there are no answers, or the data is a folder of images.
+        ValueError: If there are no answers.
     """
     if answers.is_dir():
         new = read_answers(answers / ANSWERS)
@@ -60,13 +77,12 @@ def correct_data(folder: Path, answers: Path, data: Path | None = None) -> tuple
     model = load(folder)
     merge_answers(folder / ANSWERS, new)
     review = Review(model, Rows(model, data))
-    if model.facts["label"] is None:
-        raise ValueError(
-            f"{review.rows.source.path} is a folder of images: write the corrected list beside it with `logitclip "
-            f"apply {folder} -o corrected.csv`, then `logitclip fit corrected.csv --label label --image file`."
-        )
-    path = folder / CORRECTED
-    return path, model.facts["label"], apply_answers(review.rows, review.settled, path), review
+    path, kind = folder / CORRECTED, review.rows.source.kind
+    applied = apply_answers(review.rows, review.settled, path)
+    columns = {}
+    if isinstance(kind, Images):
+        columns = {"image": kind.image or LISTED_FILE, "folder": str(kind.folder.resolve())}
+    return CorrectedData(path, kind.label or LISTED_LABEL, columns, applied, review)
 
 
 # -- annotators --------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ class Options:
         weight: a column with a weight for each row, at least 0.
         group: a column whose equal values belong together: no group is in two folds.
         time: a column with times: rows are judged only by models of earlier rows.
+        folder: the folder of the image files, if it is not that of the table.
     """
 
     text: Sequence[str] = ()
@@ -48,6 +49,7 @@ class Options:
     weight: str | None = None
     group: str | None = None
     time: str | None = None
+    folder: str | None = None
 
     @property
     def special(self) -> list[str]:
@@ -93,7 +95,8 @@ def look(
     _check_columns(columns, path, label, options)
     image = options.image or _image_column(columns, label, options)
     if image is not None:
-        return _look_at_files(columns, path, label, image, kind, decode, encoding)
+        options = replace(options, image=image)
+        return _look_at_files(columns, path, label, options, kind, decode, encoding)
     return _look_at_table(columns, path, label, options, kind, encoding)
 
 
@@ -113,6 +116,8 @@ def look_again(facts: Mapping[str, Any], data: str | Path | None = None) -> Sour
     path = Path(source["path"] if data is None else data)
     if not path.exists():
         raise ValueError(f"The data of the model, {path}, is not there: name it with --data.")
+    if path.is_dir():  # also if the model was fitted on a corrected list of its files
+        return look(path, decode=False)
     return look(path, facts["label"], Options(**source["options"]), decode=False)
 
 
@@ -136,6 +141,7 @@ def _read_with_labels(data: Any, label: Any) -> tuple[dict[str, Column], str, st
 
 def _look_at_folder(path: Path, label: Any, options: Options, decode: bool, encoding: Encoding | None) -> Source:
     given = {"label": label, "text": options.text, "image": options.image, "drop": options.drop}
+    given["folder"] = options.folder
     for name, value in {**given, "weight": options.weight, "group": options.group, "time": options.time}.items():
         if value is not None and len(value):
             raise ValueError(f"{path} is a folder, its class folders are the labels: leave out {name}.")
@@ -151,11 +157,12 @@ def _look_at_files(
     columns: Columns,
     path: Path,
     label: str,
-    image: str,
+    options: Options,
     label_type: str,
     decode: bool,
     encoding: Encoding | None,
 ) -> Source:
+    image = str(options.image)
     names, labels = column_text(columns, image, path), column_text(columns, label, path)
     classes = class_names([columns[label]], label, path)
     for text, what in ((names, "image file"), (labels, "label")):
@@ -167,10 +174,20 @@ def _look_at_files(
         for i, (file, value) in enumerate(zip(names.codes, labels.codes, strict=True))
     ]
     left_out = {name: "is not used beside images" for name in columns if name not in (label, image)}
-    folder = Path() if path is FRAME else path.parent
+    folder = Path(os.path.expanduser(options.folder)) if options.folder else Path() if path is FRAME else path.parent
     kind, positions = _images(path, Listing(path, folder, listed), classes, label, image)
     kind, rows, kept = _load(kind, decode, encoding)
-    return Source(path, kind, rows, positions[kept], tuple(classes), {image: "image"}, left_out, label_type)
+    return Source(
+        path=path,
+        kind=kind,
+        rows=rows,
+        labels=positions[kept],
+        class_names=tuple(classes),
+        used={image: "image"},
+        left_out=left_out,
+        label_type=label_type,
+        reviewed=_reviewed(columns, kept),
+    )
 
 
 def _load(kind: Images, decode: bool, encoding: Encoding | None) -> tuple[Images, Rows, np.ndarray]:
