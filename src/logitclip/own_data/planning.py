@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from logitclip import models
-from logitclip.engine import using_threads
+from logitclip.launch import using_threads
 from logitclip.own_data.kind import Source
 from logitclip.own_data.learners import TREE_ROWS, TREES, Forest, Learner, Logistic, Neighbours
 from logitclip.own_data.network import Network, NetworkOptions
