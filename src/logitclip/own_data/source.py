@@ -186,7 +186,7 @@ def _look_at_files(
         used={image: "image"},
         left_out=left_out,
         label_type=label_type,
-        reviewed=_reviewed(columns, kept),
+        reviewed=_find_reviewed(columns, kept),
     )
 
 
