@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from logitclip.data._columns import TextColumn, Unusable, from_frame, read_table
+from logitclip.data._columns import Dates, TextColumn, Unusable, as_text, from_frame, read_table, take
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -20,7 +20,8 @@ def shown(column):
         return column.reason
     if isinstance(column, TextColumn):
         return [None if code < 0 else column.values[code] for code in column.codes]
-    return [None if np.isnan(value) else value for value in column.tolist()]
+    numbers = column.days if isinstance(column, Dates) else column
+    return [None if np.isnan(value) else value for value in numbers.tolist()]
 
 
 def write(path, content):
@@ -38,7 +39,7 @@ EXPECTED = {
     "age": [39, None, 41, 40],
     "city": ["Paris", "Rome", None, "Paris"],
     "member": [1, 0, None, 1],
-    "since": "is a date or time; derive numbers from it, such as an age in days, to use it",
+    "since": [1, 2, None, 3],
     "score": [1.5, None, None, -2],
 }
 
@@ -136,18 +137,20 @@ def test_parquet_of_every_type(tmp_path):
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table(content), path, row_group_size=2)
     columns = read_table(path)
-    reasons = {name: reason(columns.pop(name)) for name in ("date", "stamp", "time", "span", "list", "bytes")}
+    reasons = {name: reason(columns.pop(name)) for name in ("time", "span", "list", "bytes")}
     assert {name: shown(column) for name, column in columns.items()} == {
         "int": [1, None, 3],
         "half": [0.5, None, 2],
         "decimal": [1.25, None, 2.5],
         "bool": [1, None, 0],
+        "date": [1, None, 1],
+        "stamp": [1.5, None, 1.5],
         "text": ["b", None, "a"],
         "large": ["b", None, "a"],
         "coded": ["b", None, "b"],
         "nothing": [None, None, None],
     }
-    assert all(reasons[name].startswith("is a date or time") for name in ("date", "stamp", "time", "span"))
+    assert all(reasons[name].startswith("is a duration or a time of day") for name in ("time", "span"))
     assert reasons["list"] == "holds lists of 1 to 2 numbers; vectors must have one length"
     assert reasons["bytes"].startswith("is not UTF-8 text")
 
@@ -158,7 +161,7 @@ def test_npz(tmp_path):
     arrays = {"x": np.arange(4).reshape(2, 2), "y": np.array(["b", "a"]), "s": np.array([b"u", b"?"]), "when": days}
     np.savez(path, **arrays, image=np.zeros((2, 3, 3)))
     columns = read_table(path)
-    assert reason(columns.pop("when")).startswith("is a date or time")
+    assert shown(columns.pop("when")) == [2, None]
     assert columns.pop("image") == Unusable(2, "is an array (2, 3, 3) of float64, not a column")
     assert {name: shown(column) for name, column in columns.items()} == {
         "x0": [0, 2],
@@ -173,7 +176,7 @@ def test_data_frames():
     frame = pd.DataFrame({"n": [1, 2], "f": [0.5, None], "t": ["a", None], "c": pd.Categorical(["x", "y"])})
     frame["mixed"], frame["when"] = [1, "one"], pd.to_datetime(["2020-01-01", "2020-01-02"])
     columns = from_frame(frame)
-    assert isinstance(columns.pop("when"), Unusable)
+    assert shown(columns.pop("when")) == [18262, 18263]
     assert {name: shown(column) for name, column in columns.items()} == {
         "n": [1, 2],
         "f": [0.5, None],
@@ -267,3 +270,16 @@ def test_vectors_may_not_share_a_name_with_a_column(tmp_path):
     parquet.write_table(pa.table({"v0": [1, 2], "v": [[1.0, 2.0], [3.0, 4.0]]}), path)
     with pytest.raises(ValueError, match="two columns called 'v0'; rename one"):
         read_table(path)
+
+
+def test_dates_as_text_and_rows_of_them():
+    dates = Dates(np.array([0.5, np.nan, 1.0]))
+    text = as_text(dates)
+    assert [None if code < 0 else text.values[code] for code in text.codes] == [
+        "1970-01-01T12:00:00",
+        None,
+        "1970-01-02",
+    ]
+    kept = take({"when": dates}, np.array([2]))["when"]
+    assert isinstance(kept, Dates)
+    assert kept.days.tolist() == [1.0]

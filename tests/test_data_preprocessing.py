@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logitclip.data._columns import Unusable, from_numpy
+from logitclip.data._columns import Dates, TextColumn, Unusable, from_numpy
 from logitclip.data._preprocessing import LARGEST, MAX_LEVELS, Preprocessor
 
 pytest.importorskip("skops")
@@ -195,3 +195,25 @@ def test_unknown_categories_are_named():
     assert prep.unknown(new) == {"town": ["bern", "paris"]}
     assert prep.unknown(columns) == {}
     assert Preprocessor.fit({"n": np.arange(4.0) ** 2}).unknown({"n": np.zeros(1)}) == {}
+
+
+def test_dates_are_days_and_cycles():
+    days = np.array([0.0, 7.0, 10.25, np.nan])
+    prep = Preprocessor.fit({"when": Dates(days)})
+    assert prep.kinds == {"when": "date"}
+    scaler = prep.transformer.named_transformers_["numbers"][-1]
+    found = prep.transform({"when": Dates(days)}).numpy() * scaler.scale_ + scaler.mean_
+    filled = np.where(np.isnan(days), 7.0, days)
+    expected = [filled]
+    for length in (365.2425, 7.0, 1.0):
+        for wave in (np.sin, np.cos):
+            values = wave(2 * np.pi * days / length)
+            expected.append(np.where(np.isnan(values), np.nanmedian(values), values))
+    np.testing.assert_allclose(found, np.stack(expected, 1), atol=1e-5)
+    same = Preprocessor.from_bytes(prep.to_bytes())
+    as_words = TextColumn(np.array([0, -1]), ["1970-01-08"])
+    assert torch.equal(same.transform({"when": as_words}), prep.transform({"when": Dates(days[[1, 3]])}))
+    with pytest.raises(ValueError, match="Column 'when' held dates when the model was fitted"):
+        prep.transform({"when": np.array([1.0])})
+    with pytest.raises(ValueError, match="Column 'n' held numbers when the model was fitted, now it holds dates"):
+        Preprocessor.fit({"n": np.array([1.0, 2.0])}).transform({"n": Dates(days)})

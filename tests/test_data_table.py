@@ -173,3 +173,49 @@ def test_wrong_labels_are_one_sentence(people, tmp_path):
         table("nowhere", path="x.csv", label="y")
     with pytest.raises(ValueError, match="needs 'path'"):
         DATASETS.build("table")
+
+
+@pytest.fixture
+def visits(tmp_path):
+    """60 visits of 12 patients, one a day; the label has nothing to do with either."""
+    rows = [f"p{i % 12},2024-{1 + i // 28:02}-{1 + i % 28:02},{i % 7},{'ab'[i % 2]}" for i in range(60)]
+    return write(tmp_path / "visits.csv", "patient,day,x,kind\n" + "\n".join(rows) + "\n")
+
+
+def test_no_group_is_trained_on_and_tested(visits):
+    folds = [table(path=str(visits), label="kind", group="patient", fold=k) for k in range(5)]
+    for data in folds:
+        assert not {row % 12 for row in data.train.rows.tolist()} & {row % 12 for row in data.test.rows.tolist()}
+        assert as_tensor(data.train.x).shape[1] == 1  # neither the group nor a date is a feature
+    assert sorted(row for data in folds for row in data.test.rows.tolist()) == list(range(60))
+
+
+def test_the_latest_rows_are_tested(visits):
+    folds = [table(path=str(visits), label="kind", drop="patient", time="day", fold=k) for k in range(4)]
+    assert folds[0].test.rows.tolist() == list(range(48, 60))
+    assert folds[3].train.rows.tolist() == list(range(12))
+    for data in folds:
+        assert data.train.rows.max() < data.test.rows.min()
+
+
+def test_dates_are_features_if_asked_for(visits):
+    data, prep = load_table(visits, "kind", drop=["patient"], dates=True)
+    assert prep.kinds == {"day": "date", "x": "number"}
+    assert data.train.x.shape[1] == 8
+    _, prep = load_table(visits, "kind", drop=["patient"])
+    assert prep.dropped == {"day": "holds dates; to use them, give dates=True"}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "sentence"),
+    [
+        ({"group": "patients"}, "has no column 'patients'. Did you mean 'patient'"),
+        ({"group": "patient", "time": "day"}, "either group or time"),
+        ({"group": "patient", "test": 0.05}, "at least 20 groups, got 12"),
+        ({"time": "day", "fold": 4}, r"fold must be in 0..3 for test=0.2, got 4"),
+        ({"time": "day", "test_path": "visits.csv"}, "leave them out beside a file of test rows"),
+    ],
+)
+def test_splits_that_cannot_be_made(knobs, sentence, visits):
+    with pytest.raises(ValueError, match=sentence):
+        table(root=visits.parent, path="visits.csv", label="kind", **knobs)

@@ -1,4 +1,4 @@
-"""Columns of numbers and text from csv, tsv, parquet and npz files and from pandas data frames."""
+"""Columns of numbers, text and dates from csv, tsv, parquet and npz files and from pandas data frames."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from logitclip.text import first_line
 
+MICROSECONDS = 24 * 3600 * 10**6  # of a day
+TIME_ONLY = "is a duration or a time of day; derive numbers from it, such as hours, to use it"
 MISSING = frozenset({"", "?", "na", "n/a", "#n/a", "nan", "null"})  # in lower case
 
 
@@ -27,6 +29,12 @@ class TextColumn(NamedTuple):
     values: list[str]  # distinct
 
 
+class Dates(NamedTuple):
+    """A column of dates, with or without a time of day."""
+
+    days: np.ndarray  # [N] float64, days since 1970-01-01; nan where missing
+
+
 class Unusable(NamedTuple):
     """A column that cannot be a feature or a label, and the reason."""
 
@@ -34,7 +42,7 @@ class Unusable(NamedTuple):
     reason: str
 
 
-Column = np.ndarray | TextColumn | Unusable  # numbers are float64 [N], nan where missing
+Column = np.ndarray | TextColumn | Dates | Unusable  # numbers are float64 [N], nan where missing
 Columns = Mapping[str, Column]
 
 
@@ -42,8 +50,8 @@ def read_table(path: str | Path, *, text: Collection[str] = ()) -> dict[str, Col
     """Read a csv, tsv, parquet or npz file.
 
     Booleans become 0 and 1. Vectors become numbered columns `x0`, `x1`, ...: a two-dimensional array `x` of an npz
-    file, or a parquet column of lists of one length. Dates, other lists and types that are neither numbers nor text
-    become `Unusable`.
+    file, or a parquet column of lists of one length. Other lists and types that are neither numbers nor text
+    nor dates become `Unusable`.
 
     Args:
         path: The file; csv and tsv may be gzipped. The delimiter is detected, and so is a decimal comma.
@@ -99,7 +107,7 @@ def row_count(columns: Columns) -> int:
     column = next(iter(columns.values()))
     if isinstance(column, Unusable):
         return column.rows
-    return len(column.codes if isinstance(column, TextColumn) else column)
+    return len(column.codes if isinstance(column, TextColumn) else column.days if isinstance(column, Dates) else column)
 
 
 def _read_csv(path: Path, text: Collection[str]) -> dict[str, Column]:
@@ -230,8 +238,10 @@ def _arrow_column(values: Any) -> Column:
         values, kind = values.cast(pa.int8()), pa.int8()
     if is_a.is_integer(kind) or is_a.is_floating(kind) or is_a.is_decimal(kind):
         return values.cast(pa.float64(), safe=False).to_numpy()
+    if is_a.is_date(kind) or is_a.is_timestamp(kind):
+        return from_numpy(values.cast(pa.timestamp("us")).to_numpy().astype("datetime64[us]"))
     if is_a.is_temporal(kind):
-        return Unusable(len(values), "is a date or time; derive numbers from it, such as an age in days, to use it")
+        return Unusable(len(values), TIME_ONLY)
     if is_a.is_string(kind) or is_a.is_large_string(kind) or is_a.is_string_view(kind):
         # One chunk: unifying the dictionaries of many takes quadratic time.
         encoded = values.cast(pa.large_string()).combine_chunks().dictionary_encode()
@@ -270,8 +280,11 @@ def from_numpy(values: np.ndarray) -> Column:
     if values.ndim == 1 and values.dtype.kind in "SU":
         distinct, codes = np.unique(values, return_inverse=True)
         return _text(codes, [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in distinct.tolist()])
-    if values.dtype.kind in "mM":
-        return Unusable(len(values), "is a date or time; derive numbers from it, such as an age in days, to use it")
+    if values.ndim == 1 and values.dtype.kind == "M":
+        ticks = values.astype("datetime64[us]").astype(np.int64)
+        return Dates(np.where(np.isnat(values), np.nan, ticks / MICROSECONDS))
+    if values.dtype.kind == "m":
+        return Unusable(len(values), TIME_ONLY)
     return Unusable(len(values) if values.ndim else 1, f"is an array {values.shape} of {values.dtype}, not a column")
 
 
@@ -284,14 +297,44 @@ def _text(codes: np.ndarray, values: list[str]) -> TextColumn:
     return TextColumn(moved[codes], distinct)
 
 
-def as_text(column: np.ndarray | TextColumn) -> TextColumn:
-    """Write numbers as text, `1` rather than `1.0`."""
+def as_text(column: np.ndarray | TextColumn | Dates) -> TextColumn:
+    """Write numbers as text, `1` rather than `1.0`, and dates as `2026-11-18` or `2026-11-18T09:30:00`."""
     if isinstance(column, TextColumn):
         return column
-    distinct, codes = np.unique(column[~np.isnan(column)], return_inverse=True)
-    all_codes = np.full(len(column), -1)
-    all_codes[~np.isnan(column)] = codes
+    values = column.days if isinstance(column, Dates) else column
+    known = ~np.isnan(values)
+    distinct, codes = np.unique(values[known], return_inverse=True)
+    all_codes = np.full(len(values), -1)
+    all_codes[known] = codes
+    if isinstance(column, Dates):
+        return TextColumn(all_codes, [date_text(day) for day in distinct.tolist()])
     return TextColumn(all_codes, [str(int(v)) if v.is_integer() else repr(v) for v in distinct.tolist()])
+
+
+def date_text(day: float) -> str:
+    """Write days since 1970-01-01 as a date, with the time unless it is midnight.
+
+    >>> date_text(1.0), date_text(1.5)
+    ('1970-01-02', '1970-01-02T12:00:00')
+    """
+    if day.is_integer():
+        return str(np.datetime64(int(day), "D"))
+    return str(np.datetime64(round(day * 86_400), "s"))
+
+
+def read_dates(text: TextColumn) -> Dates | None:
+    """Read a column of text as dates; None if a value is no date.
+
+    >>> read_dates(TextColumn(np.array([0, -1]), ["1970-01-03"]))
+    Dates(days=array([ 2., nan]))
+    """
+    try:
+        found = np.array([*text.values, "NaT"], dtype="datetime64[us]")
+    except ValueError:
+        return None
+    dates = from_numpy(found[text.codes])
+    assert isinstance(dates, Dates)
+    return dates
 
 
 def is_numeric_text(text: str) -> bool:
@@ -315,6 +358,8 @@ def take(columns: Columns, index: Tensor | np.ndarray) -> dict[str, Column]:
     def rows(column: Column) -> Column:
         if isinstance(column, Unusable):
             return Unusable(len(i), column.reason)
+        if isinstance(column, Dates):
+            return Dates(column.days[i])
         return TextColumn(column.codes[i], column.values) if isinstance(column, TextColumn) else column[i]
 
     return {name: rows(column) for name, column in columns.items()}

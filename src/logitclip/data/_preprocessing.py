@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logitclip.data._columns import Column, Columns, TextColumn, Unusable, as_text, is_numeric_text
+from logitclip.data._columns import Column, Columns, Dates, TextColumn, Unusable, as_text, is_numeric_text, read_dates
 from logitclip.registry import suggest
 from logitclip.text import first_line
 
@@ -27,15 +27,18 @@ TERMS: tuple[dict[str, Any], ...] = (  # of short texts, and of others
 LARGEST = 1e150  # the squares of larger numbers overflow
 TRUSTED = ("numpy.dtype",)  # what a saved preprocessor may hold beside scikit-learn's own transformers
 
-ColumnKind = Literal["number", "category", "text"]
+CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}  # in days
+
+ColumnKind = Literal["number", "category", "text", "date"]
 
 
 @dataclass(frozen=True, eq=False)
 class Preprocessor:
     """Features from columns. Every statistic comes from the columns given to `fit`.
 
-    Numbers: missing values become the median, then each column is standardised. Categories: one-hot; values that occur
-    once and values never seen share one feature. Text: TF-IDF of words and word pairs, or of character n-grams where
+    Numbers: missing values become the median, then each column is standardised. Dates: the day as a number, and where
+    it is in its year, its week and its day, as sine and cosine. Categories: one-hot; values that occur once and values
+    never seen share one feature. Text: TF-IDF of words and word pairs, or of character n-grams where
     texts are short.
 
     >>> columns = {"age": np.array([20.0, 40.0, np.nan]), "sex": TextColumn(np.array([0, 1, 1]), ["f", "m"])}
@@ -68,7 +71,7 @@ class Preprocessor:
             if reason is not None:
                 dropped[name] = reason
             else:
-                kinds[name] = "text" if name in text else "category" if isinstance(column, TextColumn) else "number"
+                kinds[name] = "text" if name in text else _kind(column)
         reasons = "; ".join(f"{name!r} {reason}" for name, reason in dropped.items())
         if not kinds:
             raise ValueError(f"No column is left as a feature: {reasons or 'there is none beside the label'}.")
@@ -83,7 +86,7 @@ class Preprocessor:
     @property
     def text_columns(self) -> set[str]:
         """The columns that `read_table` should read as text, because they were text when this was fitted."""
-        return {name for name, kind in self.kinds.items() if kind != "number"}
+        return {name for name, kind in self.kinds.items() if kind in ("category", "text")}
 
     def transform(self, columns: Columns) -> Tensor:
         """Return the features, float32 [N, D]. Columns unknown to `fit` are ignored.
@@ -173,6 +176,10 @@ def is_usable(column: Column) -> bool:
     return _unusable("", column, free_text=False) is None
 
 
+def _kind(column: Column) -> ColumnKind:
+    return "date" if isinstance(column, Dates) else "category" if isinstance(column, TextColumn) else "number"
+
+
 def _unusable(name: str, column: Column, free_text: bool) -> str | None:
     """Return why a column cannot be a feature, or None."""
     if isinstance(column, Unusable):
@@ -191,11 +198,14 @@ def _unusable(name: str, column: Column, free_text: bool) -> str | None:
             hint = f"; to use its words, give --text {name}" if mean_words(column) >= WORDS else ""
             return f"is text with {len(present):,} different values in {len(column.codes):,} rows{hint}"
         return None
-    present = column[np.isfinite(column)]
+    values = column.days if isinstance(column, Dates) else column
+    present = values[np.isfinite(values)]
     if not len(present):
         return "has no values"
     if (present == present[0]).all():
         return "has the same value in every row"
+    if isinstance(column, Dates):
+        return None
     if len(column) == len(present) >= 20 and _numbers_rows(name, column):
         return "numbers the rows"
     return None
@@ -225,6 +235,8 @@ def _transformer(frame: Any, kinds: Mapping[str, ColumnKind]) -> Any:
     def named(kind: ColumnKind) -> list[str]:
         return [_key(i) for i, found in enumerate(kinds.values()) if found == kind]
 
+    numbers = [name for name in frame if name in named("number") or name.partition(":")[0] in named("date")]
+
     single: Any = np.float32  # scikit-learn's annotations know float64 alone
     # Dense features must fit in memory: at most a gigabyte for all rows.
     terms = max(128, min(MAX_TERMS, 250_000_000 // len(frame)))
@@ -235,7 +247,7 @@ def _transformer(frame: Any, kinds: Mapping[str, ColumnKind]) -> Any:
 
     return ColumnTransformer(
         [
-            ("numbers", make_pipeline(SimpleImputer(strategy="median"), StandardScaler()), named("number")),
+            ("numbers", make_pipeline(SimpleImputer(strategy="median"), StandardScaler()), numbers),
             (
                 "categories",
                 OneHotEncoder(
@@ -258,7 +270,27 @@ def _frame(columns: Columns, kinds: Mapping[str, ColumnKind]) -> Any:
     _skops()
     import pandas as pd
 
-    return pd.DataFrame({_key(i): _values(name, columns[name], kind) for i, (name, kind) in enumerate(kinds.items())})
+    found: dict[str, np.ndarray] = {}
+    for i, (name, kind) in enumerate(kinds.items()):
+        if kind == "date":
+            found |= {f"{_key(i)}:{part}": values for part, values in _date_parts(name, columns[name]).items()}
+        else:
+            found[_key(i)] = _values(name, columns[name], kind)
+    return pd.DataFrame(found)
+
+
+def _date_parts(name: str, column: Column) -> dict[str, np.ndarray]:
+    """Return a date as numbers: the day, and the sine and cosine of each cycle."""
+    if isinstance(column, np.ndarray) and np.isnan(column).all():
+        column = Dates(column)
+    dates = read_dates(column) if isinstance(column, TextColumn) else column
+    if not isinstance(dates, Dates):
+        raise ValueError(f"Column {name!r} held dates when the model was fitted, now it holds something else.")
+    parts = {"days": dates.days}
+    for cycle, length in CYCLES.items():
+        angle = 2 * np.pi / length * dates.days
+        parts |= {f"sine of {cycle}": np.sin(angle), f"cosine of {cycle}": np.cos(angle)}
+    return parts
 
 
 def _key(position: int) -> str:
@@ -270,6 +302,8 @@ def _values(name: str, column: Column, kind: ColumnKind) -> np.ndarray:
     if isinstance(column, Unusable):
         raise ValueError(f"Column {name!r} {column.reason}.")
     if kind == "number":
+        if isinstance(column, Dates):
+            raise ValueError(f"Column {name!r} held numbers when the model was fitted, now it holds dates.")
         if isinstance(column, TextColumn):
             wrong = [value for value in column.values if not is_numeric_text(value)]
             if wrong:

@@ -12,7 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from logitclip.data._columns import Column, Columns, TextColumn, Unusable, as_text, is_numeric_text, read_table, take
+from logitclip.data._columns import (
+    Column,
+    Columns,
+    Dates,
+    TextColumn,
+    Unusable,
+    as_text,
+    is_numeric_text,
+    read_table,
+    take,
+)
+from logitclip.data._folds import group_folds, group_numbers, time_folds, time_numbers
 from logitclip.data._images import ImageFiles, own_image_defaults
 from logitclip.data._listings import Listing, image_dataset
 from logitclip.data._loading import stratified_split
@@ -63,6 +74,9 @@ def table(
     drop: str | None = None,
     text: str | None = None,
     image: str | None = None,
+    group: str | None = None,
+    time: str | None = None,
+    dates: bool = False,
     size: int = 256,
     memory: bool = False,
     test: float = 0.2,
@@ -80,7 +94,10 @@ def table(
         drop: Columns to leave out, separated by commas.
         text: Columns with free text, separated by commas.
         image: A column with image files, relative to the folder of the table; no other column is then a feature, and
-            `drop`, `text` and `test_path` are refused.
+            `drop`, `text`, `group`, `time`, `dates` and `test_path` are refused.
+        group: A column whose equal values belong together: a group is either trained on or tested. No feature.
+        time: A column with times: the latest rows are tested, later folds earlier ones. No feature.
+        dates: Use columns of dates as features.
         size: Side of the decoded images; training crops 7/8 of it.
         memory: Decode every image once, keep it in memory, and skip unreadable images with a warning.
         test: The share of each class to hold out for testing.
@@ -90,8 +107,9 @@ def table(
     """
     where, split = locate(path, root), {"fold": fold, "split_seed": split_seed}
     if image is not None:
-        for knob, value in {"drop": drop, "text": text, "test_path": test_path}.items():
-            if value is not None:
+        refused = {"drop": drop, "text": text, "group": group, "time": time, "dates": dates, "test_path": test_path}
+        for knob, value in refused.items():
+            if value:
                 raise ValueError(f"{knob} is not for a table of images: leave it out.")
         return _image_table(where, label, clean_label, image, share=test, size=size, memory=memory and not raw, **split)
     return load_table(
@@ -100,6 +118,9 @@ def table(
         clean_label=clean_label,
         drop=_names(drop),
         text=_names(text),
+        group=group,
+        time=time,
+        dates=dates,
         test=test if test_path is None else locate(test_path, root),
         raw=raw,
         **split,
@@ -113,6 +134,9 @@ def load_table(
     clean_label: str | None = None,
     drop: Sequence[str] = (),
     text: Sequence[str] = (),
+    group: str | None = None,
+    time: str | None = None,
+    dates: bool = False,
     test: float | str | Path = 0.2,
     fold: int = 0,
     split_seed: int = 0,
@@ -128,16 +152,20 @@ def load_table(
         The dataset and the preprocessor that made its features; None if there are only texts.
     """
     special = [label] if clean_label is None else [label, clean_label]
-    columns = read_table(path, text=(*special, *text))
-    for name in (*special, *drop, *text):
+    aside = [name for name in (group, time) if name is not None]
+    columns = read_table(path, text=(*special, *text, *filter(None, [group])))
+    for name in (*special, *drop, *text, *aside):
         require_column(columns, name, path)
     classes = class_names([columns[name] for name in special], label, path)
     labels, *clean = (class_positions(columns[name], name, classes, path) for name in special)
     truth = clean[0] if clean else labels
-    features = {name: column for name, column in columns.items() if name not in (*special, *drop)}
+    features = {name: column for name, column in columns.items() if name not in (*special, *drop, *aside)}
+    features = features if dates else {name: _without_dates(column) for name, column in features.items()}
     rows = torch.arange(len(labels))
 
     if isinstance(test, (str, Path)):
+        if aside:
+            raise ValueError("group and time say how to split a table: leave them out beside a file of test rows.")
         kept, train_columns = rows, features
         preprocessor = _fit(features, text, raw=raw)
         as_before = () if preprocessor is None else preprocessor.text_columns
@@ -147,7 +175,10 @@ def load_table(
         test_truth = class_positions(test_columns[judge], judge, classes, test)
         held_out = torch.arange(len(test_truth))
     else:
-        kept, held_out = stratified_split(labels, test, split_seed, fold=fold)
+        if group is not None or time is not None:
+            kept, held_out = _split_by(columns, path, labels, group, time, share=test, seed=split_seed, fold=fold)
+        else:
+            kept, held_out = stratified_split(labels, test, split_seed, fold=fold)
         train_columns, test_columns = take(features, kept), take(features, held_out)
         test_truth = truth[held_out]
         preprocessor = _fit(train_columns, text, raw=raw)
@@ -170,6 +201,39 @@ def load_table(
         class_names=tuple(classes),
     )
     return dataset, preprocessor
+
+
+def _split_by(
+    columns: Columns,
+    path: str | Path,
+    labels: Tensor,
+    group: str | None,
+    time: str | None,
+    *,
+    share: float,
+    seed: int,
+    fold: int,
+) -> tuple[Tensor, Tensor]:
+    """Split by groups or times. A fold of groups is one of `1 / share`; fold 0 of times is the latest period."""
+    if group is not None and time is not None:
+        raise ValueError("Give either group or time: a split is by one of them.")
+    if not 0 < share < 1:
+        raise ValueError(f"test must be a share between 0 and 1, got {share}.")
+    count = max(2, round(1 / share))
+    if group is not None:
+        parts = group_folds(group_numbers(columns, group, path), labels.numpy(), count, seed)
+    else:
+        parts = time_folds(time_numbers(columns, str(time), path), count - 1)[::-1]
+    if not 0 <= fold < len(parts):
+        raise ValueError(f"fold must be in 0..{len(parts) - 1} for test={share}, got {fold}.")
+    train, test = parts[fold]
+    return torch.from_numpy(train), torch.from_numpy(test)
+
+
+def _without_dates(column: Column) -> Column:
+    if isinstance(column, Dates):
+        return Unusable(len(column.days), "holds dates; to use them, give dates=True")
+    return column
 
 
 def _fit(columns: Columns, text: Sequence[str], *, raw: bool) -> Preprocessor | None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from logitclip.data._folds import Pairs, group_folds, time_folds
 from logitclip.data._loading import stratified_split
 from logitclip.own_data.kind import Source
 
 MOST_CELLS = 50_000_000  # rows times classes up to which every row is predicted
-Pairs = list[tuple[np.ndarray, np.ndarray]]  # positions to train on, and to predict
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +51,9 @@ def make_folds(source: Source, count: int, seed: int) -> Folds:
         few = choose_rows(len(source.labels), max(100, MOST_CELLS // 10 // classes), seed)
         return Folds([(np.setdiff1d(np.arange(len(source.labels)), few), few)], free=False)
     if source.times is not None:
-        return Folds(_by_time(source.times, count), free=False)
+        return Folds(time_folds(source.times, count), free=False)
     if source.groups is not None:
-        return Folds(_by_group(source.groups, source.labels, count, seed), free=False)
+        return Folds(group_folds(source.groups, source.labels, count, seed), free=False)
     labels = torch.from_numpy(source.labels)
     parts = (stratified_split(labels, 1 / count, seed, fold=fold) for fold in range(count))
     return Folds([(train.numpy(), test.numpy()) for train, test in parts])
@@ -64,23 +64,3 @@ def choose_rows(count: int, most: int, seed: int) -> np.ndarray:
     if count <= most:
         return np.arange(count)
     return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))
-
-
-def _by_group(groups: np.ndarray, labels: np.ndarray, count: int, seed: int) -> Pairs:
-    from sklearn.model_selection import StratifiedGroupKFold
-
-    distinct = len(np.unique(groups))
-    if distinct < count:
-        raise ValueError(f"There must be at least {count} groups, got {distinct}.")
-    folds = StratifiedGroupKFold(count, shuffle=True, random_state=seed)
-    return list(folds.split(labels, labels, groups))
-
-
-def _by_time(times: np.ndarray, count: int) -> Pairs:
-    distinct, place = np.unique(times, return_inverse=True)
-    if len(distinct) <= count:
-        raise ValueError(f"There must be more than {count} different times, got {len(distinct)}.")
-    share = np.bincount(place).cumsum() / len(times)
-    period = np.minimum(np.ceil(share * (count + 1) - 1e-9).astype(int) - 1, count)[place]
-    period = np.unique(period, return_inverse=True)[1]  # equal times may leave a period empty
-    return [(np.flatnonzero(period < k), np.flatnonzero(period == k)) for k in range(1, period.max() + 1)]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from logitclip.data._columns import TextColumn, Unusable
+from logitclip.data._columns import Dates, TextColumn, Unusable, date_text
 from logitclip.data._images import ImageFiles
 from logitclip.own_data.images import Images
 from logitclip.own_data.kind import Source
@@ -192,4 +192,6 @@ def last_hidden(network: nn.Module, images: Any, view: Any) -> np.ndarray:
 def _value(column: Any, i: int) -> str:
     if isinstance(column, TextColumn):
         return "" if column.codes[i] < 0 else column.values[column.codes[i]]
+    if isinstance(column, Dates):
+        return "" if np.isnan(column.days[i]) else date_text(float(column.days[i]))
     return "" if isinstance(column, Unusable) or np.isnan(column[i]) else f"{column[i]:.15g}"

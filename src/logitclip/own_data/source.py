@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from logitclip.data._columns import Column, Columns, TextColumn, Unusable, as_text, from_numpy, row_count, take
+from logitclip.data._columns import Column, Columns, TextColumn, from_numpy, row_count, take
+from logitclip.data._folds import group_numbers, time_numbers
 from logitclip.data._images import IMAGE_SUFFIXES
 from logitclip.data._listings import Listing, collect, list_classes
 from logitclip.data.folder import train_folder
@@ -238,8 +239,8 @@ def _look_at_table(
         left_out={**dict.fromkeys(options.drop, "you left it out"), **kind.dropped},
         label_type=label_type,
         weight=_weights(columns, options.weight, path, known),
-        groups=None if options.group is None else _groups(columns, options.group, path)[known],
-        times=None if options.time is None else _times(columns, options.time, path)[known],
+        groups=None if options.group is None else group_numbers(columns, options.group, path)[known],
+        times=None if options.time is None else time_numbers(columns, options.time, path)[known],
         unlabelled=kind.rows(take(features, unknown), unknown) if len(unknown) else None,
         reviewed=_find_reviewed(columns, known),
     )
@@ -270,26 +271,6 @@ def _weights(columns: Columns, name: str | None, path: Path, rows: np.ndarray) -
     if not column[rows].any():
         raise ValueError(f"{path}: the weights {name!r} must not all be 0.")
     return column[rows] / column[rows].mean()
-
-
-def _groups(columns: Columns, name: str, path: Path) -> np.ndarray:
-    """Return the group of each row as a number; a row without a group is a group of its own."""
-    text = as_text(column_text(columns, name, path))
-    alone = len(text.values) + np.arange(len(text.codes))
-    return np.where(text.codes < 0, alone, text.codes)
-
-
-def _times(columns: Columns, name: str, path: Path) -> np.ndarray:
-    """Return a number for each row that grows with its time."""
-    column = columns[name]
-    if isinstance(column, Unusable):
-        raise ValueError(f"{path}: the time {name!r} {column.reason}.")
-    if isinstance(column, TextColumn):
-        order = {value: i for i, value in enumerate(sorted(column.values))}
-        column = np.array([*(float(order[value]) for value in column.values), np.nan])[column.codes]
-    if np.isnan(column).any():
-        raise ValueError(f"{path}, row {int(np.isnan(column).argmax()) + 1}: the time {name!r} is missing.")
-    return column
 
 
 def _check_columns(columns: Columns, path: Path, label: str, options: Options) -> None:

@@ -10,7 +10,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from logitclip.data._columns import Column, Columns, TextColumn, Unusable, from_frame, read_table, row_count
+from logitclip.data._columns import (
+    Column,
+    Columns,
+    Dates,
+    TextColumn,
+    Unusable,
+    date_text,
+    from_frame,
+    read_table,
+    row_count,
+)
 from logitclip.data._preprocessing import Preprocessor
 from logitclip.own_data.kind import Kind, Read, RowNumbers, Rows
 
@@ -105,6 +115,9 @@ def read_columns(data: Any, text: Collection[str] = ()) -> dict[str, Column]:
 
 
 def _value(column: Column, i: int) -> str:
+    """Return a value as people read it."""
     if isinstance(column, TextColumn):
         return "" if column.codes[i] < 0 else column.values[column.codes[i]]
-    return "" if isinstance(column, Unusable) else f"{column[i]:g}"
+    if isinstance(column, Dates):
+        return "" if np.isnan(column.days[i]) else date_text(float(column.days[i]))
+    return "" if isinstance(column, Unusable) or np.isnan(column[i]) else f"{column[i]:g}"
