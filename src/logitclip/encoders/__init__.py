@@ -37,6 +37,7 @@ __all__ = [
 ENCODERS = Registry("encoder", injected=("takes", "device"), package=__name__)
 
 InputKind = Literal["images", "texts"]
+Kind = InputKind  # its older name, which plugins import
 F = TypeVar("F", bound=Callable[..., Any])
 
 # What `auto` stands for; docs/photos_and_texts.md says why.
