@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -73,10 +74,10 @@ def _eager_loss(
     row_weight = None if row_weight is None else row_weight.to(full)
 
     takes = criterion.function.takes
-    run = _by_autograd if soft or takes[0] != "log_p" or "state" in takes else _closed_form
-    if clip is not None and run is _closed_form:
+    kind = _ByAutograd if soft or takes[0] != "log_p" or "state" in takes else _ClosedForm
+    if clip is not None and kind is _ClosedForm:
         check_unmasked(bias)
-    run = run(criterion, target, clip, row_weight, dtype, shard)
+    run = kind(criterion, target, clip, row_weight, dtype, shard)
     values = _FusedLoss.apply(run, torch.is_grad_enabled() and criterion.reduction != "none", rows, weight, bias)
     if criterion.reduction != "none":
         return values
@@ -138,104 +139,136 @@ def _run(run: Compute, hidden: Tensor, weight: Tensor, bias: Tensor | None, *arg
     return values, [g if g is None or x.dtype == torch.float16 else g.to(x.dtype) for g, x in pairs]
 
 
-# -- losses of log p_y and the mean log-probability --------------------------------------------------------------------
+# -- a loss of a linear layer, block by block --------------------------------------------------------------------------
 
 
-def _closed_form(
-    criterion: Loss,
-    target: Tensor,
-    clip: Clip | None,
-    row_weight: Tensor | None,
-    dtype: torch.dtype,
-    shard: Shard,
-) -> Compute:
-    """A `run` in terms of four numbers per row.
+@dataclass
+class _Blocked:
+    """A `Compute`: the loss of `criterion` on the logits of a linear layer, with its gradients.
+
+    Attributes:
+        criterion: the loss.
+        target: classes [N], or probabilities [N, K].
+        clip: the clip of the logits.
+        row_weight: weights of the rows [N].
+        dtype: of the matrix products; statistics of rows have `full`, which is at least float32.
+        shard: the classes of this process.
+    """
+
+    criterion: Loss
+    target: Tensor
+    clip: Clip | None
+    row_weight: Tensor | None
+    dtype: torch.dtype
+    shard: Shard
+
+    def __post_init__(self) -> None:
+        self.full = torch.promote_types(self.dtype, torch.float32)
+        # With class weights, `nn.CrossEntropyLoss` weights the smoothed part class by class, which phi cannot do.
+        self.knobs = dict(self.criterion.knobs)
+        self.smoothing: float = self.knobs.pop("label_smoothing", 0.0)
+
+    def _upstream(self, upstream: Tensor | None, result: Tensor, rows: slice) -> Tensor:
+        """The upstream gradient of the values of a block."""
+        if upstream is None:
+            return torch.ones_like(result)
+        return upstream.expand(len(self.target))[rows].to(self.full)
+
+
+class _ClosedForm(_Blocked):
+    """Losses of statistics of a row, in terms of four numbers per row.
 
     These are the norm n of the logits z, L = log sum exp(s z) with s the factor of the clip, z_y, and the mean v.z with
     v = 1/K. Then log p_y = s z_y - L, the mean log-probability is s v.z - L sum v, and dL = s p, dn = z / n. The other
     two are linear in the hidden states: z_y = W_y h + b_y and v.z = (v W) h + v.b.
     """
-    function, classes, (knobs, smoothing) = criterion.function, shard.num_classes, _without_smoothing(criterion)
-    wanted = wanted_statistics(function, knobs)
-    sums = wanted.sums()
-    full = torch.promote_types(dtype, torch.float32)
-    class_weight = None if criterion.weight is None else criterion.weight.to(full)
-    of_class = None if class_weight is None else class_weight[target]
-    if criterion.reduction == "mean":  # divided here, not at the end: the gradients are computed with the values
-        ones = torch.ones(len(target), dtype=full, device=target.device)
-        row_weight = ones if row_weight is None else row_weight
-        counted = weights_of(ones, target, row_weight, None, None, class_weight)
-        row_weight = row_weight / denominator(ones if counted is None else counted)
 
-    def value(log_p: Tensor, mean_log_p: Tensor | None, found: dict[str, Tensor], rows: slice) -> Tensor:
-        if mean_log_p is not None:
-            found["sum_log_p"] = classes * mean_log_p
-        if criterion.memory is not None and log_p.requires_grad:
-            criterion.memory.observe(log_p, None)
-        value = call(function, log_p, found, knobs, criterion.memory)
-        if of_class is not None:
-            value = value * of_class[rows]
-        if smoothing and mean_log_p is not None:  # with class weights, v has them
-            value = (1 - smoothing) * value - smoothing * mean_log_p
-        return value if row_weight is None else value * row_weight[rows]
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        criterion, target = self.criterion, self.target
+        self.wanted = wanted_statistics(criterion.function, self.knobs)
+        self.sums = self.wanted.sums()
+        self.class_weight = None if criterion.weight is None else criterion.weight.to(self.full)
+        self.of_class = None if self.class_weight is None else self.class_weight[target]
+        if criterion.reduction == "mean":  # divided here, not at the end: the gradients are computed with the values
+            ones = torch.ones(len(target), dtype=self.full, device=target.device)
+            row_weight = ones if self.row_weight is None else self.row_weight
+            counted = weights_of(ones, target, row_weight, None, None, self.class_weight)
+            self.row_weight = row_weight / denominator(ones if counted is None else counted)
 
-    def run(hidden: Tensor, weight: Tensor, bias: Tensor | None, upstream: Tensor | None, needs: tuple[bool, ...]):
-        hidden, bias = hidden.to(dtype), None if bias is None else bias.to(full)
-        v = None
-        if smoothing or "sum_log_p" in wanted.names:
-            v = torch.full((len(weight),), 1 / classes, dtype=full, device=weight.device)
-            if smoothing and class_weight is not None:
-                v *= class_weight[shard.first : shard.first + len(weight)]
-        terms = LinearTerms(hidden, weight, bias, target, v, shard)
-        head = BlockedHead(
-            hidden,
-            weight,
-            bias,
-            clip,
-            needs,
-            shard,
-            tuple(sums.values()),
-            bool({"max_log_p", "is_max"} & set(wanted.names)),
-        )
-        values = torch.empty(len(hidden), dtype=full, device=weight.device)
+    def __call__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, upstream: Tensor | None, needs: tuple[bool, ...]
+    ) -> tuple[Tensor, Gradients]:
+        hidden, bias = hidden.to(self.dtype), None if bias is None else bias.to(self.full)
+        terms = LinearTerms(hidden, weight, bias, self.target, self._class_shares(weight), self.shard)
+        tops = bool({"max_log_p", "is_max"} & set(self.wanted.names))
+        head = BlockedHead(hidden, weight, bias, self.clip, needs, self.shard, tuple(self.sums.values()), tops)
+        values = torch.empty(len(hidden), dtype=self.full, device=weight.device)
         for rows in head.blocks:
-            norm, log_total, expected = head.statistics(rows)
-            of_sums = head.sum_statistics(log_total)
-            z_y, mean = terms.at_target[rows], None if terms.mean is None else terms.mean[rows]
-            z_top = head.z_top if head.wants_top else None
-            leaves = [
-                x for x in (z_y, log_total, norm, mean, z_top, *(value for value, _, _ in of_sums)) if x is not None
-            ]
-            for leaf in leaves:
-                leaf.requires_grad_(any(needs))
-            with torch.set_grad_enabled(any(needs)):
-                scale, moved = 1.0, 0.0
-                if norm is not None and clip is not None:
-                    scale = clip_factor(norm, clip)
-                    moved = scale - scale.detach()
-                    if expected is not None:  # dL/ds is the expectation of z under p
-                        log_total = log_total + expected * moved
-                log_p = _at_most_0(scale * z_y - log_total)
-                found = _simple_statistics(
-                    head, target[rows], classes, None if z_top is None else scale * z_top - log_total
-                )
-                for name, (leaf, slopes, along) in zip(sums, of_sums, strict=True):
-                    found[name] = leaf - slopes * (log_total - log_total.detach()) + along * moved
-                result = value(log_p, None if mean is None else scale * mean - terms.v_sum * log_total, found, rows)
+            result, leaves = self._values(head, terms, rows, any(needs))
             values[rows] = result.detach()
             if any(needs):
-                ones = torch.ones_like(result) if upstream is None else upstream.expand(len(hidden))[rows].to(full)
-                d = iter(torch.autograd.grad(result, leaves, ones, allow_unused=True, materialize_grads=True))
-                picks, d_log_total, d_norm = [(target[rows], next(d))], next(d), None if norm is None else next(d)
-                if mean is not None:
-                    terms.d_mean[rows] = next(d)
-                if z_top is not None:
-                    picks.append((head.at_top, next(d)))
-                head.add_gradients(picks, d_log_total, d_norm, list(d))
+                ones = self._upstream(upstream, result, rows)
+                given = [leaf for leaf in leaves if leaf is not None]
+                found = iter(torch.autograd.grad(result, given, ones, allow_unused=True, materialize_grads=True))
+                d_y, d_log_total, d_norm, d_mean, d_top, *d_sums = (None if x is None else next(found) for x in leaves)
+                if d_mean is not None:
+                    terms.d_mean[rows] = d_mean
+                picks = [(self.target[rows], d_y), *([] if d_top is None else [(head.at_top, d_top)])]
+                head.add_gradients(picks, d_log_total, d_norm, d_sums)
         gradients = terms.add_to(head.d_hidden, head.d_weight, head.d_bias)
-        return values if criterion.reduction == "none" else values.sum(), gradients
+        return values if self.criterion.reduction == "none" else values.sum(), gradients
 
-    return run
+    def _class_shares(self, weight: Tensor) -> Tensor | None:
+        """v: the share of each class of this process in the mean log-probability; None if no mean is needed."""
+        if not self.smoothing and "sum_log_p" not in self.wanted.names:
+            return None
+        v = torch.full((len(weight),), 1 / self.shard.num_classes, dtype=self.full, device=weight.device)
+        if self.smoothing and self.class_weight is not None:
+            v *= self.class_weight[self.shard.first : self.shard.first + len(weight)]
+        return v
+
+    def _values(
+        self, head: BlockedHead, terms: LinearTerms, rows: slice, grad: bool
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """The weighted losses of a block, and the numbers per row that they are computed from."""
+        norm, log_total, expected = head.statistics(rows)
+        of_sums = head.sum_statistics(log_total)
+        z_y, mean = terms.at_target[rows], None if terms.mean is None else terms.mean[rows]
+        z_top = head.z_top if head.wants_top else None
+        leaves = [z_y, log_total, norm, mean, z_top, *(value for value, _, _ in of_sums)]
+        for leaf in leaves:
+            if leaf is not None:
+                leaf.requires_grad_(grad)
+        with torch.set_grad_enabled(grad):
+            scale, moved = 1.0, 0.0
+            if norm is not None and self.clip is not None:
+                scale = clip_factor(norm, self.clip)
+                moved = scale - scale.detach()
+                if expected is not None:  # dL/ds is the expectation of z under p
+                    log_total = log_total + expected * moved
+            log_p = _at_most_0(scale * z_y - log_total)
+            found = {"classes": torch.full_like(head.log_total, self.shard.num_classes)}
+            if z_top is not None:
+                top = scale * z_top - log_total
+                found |= {"max_log_p": top, "is_max": (head.at_top == self.target[rows]).to(top.dtype)}
+            for name, (leaf, slopes, along) in zip(self.sums, of_sums, strict=True):
+                found[name] = leaf - slopes * (log_total - log_total.detach()) + along * moved
+            mean_log_p = None if mean is None else scale * mean - terms.v_sum * log_total
+            return self._loss(log_p, mean_log_p, found, rows), leaves
+
+    def _loss(self, log_p: Tensor, mean_log_p: Tensor | None, found: dict[str, Tensor], rows: slice) -> Tensor:
+        criterion, smoothing = self.criterion, self.smoothing
+        if mean_log_p is not None:
+            found["sum_log_p"] = self.shard.num_classes * mean_log_p
+        if criterion.memory is not None and log_p.requires_grad:
+            criterion.memory.observe(log_p, None)
+        value = call(criterion.function, log_p, found, self.knobs, criterion.memory)
+        if self.of_class is not None:
+            value = value * self.of_class[rows]
+        if smoothing and mean_log_p is not None:  # with class weights, v has them
+            value = (1 - smoothing) * value - smoothing * mean_log_p
+        return value if self.row_weight is None else value * self.row_weight[rows]
 
 
 def _at_most_0(log_p: Tensor) -> Tensor:
@@ -243,83 +276,59 @@ def _at_most_0(log_p: Tensor) -> Tensor:
     return log_p - log_p.detach().clamp_min(0)
 
 
-def _simple_statistics(head: BlockedHead, target: Tensor, classes: int, max_log_p: Tensor | None) -> dict[str, Tensor]:
-    """The statistics that need no sum."""
-    found = {"classes": torch.full_like(head.log_total, classes)}
-    if max_log_p is not None:
-        found |= {"max_log_p": max_log_p, "is_max": (head.at_top == target).to(max_log_p.dtype)}
-    return found
+class _ByAutograd(_Blocked):
+    """Losses of all log-probabilities, and probability targets: autograd differentiates the logits of a block."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.soft = self.target.is_floating_point()
+        if self.shard.group is not None:
+            what = "Probability targets" if self.soft else self.criterion.name
+            raise ValueError(f"{what} cannot be used with sharded classes: all classes of a row are needed at once.")
 
-def _without_smoothing(criterion: Loss) -> tuple[dict[str, Any], float]:
-    """The knobs of a criterion without its label smoothing, and the share that is smoothed.
-
-    With class weights, `nn.CrossEntropyLoss` weights the smoothed part class by class, which phi cannot do.
-    """
-    knobs = dict(criterion.knobs)
-    return knobs, knobs.pop("label_smoothing", 0.0)
-
-
-# -- losses of all log-probabilities, and probability targets ----------------------------------------------------------
-
-
-def _by_autograd(
-    criterion: Loss,
-    target: Tensor,
-    clip: Clip | None,
-    row_weight: Tensor | None,
-    dtype: torch.dtype,
-    shard: Shard,
-) -> Compute:
-    """A `run` that leaves the gradient with respect to the logits of a block to autograd."""
-    soft, (knobs, smoothing) = target.is_floating_point(), _without_smoothing(criterion)
-    if shard.group is not None:
-        what = "Probability targets" if soft else criterion.name
-        raise ValueError(f"{what} cannot be used with sharded classes: all classes of a row are needed at once.")
-    full = torch.promote_types(dtype, torch.float32)
-
-    def block_loss(logits: Tensor, rows: slice, count: bool) -> tuple[Tensor, Tensor]:
-        """The values of a block, and their weights."""
-        y = target[rows]
-        if soft and smoothing:
-            y = y * (1 - smoothing) + smoothing / shard.num_classes
-        values, own = evaluate(criterion.function, logits, y, knobs, clip, criterion.weight, criterion.training_state())
-        if own is not None and count:
-            criterion.count_removed(own, y)
-        weights = weights_of(values, y, own, None if row_weight is None else row_weight[rows], None, criterion.weight)
-        return values, torch.ones_like(values) if weights is None else weights
-
-    def run(hidden: Tensor, weight: Tensor, bias: Tensor | None, upstream: Tensor | None, needs: tuple[bool, ...]):
-        hidden, w = hidden.to(dtype), weight.to(dtype)
-        zeros = partial(torch.zeros, dtype=full, device=weight.device)
+    def __call__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, upstream: Tensor | None, needs: tuple[bool, ...]
+    ) -> tuple[Tensor, Gradients]:
+        hidden, w = hidden.to(self.dtype), weight.to(self.dtype)
+        zeros = partial(torch.zeros, dtype=self.full, device=weight.device)
         values, weights = zeros(len(hidden)), zeros(len(hidden))
         d_hidden = zeros(hidden.shape) if needs[0] else None
         d_weight = zeros(weight.shape) if needs[1] else None
         d_bias = zeros(len(weight)) if bias is not None and needs[2] else None
         for rows in row_blocks(len(hidden), -(-block_size(len(hidden), len(weight)) // 4)):
             h = hidden[rows]
-            logits = (h @ w.t()).to(full)
+            logits = (h @ w.t()).to(self.full)
             if bias is not None:
                 logits += bias
             with torch.set_grad_enabled(any(needs)):
-                value, weights[rows] = block_loss(logits.requires_grad_(any(needs)), rows, count=upstream is None)
+                value, weights[rows] = self._values(logits.requires_grad_(any(needs)), rows, count=upstream is None)
                 result = value * weights[rows]
             values[rows] = value.detach()
             if any(needs):
-                ones = torch.ones_like(result) if upstream is None else upstream.expand(len(hidden))[rows].to(full)
-                dz = torch.autograd.grad(result, logits, ones)[0]
+                dz = torch.autograd.grad(result, logits, self._upstream(upstream, result, rows))[0]
                 if d_bias is not None:
                     d_bias += dz.sum(0)
-                dz = dz.to(dtype)
+                dz = dz.to(self.dtype)
                 if d_hidden is not None:
                     add_product(dz, w, d_hidden[rows])
                 if d_weight is not None:
                     add_product(dz.t(), h, d_weight)
         gradients = d_hidden, d_weight, d_bias
-        if criterion.reduction == "mean":
+        if self.criterion.reduction == "mean":
             for gradient in gradients:
                 if gradient is not None:
                     gradient /= denominator(weights)
-        return reduce(values, weights, criterion.reduction), gradients
+        return reduce(values, weights, self.criterion.reduction), gradients
 
-    return run
+    def _values(self, logits: Tensor, rows: slice, count: bool) -> tuple[Tensor, Tensor]:
+        """The losses of a block, and their weights."""
+        criterion, y, knobs = self.criterion, self.target[rows], self.knobs
+        if self.soft and self.smoothing:
+            y = y * (1 - self.smoothing) + self.smoothing / self.shard.num_classes
+        state = criterion.training_state()
+        values, own = evaluate(criterion.function, logits, y, knobs, self.clip, criterion.weight, state)
+        if own is not None and count:
+            criterion.count_removed(own, y)
+        row_weight = None if self.row_weight is None else self.row_weight[rows]
+        weights = weights_of(values, y, own, row_weight, None, criterion.weight)
+        return values, torch.ones_like(values) if weights is None else weights

@@ -12,10 +12,17 @@ import json
 import secrets
 import socket
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from logitclip.files import CannotWrite
 from logitclip.own_data.review import Review, content_policy
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    Handle = Callable[[Request, dict[str, Any]], Response]
 
 HOST = "127.0.0.1"
 LOCAL = ("127.0.0.1", "localhost")
@@ -34,35 +41,58 @@ def make_app(review: Review, secret: str, port: int) -> Any:
     """
     try:
         from starlette.applications import Starlette
-        from starlette.requests import Request
-        from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
         from starlette.routing import Route
     except ImportError as error:
         raise ImportError("The review page needs Starlette and uvicorn: pip install 'logitclip[review]'.") from error
 
-    cookie = f"logitclip_{port}"
+    gate, pages = _Gate(secret, f"logitclip_{port}"), _Pages(review)
+    routes = [
+        Route("/", gate.enter(pages.show)),
+        Route("/next", gate.guard(pages.next_items)),
+        Route("/answer", gate.guard(pages.answer), methods=["POST"]),
+        Route("/undo", gate.guard(pages.undo), methods=["POST"]),
+        Route("/picture/{place:int}", gate.guard(pages.picture)),
+    ]
+    return _with_headers(Starlette(routes=routes))
 
-    def refuse(sentence: str, status: int = 403) -> Response:
-        return JSONResponse({"error": sentence}, status)
 
-    def check(request: Request) -> Response | None:
-        host = request.headers.get("host", "")
-        if host.rpartition(":")[0] not in LOCAL:
-            return refuse("This server answers to 127.0.0.1 and localhost only.")
-        if not hmac.compare_digest(request.cookies.get(cookie, "").encode(), secret.encode()):
-            return refuse("Open the address that `logitclip review` printed: it has the secret that is needed.")
-        if request.method == "POST":
-            if request.headers.get("origin") != f"http://{host}":
-                return refuse("Answers are accepted from the review page only.")
-            if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-                return refuse("Answers must be JSON.", 415)
-        return None
+@dataclass
+class _Gate:
+    """Lets requests through that come from the page on this machine.
 
-    def guard(handle: Callable[[Request, dict[str, Any]], Response]) -> Callable[[Request], Any]:
+    Attributes:
+        secret: What the first address has to name, and the cookie to hold.
+        cookie: The cookie's name.
+    """
+
+    secret: str
+    cookie: str
+
+    def enter(self, handle: Handle) -> Callable[[Request], Any]:
+        """Return the endpoint of the first address: the secret in it becomes a cookie."""
+        from starlette.responses import RedirectResponse
+
+        guarded_endpoint = self.guard(handle)
+
         async def endpoint(request: Request) -> Response:
-            from starlette.concurrency import run_in_threadpool
+            if "key" not in request.query_params:
+                return await guarded_endpoint(request)
+            if request.headers.get("host", "").rpartition(":")[0] not in LOCAL:
+                return _refuse("This server answers to 127.0.0.1 and localhost only.")
+            if not hmac.compare_digest(request.query_params["key"].encode(), self.secret.encode()):
+                return _refuse("The secret in this address is wrong: `logitclip review` printed the right one.")
+            found = RedirectResponse("/", 303)
+            found.set_cookie(self.cookie, self.secret, httponly=True, samesite="strict", path="/")
+            return found
 
-            problem = check(request)
+        return endpoint
+
+    def guard(self, handle: Handle) -> Callable[[Request], Any]:
+        """Return an endpoint that checks a request, reads its values and calls `handle` in a thread."""
+        from starlette.concurrency import run_in_threadpool
+
+        async def endpoint(request: Request) -> Response:
+            problem = self._check(request)
             if problem is not None:
                 return problem
             values: Any = dict(request.query_params)
@@ -71,77 +101,87 @@ def make_app(review: Review, secret: str, port: int) -> Any:
                 async for chunk in request.stream():
                     content += chunk
                     if len(content) > LARGEST:
-                        return refuse(f"A request has at most {LARGEST:,} bytes.", 413)
+                        return _refuse(f"A request has at most {LARGEST:,} bytes.", 413)
                 try:
                     values = json.loads(content)
                 except (ValueError, RecursionError):
                     values = None
                 if not isinstance(values, dict):
-                    return refuse("The request is not a JSON object.", 400)
+                    return _refuse("The request is not a JSON object.", 400)
             try:
                 return await run_in_threadpool(handle, request, values)
             except (ValueError, KeyError, TypeError) as error:
-                return refuse(str(error) or "The request is not complete.", 400)
+                return _refuse(str(error) or "The request is not complete.", 400)
             except CannotWrite as error:
-                return refuse(f"The answer is not saved. {error}", 507)
+                return _refuse(f"The answer is not saved. {error}", 507)
 
         return endpoint
 
-    async def enter(request: Request) -> Response:
-        if "key" not in request.query_params:
-            return await show(request)
-        if request.headers.get("host", "").rpartition(":")[0] not in LOCAL:
-            return refuse("This server answers to 127.0.0.1 and localhost only.")
-        if not hmac.compare_digest(request.query_params["key"].encode(), secret.encode()):
-            return refuse("The secret in this address is wrong: `logitclip review` printed the right one.")
-        found = RedirectResponse("/", 303)
-        found.set_cookie(cookie, secret, httponly=True, samesite="strict", path="/")
-        return found
+    def _check(self, request: Request) -> Response | None:
+        host = request.headers.get("host", "")
+        if host.rpartition(":")[0] not in LOCAL:
+            return _refuse("This server answers to 127.0.0.1 and localhost only.")
+        if not hmac.compare_digest(request.cookies.get(self.cookie, "").encode(), self.secret.encode()):
+            return _refuse("Open the address that `logitclip review` printed: it has the secret that is needed.")
+        if request.method == "POST":
+            if request.headers.get("origin") != f"http://{host}":
+                return _refuse("Answers are accepted from the review page only.")
+            if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+                return _refuse("Answers must be JSON.", 415)
+        return None
 
-    def page(request: Request, values: dict[str, Any]) -> Response:
+
+@dataclass
+class _Pages:
+    """What the server answers to requests that `_Gate` has let through."""
+
+    review: Review
+
+    def show(self, request: Request, values: dict[str, Any]) -> Response:
+        from starlette.responses import HTMLResponse
+
         nonce = secrets.token_urlsafe(16)
-        shown = HTMLResponse(review.page(nonce))
+        shown = HTMLResponse(self.review.page(nonce))
         shown.headers["content-security-policy"] = content_policy(nonce, served=True)
         return shown
 
-    show = guard(page)
+    def next_items(self, request: Request, values: dict[str, Any]) -> Response:
+        return self._with_items(values)
 
-    def with_items(values: dict[str, Any], items: list[dict[str, Any]] | None = None, **more: Any) -> Response:
-        session, reviewer = _text(values, "session"), _text(values, "reviewer")
-        count = max(0, min(int(values.get("count", 1)), MOST_ITEMS))
-        found = review.next_items(session, count) if items is None else items
-        return JSONResponse({"items": found, "state": review.state(reviewer), **more})
-
-    def following(request: Request, values: dict[str, Any]) -> Response:
-        return with_items(values)
-
-    def answer(request: Request, values: dict[str, Any]) -> Response:
+    def answer(self, request: Request, values: dict[str, Any]) -> Response:
         place = values["id"]
         if type(place) is not int:
             raise ValueError(f"The id of a row is a number, not {place!r}.")
         texts = [_text(values, name) for name in ("digest", "kind", "label", "reviewer")]
-        hidden = review.answer(place, *texts)
-        return with_items(values, saved=True, hidden=hidden)
+        hidden = self.review.answer(place, *texts)
+        return self._with_items(values, saved=True, hidden=hidden)
 
-    def undo(request: Request, values: dict[str, Any]) -> Response:
-        item = review.undo(_text(values, "reviewer"))
-        return with_items(values, items=[] if item is None else [item])
+    def undo(self, request: Request, values: dict[str, Any]) -> Response:
+        item = self.review.undo(_text(values, "reviewer"))
+        return self._with_items(values, items=[] if item is None else [item])
 
-    def picture(request: Request, values: dict[str, Any]) -> Response:
-        place = request.path_params["place"]
-        content = review.rows.picture(place) if place < len(review.rows) else None
+    def picture(self, request: Request, values: dict[str, Any]) -> Response:
+        from starlette.responses import Response
+
+        place, rows = request.path_params["place"], self.review.rows
+        content = rows.picture(place) if place < len(rows) else None
         if content is None:
-            return refuse("This row has no picture that can be read.", 404)
+            return _refuse("This row has no picture that can be read.", 404)
         return Response(content, media_type="image/png", headers={"cache-control": "private, max-age=3600"})
 
-    routes = [
-        Route("/", enter),
-        Route("/next", guard(following)),
-        Route("/answer", guard(answer), methods=["POST"]),
-        Route("/undo", guard(undo), methods=["POST"]),
-        Route("/picture/{place:int}", guard(picture)),
-    ]
-    return _with_headers(Starlette(routes=routes))
+    def _with_items(self, values: dict[str, Any], items: list[dict[str, Any]] | None = None, **more: Any) -> Response:
+        from starlette.responses import JSONResponse
+
+        session, reviewer = _text(values, "session"), _text(values, "reviewer")
+        count = max(0, min(int(values.get("count", 1)), MOST_ITEMS))
+        found = self.review.next_items(session, count) if items is None else items
+        return JSONResponse({"items": found, "state": self.review.state(reviewer), **more})
+
+
+def _refuse(sentence: str, status: int = 403) -> Response:
+    from starlette.responses import JSONResponse
+
+    return JSONResponse({"error": sentence}, status)
 
 
 def _text(values: dict[str, Any], name: str) -> str:
@@ -160,7 +200,7 @@ def _with_headers(app: Any) -> Any:
         (b"cross-origin-opener-policy", b"same-origin"),
     ]
 
-    async def wrapped(scope: Any, receive: Any, send: Any) -> None:
+    async def respond(scope: Any, receive: Any, send: Any) -> None:
         async def send_more(message: Any) -> None:
             if message["type"] == "http.response.start":
                 given = {name.lower() for name, _ in message["headers"]}
@@ -170,7 +210,7 @@ def _with_headers(app: Any) -> Any:
 
         await app(scope, receive, send_more)
 
-    return wrapped
+    return respond
 
 
 def open_socket(port: int = 0) -> socket.socket:

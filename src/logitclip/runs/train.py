@@ -112,7 +112,7 @@ def train(
         if download or mirror is not None:  # once, before the processes start
             data.load(config.data, config.root, download=True, mirror=mirror)
         with claims.claim(folder) as key:
-            return read_result(folder) or _spawn(options, config, id, key, on_epoch)
+            return read_result(folder) or _spawn(options, _Task(config, id, key, on_epoch))
     fabric.launch()
     with claims.claim(folder) if fabric.is_global_zero else contextlib.nullcontext("") as key:
         # Another process may have finished it just before the claim; processes of torchrun must all do the same.
@@ -121,7 +121,7 @@ def train(
             return finished
         load = partial(data.load, root=config.root, download=download or mirror is not None, mirror=mirror)
         with _explain_memory_errors(config):
-            return _work(fabric, config, id, key, on_epoch, criterion, how, load, on_batch)
+            return _train_here(fabric, _Task(config, id, key, on_epoch, on_batch), criterion, how, load)
 
 
 def _with_devices_of_torchrun(config: RunConfig) -> RunConfig:
@@ -162,25 +162,26 @@ def _explain_memory_errors(config: RunConfig) -> Iterator[None]:
 # -- several processes -------------------------------------------------------------------------------------------------
 
 
-def _spawn(options: dict[str, Any], config: RunConfig, id: str, key: str, on_epoch: OnEpoch | None) -> Result:
+def _spawn(options: dict[str, Any], task: _Task) -> Result:
     """Train in one spawned process per device. An error in any of them is raised here."""
     failures = multiprocessing.get_context("spawn").SimpleQueue()
     try:
-        launch(_work_in_process, vars(config), id, key, on_epoch, failures, **options)
+        launch(_train_in_process, vars(task.config), task.id, task.key, task.on_epoch, failures, **options)
     except ProcessExitedException as error:
         raise ChildProcessError(f"A training process has died ({error}). The run can be resumed.") from error
     except ProcessRaisedException:
         if failures.empty():
             raise
         raise failures.get() from None  # the first error: the others follow from it
-    folder = Path(config.runs) / id
-    result = read_result(folder)
+    result = read_result(task.folder)
     if result is None:
-        raise FileNotFoundError(f"{folder} has no result, though the run has ended: was the folder removed meanwhile?")
+        raise FileNotFoundError(
+            f"{task.folder} has no result, though the run has ended: was the folder removed meanwhile?"
+        )
     return result
 
 
-def _work_in_process(
+def _train_in_process(
     fabric: Fabric,
     config: dict[str, Any],
     id: str,
@@ -200,7 +201,8 @@ def _work_in_process(
         load_plugins(run.plugin)
         load = partial(data.load, root=run.root)
         with _explain_memory_errors(run):
-            _work(fabric, run, id, key, on_epoch, build_criterion(run.loss, run.clip), settings(run), load)
+            task = _Task(run, id, key, on_epoch)
+            _train_here(fabric, task, build_criterion(run.loss, run.clip), settings(run), load)
     except (ValueError, OSError, ImportError, claims.Claimed) as error:
         failures.put(error)
         raise
@@ -212,27 +214,16 @@ def _work_in_process(
 # -- the run in each process -------------------------------------------------------------------------------------------
 
 
-def _work(
-    fabric: Fabric,
-    config: RunConfig,
-    id: str,
-    key: str,
-    on_epoch: OnEpoch | None,
-    criterion: nn.Module,
-    settings: engine.Settings,
-    load: LoadDataset,
-    on_batch: OnBatch | None = None,
+def _train_here(
+    fabric: Fabric, task: _Task, criterion: nn.Module, settings: engine.Settings, load: LoadDataset
 ) -> Result:
+    config = task.config
     with using_threads(config.threads), using_deterministic_algorithms(config.deterministic):
         dataset, noisy = prepare(config, load)
-        held = hold_out(
-            len(dataset.train),
-            config.val,
-            rule=config.val_rule,
-            generator=stream("cpu", config.seed, "validation"),
-        )
+        generator = stream("cpu", config.seed, "validation")
+        held = hold_out(len(dataset.train), config.val, rule=config.val_rule, generator=generator)
         view = transform(str(config.augment), dataset.mean, dataset.std)
-        record = _Record(fabric, config, id, key, on_epoch, noise_record(dataset, noisy))
+        record = _Record(fabric, task, noise_record(dataset, noisy))
         if record.writes:
             encoding.keep_features(dataset, record.folder)
         try:
@@ -249,36 +240,11 @@ def _work(
                 fabric=fabric,
                 resume=record.resume,
                 after_epoch=record.after_epoch,
-                after_batch=on_batch,
+                after_batch=task.on_batch,
             )
-            last = record.rows[-LAST:]
-            result = Result(
-                id=id,
-                config=json.loads(json.dumps(asdict(config))),  # lists instead of tuples, as `read_result` returns it
-                last10_accuracy=_mean([row["test_accuracy"] for row in last]),
-                best_accuracy=max(row["test_accuracy"] for row in record.rows),
-                val_accuracy=_mean([row["val_accuracy"] for row in last]) if config.val else None,
-                memorised=last[-1]["memorised"],
-                recovered=last[-1]["recovered"],
-                noise_rate=100 * noisy.rate,
-                clip=config.clip,
-                epochs=len(record.rows),
-                seconds=round(record.seconds, 3),
-                versions=versions(),
-                device=device_name(fabric.device),
-                commit=_commit(),
-            )
+            result = record.summarise(100 * noisy.rate, device_name(fabric.device))
             if record.writes:
-                prediction = record.examples.pop("val_prediction", None)
-                if prediction is not None:
-                    file = record.folder / results.VALIDATION
-                    _write_examples(file, dataset.train, held.val, prediction=prediction)
-                if config.per_example:
-                    test = {name: record.examples.pop(f"test_{name}") for name in ("prediction", "confidence")}
-                    _write_examples(record.folder / results.EXAMPLES, dataset.train, **record.examples)
-                    _write_examples(record.folder / results.TEST, dataset.test, **test)
-                checkpoints.write_rows(record.folder / results.METRICS, record.rows)
-                results.finish(record.folder, result, worker.weights())
+                record.finish(result, worker.weights(), dataset, held.val)
         except (files.CannotWrite, claims.Claimed):  # nothing can or should be written now
             raise
         except BaseException:
@@ -289,21 +255,41 @@ def _work(
     return result
 
 
+@dataclasses.dataclass(frozen=True)
+class _Task:
+    """A run that this process has claimed.
+
+    Attributes:
+        config: the resolved config.
+        id: its id.
+        key: the key of the claim.
+        on_epoch: see `train`.
+        on_batch: see `train`.
+    """
+
+    config: RunConfig
+    id: str
+    key: str
+    on_epoch: OnEpoch | None = None
+    on_batch: OnBatch | None = None
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.config.runs) / self.id
+
+
 class _Record:
     """The progress of a run, read from its folder at the start; rank 0 keeps the folder up to date."""
 
-    def __init__(
-        self, fabric: Fabric, config: RunConfig, id: str, key: str, on_epoch: OnEpoch | None, noise: dict[str, Any]
-    ) -> None:
-        self.config, self.id, self.key, self.on_epoch = config, id, key, on_epoch
-        self.folder, self.writes = Path(config.runs) / id, fabric.is_global_zero
+    def __init__(self, fabric: Fabric, task: _Task, noise: dict[str, Any]) -> None:
+        self.task, self.config, self.folder, self.writes = task, task.config, task.folder, fabric.is_global_zero
         self.rows: list[engine.EpochRow] = []
         self.examples: dict[str, Tensor] = {}
         self.resume: engine.Resume | None = None
         self.unsaved: checkpoints.Checkpoint | None = None
         self.board: Any = None
         seconds = 0.0
-        checkpoint = checkpoints.load_checkpoint(self.folder, id)
+        checkpoint = checkpoints.load_checkpoint(self.folder, task.id)
         if checkpoint is not None:
             weights, state, self.rows = checkpoint
             seconds, self.examples = state["seconds"], state["examples"]
@@ -316,14 +302,14 @@ class _Record:
             return
         checkpoints.remove_temporary_files(self.folder)
         files.remove(self.folder / results.RESULT)  # a damaged one: `train` returns an intact one earlier
-        options = asdict(config)
+        options = asdict(task.config)
         files.write_json(self.folder / "config.json", {**options, "digest": files.object_digest(options)})
         files.replace(self.folder / results.NOISE, files.line_per_key(noise))
         checkpoints.write_rows(self.folder / results.METRICS, self.rows)
-        if config.tensorboard:
+        if task.config.tensorboard:
             self.board = _tensorboard(self.folder, len(self.rows))
-        if on_epoch is not None:
-            on_epoch(config, self.rows[-1] if self.rows else None)
+        if task.on_epoch is not None:
+            task.on_epoch(task.config, self.rows[-1] if self.rows else None)
 
     @property
     def seconds(self) -> float:
@@ -336,7 +322,7 @@ class _Record:
         state = {**progress.state(), "seconds": self.seconds}  # on every rank: the state may be gathered
         if not self.writes:
             return
-        claims.check_claim(self.folder, self.key)
+        claims.check_claim(self.folder, self.task.key)
         weights, rows = progress.weights(), list(self.rows)
         self.unsaved = weights, state, rows
         if time.monotonic() - self.saved >= self.config.checkpoint_seconds:
@@ -348,13 +334,13 @@ class _Record:
             for name, value in progress.row.items():
                 if isinstance(value, int | float) and name != "epoch":
                     self.board.add_scalar(name, value, progress.row["epoch"])
-        if self.on_epoch is not None:
-            self.on_epoch(self.config, progress.row)
+        if self.task.on_epoch is not None:
+            self.task.on_epoch(self.config, progress.row)
 
     def save(self) -> None:
         """Save the last finished epoch, if it is not saved yet."""
         if self.unsaved is not None:
-            checkpoints.save_checkpoint(self.folder, *self.unsaved, self.id)
+            checkpoints.save_checkpoint(self.folder, *self.unsaved, self.task.id)
         self.saved, self.unsaved = time.monotonic(), None
 
     def rescue(self) -> None:
@@ -363,6 +349,38 @@ class _Record:
             self.save()
         except KeyboardInterrupt:
             self.save()
+
+    def summarise(self, noise_rate: float, device: str) -> Result:
+        """Return the result of the finished run."""
+        last = self.rows[-LAST:]
+        return Result(
+            id=self.task.id,
+            config=json.loads(json.dumps(asdict(self.config))),  # lists instead of tuples, as `read_result` returns it
+            last10_accuracy=_mean([row["test_accuracy"] for row in last]),
+            best_accuracy=max(row["test_accuracy"] for row in self.rows),
+            val_accuracy=_mean([row["val_accuracy"] for row in last]) if self.config.val else None,
+            memorised=last[-1]["memorised"],
+            recovered=last[-1]["recovered"],
+            noise_rate=noise_rate,
+            clip=self.config.clip,
+            epochs=len(self.rows),
+            seconds=round(self.seconds, 3),
+            versions=versions(),
+            device=device,
+            commit=_commit(),
+        )
+
+    def finish(self, result: Result, weights: dict[str, Tensor], dataset: data.Dataset, held_out: Tensor) -> None:
+        """Write what was measured of the examples, the rows, the weights and the result."""
+        prediction = self.examples.pop("val_prediction", None)
+        if prediction is not None:
+            _write_examples(self.folder / results.VALIDATION, dataset.train, held_out, prediction=prediction)
+        if self.config.per_example:
+            test = {name: self.examples.pop(f"test_{name}") for name in ("prediction", "confidence")}
+            _write_examples(self.folder / results.EXAMPLES, dataset.train, **self.examples)
+            _write_examples(self.folder / results.TEST, dataset.test, **test)
+        checkpoints.write_rows(self.folder / results.METRICS, self.rows)
+        results.finish(self.folder, result, weights)
 
     def close(self) -> None:
         if self.board is not None:
