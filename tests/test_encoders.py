@@ -226,6 +226,42 @@ def test_a_name_in_the_hub_cache_is_found_without_the_network(bert, tmp_path, mo
     assert asked == [True]
 
 
+@pytest.mark.parametrize("name", ["tune", "sweep"])
+def test_download_fetches_the_encoder(name, command, bert, reviews, tmp_path, monkeypatch):
+    import huggingface_hub
+
+    asked = []
+
+    def ask(wanted, **options):
+        asked.append((wanted, options["local_files_only"]))
+        if ("me/tiny", False) not in asked:
+            raise FileNotFoundError(wanted)
+        return str(bert)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", ask)
+    spec = f"table:path={reviews},label=kind,text=text"
+    if name == "tune":
+        options = ["--data", spec, "--encoder", "hf:me/tiny", "--epochs", "1", "--option", "lr", "--values", "0.1"]
+    else:
+        recipe = tmp_path / "few.toml"
+        lines = [
+            "[base]",
+            f"data = {json.dumps(spec)}",
+            'encoder = "hf:me/tiny"',
+            "epochs = 1",
+            "[grid]",
+            "seed = [0]",
+            "[scale.smoke]",
+        ]
+        recipe.write_text("\n".join(lines), encoding="utf-8")
+        options = [str(recipe), "--scale", "smoke"]
+    place = ("--runs", tmp_path / "runs", "--executor", "inline", "-q")
+    code, _, err = command(name, *options, *place, "--download")
+    assert code == 0, err
+    assert ("me/tiny", False) in asked
+    assert len(list((tmp_path / "runs").glob("*/result.json"))) >= 1
+
+
 # -- the cache ---------------------------------------------------------------------------------------------------------
 
 
@@ -493,6 +529,28 @@ def test_a_limit_takes_its_part_of_the_features(vit, tmp_path):
     assert part.shape == (30, 16)
     rows = {tuple(row.tolist()) for row in whole}
     assert all(tuple(row.tolist()) in rows for row in part)
+
+
+def test_a_limit_encodes_only_its_part(vit, tmp_path):
+    config = RunConfig(data="digits", encoder=f"hf:{vit}", limit=30, test_limit=10, epochs=1, runs=str(tmp_path))
+    rows = []
+    train(config, on_rows=lambda done, total: rows.append((done, total)))
+    assert rows == [(0, 40), (16, 40), (30, 40), (30, 40), (40, 40)]  # two parts of 30 and 10
+    assert sum(len(np.load(path)) for path in (tmp_path / "features").rglob("*.npy")) == 40
+
+
+def test_a_limit_where_images_cannot_be_read(vit, tmp_path):
+    folder = save_photos(tmp_path / "photos", 20)
+    sorted(folder.rglob("*.png"))[3].write_bytes(b"no image")
+    config = RunConfig(data=f"folder:path={folder}", encoder=f"hf:{vit}", noise="instance:rate=0.3", limit=8)
+    dataset, record = prepare(config.resolve())  # the noise is drawn on the images that can be read
+    assert len(dataset.train.x) == len(record.labels) == 8
+    assert dataset.train.rows is not None
+    raw = data.load(f"folder:path={folder}", raw=True).train
+    assert raw.rows is not None
+    inputs = raw.select(torch.stack([(raw.rows == row).nonzero().flatten()[0] for row in dataset.train.rows]))
+    alone = blocks.encode_block(encoders.build(f"hf:{vit}", "images"), inputs.x)
+    np.testing.assert_allclose(dataset.train.x, alone, rtol=1e-2, atol=1e-3)
 
 
 def test_an_image_that_cannot_be_read_is_left_out(vit, tmp_path):

@@ -675,6 +675,20 @@ def test_a_learner_predicts_out_of_fold_and_comes_back_from_its_files(make, blob
     assert np.array_equal(again.predict_proba(source.rows), found)
 
 
+def test_many_weak_features_get_a_strong_penalty():
+    rng = np.random.default_rng(0)
+    true = np.arange(200) % 2
+    x = rng.normal(size=(200, 400)) + 0.1 * true[:, None]
+    given = np.where(rng.random(200) < 0.3, 1 - true, true)
+    source = look(x, label=given)
+    learner = Logistic(2)
+    held_out = learner.out_of_fold(source.rows, source.labels, None, make_folds(source, 5, 0), 0)
+    assert learner.strength == 1e-3  # the likelihood of 3e-4 is lower
+    fixed = Logistic(2, strength=1e-3)
+    again = fixed.out_of_fold(source.rows, source.labels, None, make_folds(source, 5, 0), 0)
+    assert np.array_equal(again, held_out)
+
+
 def test_the_arrays_of_a_forest_predict_as_scikit_learn_does(blobs):
     source, _ = blobs
     forest = Forest(3)

@@ -63,7 +63,7 @@ def sweep(
         shard: Run one of several parts, 1/4 to 4/4, each as a job of its own.
         runs: The folder for the runs; several sweeps may share it. $LOGITCLIP_RUNS or ./runs if not given.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
-        download: Download the data, and human labels if the recipe uses them, if they are missing.
+        download: Download the data, human labels and encoders that the recipe uses, if they are missing.
         mirror: Download them from this folder or address instead of the official one.
         plugin: The Python files that the recipe names as plugins; without this they are not run.
         yes: Start without asking, however long it takes.
@@ -75,6 +75,7 @@ def sweep(
     if not quiet:
         announce(f"sweep of {recipe}", kept)
     from logitclip import data  # slow: they import torch
+    from logitclip.runs.encoding import fetch_encoders
     from logitclip.studies import sweeping
     from logitclip.studies.recipe import load_recipe
 
@@ -83,6 +84,8 @@ def sweep(
     get = {"download": download or mirror is not None, "mirror": mirror}
     datasets = [data.load(spec, where, **get) for spec, where in loaded.data()]  # one sentence if one is missing
     configs = [cell.config for cell in loaded.cells]
+    if download:
+        fetch_encoders(configs)
     name = f"{loaded.name} ({loaded.scale})"
     tuned = len({loaded.to_tune(cell) for cell in loaded.cells if word_to_tune(cell.config)})
     if not quiet:

@@ -31,7 +31,7 @@ def train(
     Example: logitclip train --noise symmetric:rate=0.5 --clip norm:temp=1.5
 
     Args:
-        download: Download the data if it is missing.
+        download: Download the data, and the encoder if there is one, if they are missing.
         mirror: Download it from this folder or address instead of the official one.
         json: Print the result as one JSON object on stdout.
     """

@@ -66,7 +66,7 @@ def tune(
     paper's, --values your own), and an Optuna study (--between). All runs are kept, so the command can be resumed.
 
     Args:
-        download: Download the data if it is missing.
+        download: Download the data, and the encoder if there is one, if they are missing.
         mirror: Download it from this folder or address instead of the official one.
         json: Print the trials and the result as one JSON object on stdout.
     """
@@ -76,10 +76,13 @@ def tune(
     if not quiet:
         announce(f"tuning on {config.data}", config.runs)
     from logitclip import data  # slow: they import torch
+    from logitclip.runs.encoding import fetch_encoders
     from logitclip.studies import executors, tuning
 
     if download or mirror is not None:
         data.load(config.data, config.root, download=True, mirror=mirror)
+    if download:
+        fetch_encoders([config])
     if search.option == "clip.temp" and config.clip == "none":
         config = replace(config, clip="norm")
     named = search.option or tuning.search_for(config).option

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor
 from torch.utils.data import DataLoader
 
-from logitclip.data.dataset import Examples, Split
+from logitclip.data.dataset import Dataset, Examples, Split
+from logitclip.rng import stream
 
 
 class Holdout(NamedTuple):
@@ -65,6 +67,31 @@ def hold_out(
         order = torch.randperm(n, generator=generator)
     train, val = order[: n - count].sort().values, order[n - count :].sort().values
     return Holdout(train, val, augmented=rule == "released")
+
+
+def limit_examples(dataset: Dataset, train: int, test: int) -> Dataset:
+    """Select a fixed random subset of the training and test examples, the same for every seed.
+
+    Args:
+        dataset: The dataset.
+        train: Training examples to keep; 0 for all.
+        test: Test examples to keep; 0 for all.
+
+    Returns:
+        The smaller dataset.
+    """
+    if train:
+        index = choose_examples(len(dataset.train), train, "train")
+        label_sets = {name: labels[index] for name, labels in dataset.label_sets.items()}
+        dataset = replace(dataset, train=dataset.train.select(index), label_sets=label_sets)
+    if test:
+        dataset = replace(dataset, test=dataset.test.select(choose_examples(len(dataset.test), test, "test")))
+    return dataset
+
+
+def choose_examples(examples: int, limit: int, split: str) -> Tensor:
+    """Return the sorted positions of the examples that `limit_examples` keeps of a split."""
+    return torch.randperm(examples, generator=stream("cpu", 0, "limit", split))[:limit].sort().values
 
 
 def stratified_split(labels: Tensor, share: float, seed: int, *, fold: int = 0) -> tuple[Tensor, Tensor]:

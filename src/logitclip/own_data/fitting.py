@@ -382,7 +382,8 @@ def _weights(plan: Plan, issues: Issues) -> np.ndarray:
 def _learn(plan: Plan, learner: Learner, weight: np.ndarray, parts: Parts) -> Learner:
     """Return the learner, trained on the rows that have a weight."""
     source, learner = plan.source, learner.fresh()
-    if isinstance(learner, Logistic):  # fewer wrong labels need less of a penalty
+    if isinstance(learner, Logistic) and (learner.strength or STRENGTHS[0]) >= STRENGTHS[0]:
+        # Fewer wrong labels need less of a penalty; a stronger one is due to many features, and stays.
         learner.strength = min(STRENGTHS[-1], 10 * (learner.strength or STRENGTHS[0]))
     if isinstance(learner, Network):
         learner.averages = False

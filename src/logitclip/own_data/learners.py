@@ -21,6 +21,7 @@ LEAVES = 500  # of a tree, about
 TREE_ROWS = 20_000  # rows that a tree is grown on
 LINEAR_ROWS = 50_000  # rows that logistic regression is fitted to
 STRENGTHS = (0.03, 0.3, 3.0)  # inverse strengths of its penalty
+SMALLER = (0.01, 0.003, 0.001, 3e-4, 1e-4)  # tried as long as the smallest is the best, as on features of encoders
 NEIGHBOURS = 20
 REFERENCE = 20_000  # rows that neighbours are looked for in
 
@@ -183,7 +184,7 @@ class Forest(Learner):
 
 
 class Logistic(Learner):
-    """Logistic regression with the penalty that suits held-out labels best, of three; rows beyond a limit are left."""
+    """Logistic regression with the penalty that suits held-out labels best; rows beyond a limit are left out."""
 
     name = "logistic"
     file = "logistic.safetensors"
@@ -211,9 +212,11 @@ class Logistic(Learner):
         self.seen = model.classes_
 
     def out_of_fold(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, folds: Folds, seed: int) -> np.ndarray:
-        strengths = [self.strength] if self.strength else STRENGTHS
+        strengths = (self.strength,) if self.strength else (*STRENGTHS, *SMALLER)
         best, found, chosen = -np.inf, np.empty(0), strengths[0]
-        for strength in strengths:
+        for i, strength in enumerate(strengths):
+            if strength in SMALLER and chosen > min(strengths[:i], default=chosen):
+                break
             self.strength = strength
             tried = super().out_of_fold(rows, y, weight, folds, seed)
             likelihood = float(np.log(tried[np.arange(len(tried)), y[folds.judged]]).mean())

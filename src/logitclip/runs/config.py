@@ -192,15 +192,14 @@ class RunConfig:
                 trained, or a dataset that has no default for an option that was not given.
         """
         from logitclip.data import defaults_of
-        from logitclip.encoders import AUTO, HEAD
+        from logitclip.encoders import HEAD
         from logitclip.methods import METHODS
 
         load_plugins(self.plugin)
         ours = not self.plugin or imports_plugins()  # if not, unknown names may belong to a plugin
         require_numbers(self)
         filled = dict(vars(self))
-        if self.encoder == "auto":
-            filled["encoder"] = AUTO["texts" if registries()["data"].split(self.data)[1].get("text") else "images"]
+        filled["encoder"] = encoder_spec(self)
         for name, registry in registries().items():
             if filled[name] is not None and (ours or registry.knows(filled[name])):
                 filled[name] = registry.canonical(filled[name])
@@ -286,6 +285,15 @@ def resolved_id(config: RunConfig) -> str:
         counted["images"] = images
     text = json.dumps({"protocol": PROTOCOL, **counted}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def encoder_spec(config: RunConfig) -> str:
+    """Return the encoder of a run, and for auto the one that it stands for."""
+    from logitclip.encoders import AUTO
+
+    if config.encoder != "auto":
+        return config.encoder
+    return AUTO["texts" if registries()["data"].split(config.data)[1].get("text") else "images"]
 
 
 def identity_of_encoder(config: RunConfig) -> Any:

@@ -15,10 +15,11 @@ from torch import Tensor
 
 from logitclip import data, encoders
 from logitclip.data._images import ImageFiles
+from logitclip.data._loading import limit_examples
 from logitclip.data._texts import Texts
 from logitclip.encoders import blocks
 from logitclip.encoders.features import Features, InputBlock, Inputs, OnRows, cache_folder, input_kind, select
-from logitclip.runs.config import RunConfig, load_plugins
+from logitclip.runs.config import RunConfig, encoder_spec, load_plugins
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +33,12 @@ def compute_features(
     """Compute the features of a dataset that the cache does not have yet.
 
     Args:
-        config: The run, for its encoder.
+        config: The run, for its encoder and its limits.
         dataset: Images or texts, as `data.load(..., raw=True)` returns them.
         pool: Where blocks are computed.
         on_rows: Called with the rows done and all rows, after each block and once before the first.
     """
-    sources = [inputs for inputs, _ in _sources(dataset)]
+    sources = [inputs for inputs, _ in _sources(limit_examples(dataset, config.limit, config.test_limit))]
     before, rows = 0, sum(map(len, sources))
     for inputs in sources:
         on_part = None if on_rows is None else partial(_count, on_rows, before, rows)
@@ -51,7 +52,7 @@ def _count(on_rows: OnRows, before: int, rows: int, done: int, _: int) -> None:
 
 
 def encode_dataset(config: RunConfig, dataset: data.Dataset) -> data.Dataset:
-    """Replace the images or texts of a dataset by features, float32 [N, D]. What is missing in the cache is computed.
+    """Replace the images or texts of a dataset by features, float32 [N, D]; what is missing in the cache is computed.
 
     The features of the training rows give the mean and deviation that features are standardised with. Numbers and
     categories beside texts follow the features. An image that cannot be read has a row of NaN.
@@ -85,6 +86,19 @@ def encode_inputs(config: RunConfig, inputs: Inputs) -> Tensor:
     load = partial(load_encoder, config.plugin, config.encoder, input_kind(inputs), config.accelerator)
     features.complete(inputs, partial(blocks.in_this_process, load))
     return torch.from_numpy(features.read().astype(np.float32))
+
+
+def fetch_encoders(configs: Iterable[RunConfig]) -> None:
+    """Download the encoders of runs that are not in the user's hub cache.
+
+    Raises:
+        ValueError: If one cannot be downloaded.
+    """
+    with encoders.downloads_allowed():
+        for plugins, spec in {(config.plugin, encoder_spec(config)) for config in configs}:
+            load_plugins(plugins)
+            if spec != "none":
+                encoders.identify(spec)
 
 
 def load_encoder(plugins: tuple[str, ...], spec: str, takes: encoders.InputKind, accelerator: str) -> encoders.Encoder:

@@ -29,6 +29,7 @@ from logitclip import data, engine, files, models, noise
 from logitclip.clip import PENALTIES
 from logitclip.criterion import Loss, build_criterion
 from logitclip.data import hold_out
+from logitclip.data._loading import choose_examples, limit_examples
 from logitclip.data.augment import transform
 from logitclip.encoders import downloads_allowed
 from logitclip.encoders.features import OnRows
@@ -41,6 +42,7 @@ from logitclip.runs.config import RunConfig, load_plugins, resolved_id
 from logitclip.runs.results import LAST, Result, read_result
 from logitclip.text import first_line
 
+SPLITS = ("train", "test")
 MOST_WEIGHT = 10.0  # largest class weight with `balance`: a few wrong labels must not count as hundreds
 
 if TYPE_CHECKING:
@@ -407,30 +409,41 @@ def prepare(config: RunConfig, load: LoadDataset | None = None) -> tuple[data.Da
         return _with_noise(config, load)
     raw = functools.cache(partial(load, raw=True))
     dataset, record = _with_noise(config, load if reads_inputs(config.noise) else raw)
-    features = encoding.encode_dataset(config, raw(config.data))
-    limited = _limit_examples(features, config.limit, config.test_limit)
-    splits = {
-        name: _with_features(getattr(dataset, name), getattr(features, name), getattr(limited, name).x)
-        for name in ("train", "test")
-    }
+    whole = raw(config.data)
+    part = limit_examples(whole, config.limit, config.test_limit)
+    parts = {name: _with_rows_of(getattr(dataset, name), getattr(part, name), getattr(whole, name)) for name in SPLITS}
+    features = encoding.encode_dataset(config, dataclasses.replace(part, **parts))
+    splits = {name: _with_features(getattr(dataset, name), getattr(features, name)) for name in SPLITS}
     if record.images is not None:  # some of them are of another dataset
         splits["train"] = dataclasses.replace(splits["train"], x=encoding.encode_inputs(config, record.images))
     dataset = dataclasses.replace(features, **splits, label_sets={})
     return encoding.without_unreadable(dataset, record)
 
 
-def _with_features(split: data.Split, features: data.Split, limited: data.Examples) -> data.Split:
-    """Replace the inputs of a split by the features of its rows; without rows, by the same choice of them."""
-    x: Any = limited
+def _with_rows_of(split: data.Split, part: data.Split, whole: data.Split) -> data.Split:
+    """Return `part`, or the rows of `split` if it has others: a limit takes others where images cannot be read."""
+    if split.rows is None or part.rows is None or whole.rows is None or torch.isin(split.rows, part.rows).all():
+        return part
+    return whole.select(_find_rows(split.rows, whole.rows))
+
+
+def _with_features(split: data.Split, features: data.Split) -> data.Split:
+    """Replace the inputs of a split by the features of its rows."""
+    x: Any = features.x
     if features.rows is not None and split.rows is not None:  # images that cannot be read may have been left out
-        order = features.rows.argsort()
-        x = features.x[order[torch.searchsorted(features.rows[order], split.rows)]]
+        x = x[_find_rows(split.rows, features.rows)]
     return dataclasses.replace(split, x=x, beside=None)
+
+
+def _find_rows(wanted: Tensor, rows: Tensor) -> Tensor:
+    """Return the positions of the wanted rows among all rows."""
+    order = rows.argsort()
+    return order[torch.searchsorted(rows[order], wanted)]
 
 
 def _with_noise(config: RunConfig, load: LoadDataset) -> tuple[data.Dataset, noise.NoisyLabels]:
     whole = load(config.data)
-    dataset = _limit_examples(whole, config.limit, config.test_limit)
+    dataset = limit_examples(whole, config.limit, config.test_limit)
     if not len(dataset.test):
         raise ValueError(f"{config.data} has no test examples, and a run is judged by them: use lc.engine.fit instead.")
     if config.noise == "none":  # the dataset may come with wrong labels
@@ -440,7 +453,7 @@ def _with_noise(config: RunConfig, load: LoadDataset) -> tuple[data.Dataset, noi
         return dataset, noise.NoisyLabels(labels, clean, dataset.num_classes, "none", {}, config.noise_seed)
     if config.limit and reads_examples(config.noise):  # a file has a label for each example of the whole data
         record = noise.apply(config.noise, whole, config.noise_seed, load=load)
-        record = record.select(_choice(len(whole.train), config.limit, "train"))
+        record = record.select(choose_examples(len(whole.train), config.limit, "train"))
     else:
         record = noise.apply(config.noise, dataset, config.noise_seed, load=load)
     train = dataset.train.relabel(record.labels)
@@ -513,21 +526,6 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} ({platform.machine()})"
-
-
-def _limit_examples(dataset: data.Dataset, train: int, test: int) -> data.Dataset:
-    """Select a fixed random subset of the training and test examples, the same for every seed; 0: all."""
-    if train:
-        index = _choice(len(dataset.train), train, "train")
-        label_sets = {name: labels[index] for name, labels in dataset.label_sets.items()}
-        dataset = dataclasses.replace(dataset, train=dataset.train.select(index), label_sets=label_sets)
-    if test:
-        dataset = dataclasses.replace(dataset, test=dataset.test.select(_choice(len(dataset.test), test, "test")))
-    return dataset
-
-
-def _choice(examples: int, limit: int, split: str) -> Tensor:
-    return torch.randperm(examples, generator=stream("cpu", 0, "limit", split))[:limit].sort().values
 
 
 def _write_examples(path: Path, train: data.Split, index: Tensor | None = None, **arrays: Tensor) -> None:

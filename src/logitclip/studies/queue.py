@@ -138,7 +138,7 @@ def encode_first(queue: Queue, pool: Pool) -> None:
     """Compute the features of all runs before any of them starts."""
     seen = set()
     for config in [job.config.resolve() for job in queue.todo if job.config.encoder != "none"]:
-        source = config.data, config.root, config.encoder, config.accelerator
+        source = config.data, config.root, config.encoder, config.accelerator, config.limit, config.test_limit
         if source not in seen:
             seen.add(source)
             dataset = data.load(config.data, config.root, raw=True)
