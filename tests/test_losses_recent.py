@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -354,3 +356,11 @@ def test_penalties() -> None:
     assert float(l1_penalty(model.parameters())) == pytest.approx(expected)
     with pytest.raises(ValueError, match="at least one parameter"):
         l1_penalty([])
+
+
+def test_the_compiler_is_not_imported_before_somebody_compiles():
+    """It takes seconds, of every command."""
+    code = (
+        "import sys, logitclip as lc; lc.LogitClip('ce', temp=1.0); lc.train; assert 'torch._dynamo' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

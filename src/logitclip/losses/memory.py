@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -41,8 +42,8 @@ class GradientMemory(nn.Module):
         self.register_buffer("lr", torch.tensor(0.1), persistent=False)
         self.examples = self.steps = 0  # what `seen` says, to be read without a sync
         self.register_load_state_dict_post_hook(_read_counts)
+        _keep_out_of_graphs()
 
-    @torch.compiler.disable
     @torch.no_grad()
     def observe(self, log_p: Tensor, kept: Tensor | None = None) -> None:
         """Remember the log-probabilities of a batch's labels in training, and search for the threshold when due."""
@@ -68,6 +69,12 @@ class GradientMemory(nn.Module):
             log_p = p.log().requires_grad_()
             (slope,) = torch.autograd.grad(self.function.phi(log_p, None, **self.knobs).sum(), log_p)
         return slope.abs() / p
+
+
+@functools.cache
+def _keep_out_of_graphs() -> None:
+    """Let compiled code call `observe` outside its graph. A decorator would import the compiler, for seconds."""
+    GradientMemory.observe = torch.compiler.disable(GradientMemory.observe)  # type: ignore[method-assign]
 
 
 def _read_counts(memory: GradientMemory, _: Any) -> None:
