@@ -16,7 +16,7 @@ from events import Log
 from rich.console import Console
 
 from logitclip.cli.tuning import Tried, tried_table
-from logitclip.runs.config import RunConfig, word_to_tune
+from logitclip.runs.config import RunConfig, words_to_tune
 from logitclip.runs.results import Failure, Result, outcome
 from logitclip.runs.train import train
 from logitclip.search import TRIALS, best, score_trials
@@ -151,7 +151,7 @@ def test_every_grid_names_a_knob_that_exists() -> None:
 
 
 def test_what_is_to_be_tuned_is_no_run() -> None:
-    assert word_to_tune(AUTO) == ("clip", "temp", "auto")
+    assert words_to_tune(AUTO) == [("clip", "temp", "auto")]
     assert tuning.is_tuned(GRID)
     assert not tuning.is_tuned(RunConfig())
     with pytest.raises(ValueError, match="temp of the clip 'norm:temp=auto' is to be tuned"):
@@ -160,8 +160,8 @@ def test_what_is_to_be_tuned_is_no_run() -> None:
         tuning.is_tuned(replace(AUTO, penalty="norm:weight=grid"))
     with pytest.raises(ValueError, match="Nothing to tune"):
         tuning.trials(RunConfig())
-    with pytest.raises(ValueError, match=r"--option loss\.q --values"):
-        tuning.trials(RunConfig(loss="gce:q=grid"))
+    with pytest.raises(ValueError, match=r"--option loss\.beta --values"):
+        tuning.trials(RunConfig(loss="sce:beta=grid"))
 
 
 def test_any_option_can_be_set() -> None:

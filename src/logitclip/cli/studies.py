@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +15,7 @@ from logitclip.cli.options import ChangeOptions, File, Flag, Place, Plugins, Qui
 from logitclip.cli.output import Exit, fail, put, show, show_json, tell
 from logitclip.cli.terminal import SweepBoard, announce
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
-from logitclip.runs.config import plugins_ignored, word_to_tune
+from logitclip.runs.config import plugins_ignored, words_to_tune
 from logitclip.runs.results import Failure
 from logitclip.text import counted, duration
 
@@ -43,6 +43,7 @@ def sweep(
     download: Flag = False,
     mirror: Text = None,
     plugin: Plugins = (),
+    skip_missing: Flag = False,
     yes: Annotated[Flag, arg(aliases=["-y"])] = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -66,6 +67,7 @@ def sweep(
         download: Download the data, human labels and encoders that the recipe uses, if they are missing.
         mirror: Download them from this folder or address instead of the official one.
         plugin: The Python files that the recipe names as plugins; without this they are not run.
+        skip_missing: Leave out the runs whose data is missing, instead of starting none.
         yes: Start without asking, however long it takes.
     """
     part, parts = _parse_shard(shard)
@@ -82,12 +84,13 @@ def sweep(
     folders = {"runs": str(kept), "root": None if root is None else str(root)}
     loaded = load_recipe(recipe, scale, **folders, plugin=plugin, changes=changes)
     get = {"download": download or mirror is not None, "mirror": mirror}
+    loaded = _leave_out_missing(loaded, get) if skip_missing else loaded
     datasets = [data.load(spec, where, **get) for spec, where in loaded.data()]  # one sentence if one is missing
     configs = [cell.config for cell in loaded.cells]
     if download:
         fetch_encoders(configs)
     name = f"{loaded.name} ({loaded.scale})"
-    tuned = len({loaded.to_tune(cell) for cell in loaded.cells if word_to_tune(cell.config)})
+    tuned = len({loaded.to_tune(cell) for cell in loaded.cells if words_to_tune(cell.config)})
     if not quiet:
         trials = f" and trials to tune {counted(tuned, 'value')}" if tuned else ""
         tell(f"{name}: {counted(len(configs), 'run')}{trials}.")
@@ -103,6 +106,27 @@ def sweep(
     figure = f"{loaded.command('figures')} -o {shlex.quote(loaded.name)}.svg"  # a figure may have no table
     put(f"Next: {loaded.command('report') if loaded.rows else figure}", sys.stdout)
     _exit_unless_done(rows)
+
+
+def _leave_out_missing(recipe: Recipe, get: dict[str, object]) -> Recipe:
+    """Leave out the cells whose data cannot be loaded, with a line for each dataset.
+
+    Raises:
+        ValueError: None can be loaded; the error is that of the last one.
+    """
+    from logitclip import data
+
+    missing: dict[tuple[str, str | None], ValueError] = {}
+    for spec, where in recipe.data():
+        try:
+            data.load(spec, where, **get)  # type: ignore[arg-type]
+        except ValueError as error:
+            missing[spec, where] = error
+            tell(f"left out: {error}")
+    kept = [cell for cell in recipe.cells if (cell.config.data, cell.config.root) not in missing]
+    if not kept:
+        raise list(missing.values())[-1]
+    return replace(recipe, cells=tuple(kept))
 
 
 def _ask_before_a_long_sweep(recipe: Recipe, datasets: list[Dataset], parts: int) -> None:
@@ -139,7 +163,7 @@ def _estimate_hours(recipe: Recipe, datasets: list[Dataset], cells: Iterable[Cel
             dataset = next(found for spec, found in data.items() if spec.startswith(config.data))
             seconds[kind] = run_seconds(config, dataset)
         total += seconds[kind]
-        if word_to_tune(config):
+        if words_to_tune(config):
             grid = search_for(config).values
             runs = len(grid) * (1 - GRID_VAL) if grid else TRIALS * (1 - HELD_OUT)
             trials[recipe.to_tune(cell)] = runs * seconds[kind]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from logitclip.cli.encoding import EncodingBar
 from logitclip.cli.output import Printable, make_table, put, tell
-from logitclip.runs.config import RunConfig, resolved_id, word_to_tune
+from logitclip.runs.config import RunConfig, resolved_id, words_to_tune
 from logitclip.studies.listener import Listener
 from logitclip.text import counted, duration
 
@@ -60,7 +60,7 @@ class SweepBoard(Listener):
         from rich.console import Console
         from rich.live import Live
 
-        words = [tuned, *(word[0] for config in configs if (word := word_to_tune(config)))]
+        words = [tuned, *(field for config in configs for field, *_ in words_to_tune(config))]
         self.fields = [f for f in vars(RunConfig()) if len({getattr(c, f) for c in configs}) > 1 or f in words]
         self.name, self.quiet, self.verbose = name, quiet, verbose
         self.queued = self.done = self.failed = 0

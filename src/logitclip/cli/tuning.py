@@ -13,7 +13,7 @@ from logitclip.cli.options import Flag, Place, Quiet, RunOptions, Text, Verbose,
 from logitclip.cli.output import Exit, fail, make_table, show, show_json
 from logitclip.cli.terminal import SweepBoard, announce, result_table
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
-from logitclip.runs.config import RunConfig, word_to_tune
+from logitclip.runs.config import RunConfig, words_to_tune
 from logitclip.runs.results import outcome
 
 
@@ -120,11 +120,12 @@ def _check_options(config: RunConfig, search: SearchOptions, place: Place) -> No
             "A study makes one run at a time, on this machine: --jobs, --address and --executor ray are not for it. To "
             "share the work, give the command several times with one --storage."
         )
-    word = word_to_tune(config)
-    if search.option is not None and word is not None and search.option != f"{word[0]}.{word[1]}":
+    words = words_to_tune(config)
+    named = search.option or next((f"{field}.{knob}" for field, knob, _ in words), None)
+    for field, knob in [(field, knob) for field, knob, _ in words if f"{field}.{knob}" != named]:
         raise ValueError(
-            f"One value is tuned at a time: give {word[1]} in --{word[0]} {getattr(config, word[0])} a number, or "
-            f"leave out --option {search.option}."
+            f"One value is tuned at a time: give {knob} in --{field} {getattr(config, field)} a number"
+            + (f", or leave out --option {search.option}." if search.option else ", or sweep a recipe.")
         )
 
 

@@ -15,7 +15,10 @@ from logitclip.losses.parts import check_above, check_at_least, infinite_if_mask
 LOG_ZERO = math.log(1e-4)  # RCE's value for log 0 in every public code base (the SCE paper's text says -4)
 
 
-@loss(optional={"sum_log_p": "label_smoothing", "classes": "label_smoothing"})
+@loss(
+    tune={"label_smoothing": (-0.4, -0.2, 0.0, 0.2, 0.4)},
+    optional={"sum_log_p": "label_smoothing", "classes": "label_smoothing"},
+)
 def ce(log_p: Tensor, sum_log_p: Tensor | None, classes: Tensor | None, *, label_smoothing: float = 0.0) -> Tensor:
     """Cross entropy, `-log p_y`; with label smoothing r, `-(1-r) log p_y - r mean_k log p_k`.
 
@@ -48,7 +51,7 @@ def ce(log_p: Tensor, sum_log_p: Tensor | None, classes: Tensor | None, *, label
     return (label_smoothing - 1) * log_p - label_smoothing * (sum_log_p / classes)
 
 
-@loss
+@loss(tune={"gamma": (0.1, 0.5, 1.0, 2.0, 5.0)})
 def focal(log_p: Tensor, *, gamma: float = 0.5, detach_weight: bool = False) -> Tensor:
     """Focal loss, `-(1-p_y)^gamma log p_y`.
 
@@ -82,7 +85,7 @@ def focal(log_p: Tensor, *, gamma: float = 0.5, detach_weight: bool = False) -> 
     return infinite_if_masked(phi, log_p)
 
 
-@loss
+@loss(tune={"scale": (0.5, 1.0, 2.0, 4.0, 8.0)})
 def mae(log_p: Tensor, *, scale: float = 2.0) -> Tensor:
     """Mean absolute error, `|e_y - p|_1 = 2(1-p_y)`.
 
@@ -109,7 +112,7 @@ def mae(log_p: Tensor, *, scale: float = 2.0) -> Tensor:
     return scale * one_minus_p(log_p)
 
 
-@loss
+@loss(tune={"threshold": (2.0, 5.0, 10.0, 30.0, 100.0)})
 def phuber_ce(log_p: Tensor, *, threshold: float = 10.0) -> Tensor:
     """Partially Huberised cross entropy: `-log p_y`, linear in p_y where `p_y <= 1/threshold`.
 
@@ -136,7 +139,7 @@ def phuber_ce(log_p: Tensor, *, threshold: float = 10.0) -> Tensor:
     return torch.where(log_p <= -math.log(threshold), linear, -log_p)
 
 
-@loss
+@loss(tune={"log_zero": (-20.0, LOG_ZERO, -4.0, -2.0, -1.0)})
 def rce(log_p: Tensor, *, log_zero: float = LOG_ZERO) -> Tensor:
     """Reverse cross entropy, `-log_zero (1-p_y)`.
 
@@ -164,7 +167,7 @@ def rce(log_p: Tensor, *, log_zero: float = LOG_ZERO) -> Tensor:
     return -log_zero * one_minus_p(log_p)
 
 
-@loss
+@loss(tune={"alpha": (0.1, 0.2, 0.5, 1.0, 2.0)})
 def sce(log_p: Tensor, *, alpha: float = 0.5, beta: float = 1.0, log_zero: float = LOG_ZERO) -> Tensor:
     """Symmetric cross entropy, `alpha CE + beta RCE`.
 
@@ -193,7 +196,7 @@ def sce(log_p: Tensor, *, alpha: float = 0.5, beta: float = 1.0, log_zero: float
     return alpha * -log_p + beta * rce.phi(log_p, log_zero=log_zero)
 
 
-@loss
+@loss(tune={"q": (0.3, 0.5, 0.7, 0.8, 0.9)})
 def gce(log_p: Tensor, *, q: float = 0.7) -> Tensor:
     """Generalised cross entropy, `(1 - p_y^q)/q`.
 
@@ -220,7 +223,7 @@ def gce(log_p: Tensor, *, q: float = 0.7) -> Tensor:
     return torch.expm1(q * log_p) / -q
 
 
-@loss
+@loss(tune={"order": (1, 2, 3, 4, 6)})
 def taylor_ce(log_p: Tensor, *, order: int = 2) -> Tensor:
     """Taylor cross entropy, `sum_i (1-p_y)^i / i` for i from 1 to `order`.
 
@@ -253,7 +256,7 @@ def taylor_ce(log_p: Tensor, *, order: int = 2) -> Tensor:
     return total
 
 
-@loss
+@loss(tune={"scale": (0.3, 1.0, 3.0, 10.0, 30.0)})
 def nce(log_p: Tensor, sum_log_p: Tensor, *, scale: float = 1.0) -> Tensor:
     """Normalised cross entropy, `log p_y / sum_k log p_k`.
 
@@ -280,7 +283,7 @@ def nce(log_p: Tensor, sum_log_p: Tensor, *, scale: float = 1.0) -> Tensor:
     return infinite_if_masked(lambda log_p: scale * (log_p / sum_log_p), log_p)
 
 
-@loss
+@loss(tune={"a": (0.5, 1.0, 2.5, 5.0, 10.0)})
 def ael(log_p: Tensor, *, a: float = 2.5) -> Tensor:
     """Asymmetric exponential loss, `exp(-p_y/a)`.
 
@@ -310,7 +313,7 @@ def ael(log_p: Tensor, *, a: float = 2.5) -> Tensor:
     return torch.exp(log_p.exp() / -a)
 
 
-@loss
+@loss(tune={"a": (1.5, 3.0, 5.5, 8.0, 12.0)})
 def aul(log_p: Tensor, *, a: float = 5.5, q: float = 3.0) -> Tensor:
     """Asymmetric unhinged loss, `((a-p_y)^q - (a-1)^q)/q`.
 
@@ -340,7 +343,7 @@ def aul(log_p: Tensor, *, a: float = 5.5, q: float = 3.0) -> Tensor:
     return power_gap(a - 1, one_minus_p(log_p), q)
 
 
-@loss
+@loss(tune={"a": (0.1, 0.3, 0.6, 1.0, 3.0)})
 def agce(log_p: Tensor, *, a: float = 0.6, q: float = 0.6) -> Tensor:
     """Asymmetric generalised cross entropy, `((a+1)^q - (a+p_y)^q)/q`.
 
@@ -369,7 +372,7 @@ def agce(log_p: Tensor, *, a: float = 0.6, q: float = 0.6) -> Tensor:
     return -power_gap(a + 1, torch.expm1(log_p), q)
 
 
-@loss
+@loss(tune={"beta": (0.5, 1.0, 2.0, 3.0, 4.0)})
 def cores(
     log_p: Tensor,
     log_probs: Tensor,
@@ -431,7 +434,7 @@ def cores(
 # Active-passive sums. The paper uses them on CIFAR-100 and WebVision; the defaults are its CIFAR-100 settings.
 
 
-@loss
+@loss(tune={"alpha": (1.0, 10.0, 50.0, 100.0, 200.0)})
 def nce_mae(log_p: Tensor, sum_log_p: Tensor, *, alpha: float = 50.0, beta: float = 1.0, scale: float = 1.0) -> Tensor:
     """NCE + MAE, `alpha NCE + beta scale (1-p_y)`.
 
@@ -460,7 +463,7 @@ def nce_mae(log_p: Tensor, sum_log_p: Tensor, *, alpha: float = 50.0, beta: floa
     return alpha * nce.phi(log_p, sum_log_p) + beta * mae.phi(log_p, scale=scale)
 
 
-@loss
+@loss(tune={"alpha": (1.0, 10.0, 50.0, 100.0, 200.0)})
 def nce_agce(
     log_p: Tensor, sum_log_p: Tensor, *, alpha: float = 50.0, beta: float = 0.1, a: float = 1.8, q: float = 3.0
 ) -> Tensor:
@@ -492,7 +495,7 @@ def nce_agce(
     return alpha * nce.phi(log_p, sum_log_p) + beta * agce.phi(log_p, a=a, q=q)
 
 
-@loss
+@loss(tune={"alpha": (0.1, 0.3, 1.0, 3.0, 10.0)})
 def nce_rce(
     log_p: Tensor, sum_log_p: Tensor, *, alpha: float = 1.0, beta: float = 1.0, log_zero: float = LOG_ZERO
 ) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, overload
 
 from torch import Tensor
@@ -40,6 +40,7 @@ class LossFunction(Protocol[Knobs]):
     phi: Callable[..., Any]
     takes: tuple[str, ...]  # names of the positional parameters of phi
     settings: dict[str, str]  # of its authors, by dataset
+    tune: dict[str, tuple[float, ...]]  # its main knob, and values of it to try
     defaults: dict[str, Any]  # of its knobs
 
     def __call__(self, logits: Tensor, target: Tensor, *args: Knobs.args, **kwargs: Knobs.kwargs) -> Tensor: ...
@@ -55,11 +56,15 @@ def loss(phi: Callable[Concatenate[Tensor, Any, Knobs], Any]) -> LossFunction[Kn
 def loss(phi: Callable[Concatenate[Tensor, Knobs], Any]) -> LossFunction[Knobs]: ...
 @overload
 def loss(
-    *, settings: Mapping[str, str] | None = None, optional: Mapping[str, str] | None = None
+    *,
+    tune: Mapping[str, Sequence[float]] | None = None,
+    settings: Mapping[str, str] | None = None,
+    optional: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Any]], Any]: ...
 def loss(
     phi: Callable[..., Any] | None = None,
     *,
+    tune: Mapping[str, Sequence[float]] | None = None,
     settings: Mapping[str, str] | None = None,
     optional: Mapping[str, str] | None = None,
 ) -> Any:
@@ -72,6 +77,8 @@ def loss(
             `log_probs`, all log-probabilities [..., K], or `logits`, the clipped logits, phi returns the loss of every
             possible label instead, [..., K]. A loss with a schedule takes `log_p`, `log_probs` and `state`, a
             `TrainingState` or None, and returns its values with a weight per example, or None.
+        tune: its main knob and five values to try of it, in order, the default among the inner three; a spec with the
+            word `auto`, as in ``mine:a=auto``, then chooses one of them on noisy labels.
         settings: the settings of its authors, by dataset: the options of `logitclip train`, as in
             ``{"CIFAR-10": "mine:a=2 --penalty l1:weight=1e-5"}``.
         optional: a statistic and the knob it belongs to: it is None where the knob is 0, and then costs nothing.
@@ -93,7 +100,7 @@ def loss(
     tensor([9.])
     """
     if phi is None:
-        return functools.partial(loss, settings=settings, optional=optional)
+        return functools.partial(loss, tune=tune, settings=settings, optional=optional)
     parameters = list(inspect.signature(phi, eval_str=True).parameters.values())
     takes = tuple(p.name for p in parameters if p.kind is not p.KEYWORD_ONLY)
     _check_parameters(phi.__name__, takes)
@@ -115,6 +122,7 @@ def loss(
         phi=phi,
         takes=takes,
         statistics=tuple(name for name in takes[1:] if name in STATISTICS),
+        tune={knob: tuple(values) for knob, values in (tune or {}).items()},
         settings=dict(settings or {}),
         optional=dict(optional or {}),
         defaults={p.name: p.default for p in knobs},

@@ -16,10 +16,11 @@ from logitclip.noise import read_matrix
 
 
 @loss(
+    tune={"pi": (0.1, 0.3, 0.5, 0.7, 0.9)},
     settings={
         "CIFAR-10": "js:pi=0.7",
         "CIFAR-100": "js:pi=0.3",
-    }
+    },
 )
 def js(log_p: Tensor, *, pi: float = 0.7) -> Tensor:
     """Jensen-Shannon divergence of label and prediction with weights pi and 1-pi, over `-(1-pi) log(1-pi)`.
@@ -55,7 +56,7 @@ def js(log_p: Tensor, *, pi: float = 0.7) -> Tensor:
     return (rest * own - pi * log_mixed) / -(rest * math.log(rest))
 
 
-@loss
+@loss(tune={"epsilon": (-0.5, 1.0, 2.0, 4.0, 8.0)})
 def poly1(log_p: Tensor, *, epsilon: float = 2.0) -> Tensor:
     """Poly-1, `-log p_y + epsilon (1-p_y)`.
 
@@ -109,7 +110,7 @@ def unhinged(log_p: Tensor, sum_log_p: Tensor, classes: Tensor) -> Tensor:
     return sum_log_p / classes - log_p
 
 
-@loss
+@loss(tune={"beta": (0.7, 0.8, 0.9, 0.95, 0.99)})
 def bootstrap_soft(log_p: Tensor, sum_p_log_p: Tensor, *, beta: float = 0.95) -> Tensor:
     """Soft bootstrapping, `-beta log p_y - (1-beta) sum_k p_k log p_k`.
 
@@ -136,7 +137,7 @@ def bootstrap_soft(log_p: Tensor, sum_p_log_p: Tensor, *, beta: float = 0.95) ->
     return -beta * log_p - (1 - beta) * sum_p_log_p
 
 
-@loss
+@loss(tune={"beta": (0.5, 0.7, 0.8, 0.9, 0.95)})
 def bootstrap_hard(log_p: Tensor, max_log_p: Tensor, *, beta: float = 0.8) -> Tensor:
     """Hard bootstrapping, `-beta log p_y - (1-beta) max_k log p_k`: the prediction is a second label.
 
@@ -172,7 +173,10 @@ def _check_share(**knobs: float) -> None:
 # -- other links than the softmax --------------------------------------------------------------------------------------
 
 
-@loss(settings={"CIFAR-10": "ldr_kl:lam=10", "CIFAR-100": "ldr_kl:lam=1", "WebVision": "ldr_kl:lam=1"})
+@loss(
+    tune={"lam": (0.3, 1.0, 3.0, 10.0, 30.0)},
+    settings={"CIFAR-10": "ldr_kl:lam=10", "CIFAR-100": "ldr_kl:lam=1", "WebVision": "ldr_kl:lam=1"},
+)
 def ldr_kl(logits: Tensor, *, lam: float = 10.0, margin: float = 0.1) -> Tensor:
     """Label-distributionally robust loss, `lam log mean_k exp((s_k - s_y + margin [k != y]) / lam)`.
 
@@ -213,7 +217,7 @@ def ldr_kl(logits: Tensor, *, lam: float = 10.0, margin: float = 0.1) -> Tensor:
     return lam * (total + own - log_count) - s
 
 
-@loss
+@loss(tune={"t2": (1.1, 1.2, 1.5, 2.0, 3.0)})
 def bi_tempered(logits: Tensor, *, t1: float = 0.8, t2: float = 1.2) -> Tensor:
     """Bi-tempered logistic loss, `-log_t1 p_y - (1 - sum_k p_k^(2-t1)) / (2-t1)` with the tempered softmax of t2.
 
@@ -276,7 +280,7 @@ def _log_tempered_softmax(logits: Tensor, t: float) -> Tensor:
 # -- corrections by a transition matrix --------------------------------------------------------------------------------
 
 
-@loss
+@loss(tune={"rate": (0.05, 0.1, 0.2, 0.3, 0.4)})
 def forward(log_probs: Tensor, *, rate: float = 0.2, matrix: str | None = None) -> Tensor:
     """Forward correction, `-log sum_j p_j T_jy`: the cross entropy of predicted *noisy* labels.
 
@@ -312,7 +316,7 @@ def forward(log_probs: Tensor, *, rate: float = 0.2, matrix: str | None = None) 
     return -noisy.clamp_min(torch.finfo(p.dtype).tiny).log()
 
 
-@loss
+@loss(tune={"rate": (0.05, 0.1, 0.2, 0.3, 0.4)})
 def backward(log_probs: Tensor, *, rate: float = 0.2, matrix: str | None = None) -> Tensor:
     """Backward correction, `sum_k (T^-1)_yk CE_k`: unbiased for the clean loss, and unbounded below.
 

@@ -21,7 +21,7 @@ from logitclip.losses.parts import check_above, check_at_least, infinite_if_mask
 # -- active and negative losses ----------------------------------------------------------------------------------------
 
 
-@loss
+@loss(tune={"gamma": (0.1, 0.5, 1.0, 2.0, 5.0)})
 def nfl(log_p: Tensor, sum_focal: Tensor, *, gamma: float = 0.5) -> Tensor:
     """Normalised focal loss, `f_y / sum_k f_k` with `f_k = -(1-p_k)^gamma log p_k`.
 
@@ -51,11 +51,12 @@ def nfl(log_p: Tensor, sum_focal: Tensor, *, gamma: float = 0.5) -> Tensor:
 
 
 @loss(
+    tune={"alpha": (1.0, 2.0, 5.0, 10.0, 20.0)},
     settings={
         "CIFAR-10": "anl_ce:alpha=5,beta=5 --penalty l1:weight=5e-5 --weight-decay 0",
         "CIFAR-100": "anl_ce:alpha=10,beta=1 --penalty l1:weight=5e-7 --weight-decay 0",
         "WebVision": "anl_ce:alpha=20,beta=1 --penalty l1:weight=5e-6 --weight-decay 0",
-    }
+    },
 )
 def anl_ce(
     log_p: Tensor, sum_log_p: Tensor, sum_above_floor: Tensor, *, alpha: float = 5.0, beta: float = 5.0
@@ -90,11 +91,12 @@ def anl_ce(
 
 
 @loss(
+    tune={"alpha": (1.0, 2.0, 5.0, 10.0, 20.0)},
     settings={
         "CIFAR-10": "anl_fl:alpha=5,beta=5 --penalty l1:weight=5e-5 --weight-decay 0",
         "CIFAR-100": "anl_fl:alpha=10,beta=1 --penalty l1:weight=5e-7 --weight-decay 0",
         "WebVision": "anl_fl:alpha=20,beta=1 --penalty l1:weight=5e-6 --weight-decay 0",
-    }
+    },
 )
 def anl_fl(
     log_p: Tensor,
@@ -147,11 +149,12 @@ def _log_eps_softmax(log_p: Tensor, is_max: Tensor, m: float) -> Tensor:
 
 
 @loss(
+    tune={"beta": (0.5, 2.0, 5.0, 10.0, 20.0)},
     settings={
         "CIFAR-10": "eps_ce_mae:alpha=0.01,beta=5,m=1e5",
         "CIFAR-100": "eps_ce_mae:alpha=0.05,beta=1,m=1e4",
         "WebVision": "eps_ce_mae:alpha=0.015,beta=0.3,m=1e3",
-    }
+    },
 )
 def eps_ce_mae(log_p: Tensor, is_max: Tensor, *, alpha: float = 0.01, beta: float = 5.0, m: float = 1e5) -> Tensor:
     """CE of the epsilon-softmax + MAE, `alpha -log max(q_y, 1e-8) + beta 2(1-p_y)`.
@@ -186,11 +189,12 @@ def eps_ce_mae(log_p: Tensor, is_max: Tensor, *, alpha: float = 0.01, beta: floa
 
 
 @loss(
+    tune={"beta": (0.5, 2.0, 5.0, 10.0, 20.0)},
     settings={
         "CIFAR-10": "eps_focal_mae:alpha=0.01,beta=5,m=1e5",
         "CIFAR-100": "eps_focal_mae:alpha=0.05,beta=1,m=1e4",
         "WebVision": "eps_focal_mae:alpha=0.015,beta=0.3,m=1e3",
-    }
+    },
 )
 def eps_focal_mae(
     log_p: Tensor, is_max: Tensor, *, alpha: float = 0.01, beta: float = 5.0, m: float = 1e5, gamma: float = 0.1
@@ -229,7 +233,7 @@ def eps_focal_mae(
 # -- joint asymmetric losses -------------------------------------------------------------------------------------------
 
 
-@loss
+@loss(tune={"a": (5.0, 10.0, 30.0, 60.0, 100.0)})
 def amse(log_p: Tensor, sum_p2: Tensor, classes: Tensor, *, a: float = 30.0) -> Tensor:
     """Asymmetric mean squared error, `|a e_y - p|^2 / K = (sum_k p_k^2 - 2 a p_y + a^2) / K`.
 
@@ -258,11 +262,12 @@ def amse(log_p: Tensor, sum_p2: Tensor, classes: Tensor, *, a: float = 30.0) -> 
 
 
 @loss(
+    tune={"a": (5.0, 10.0, 30.0, 60.0, 100.0)},
     settings={
         "CIFAR-10": "jal_ce:alpha=1,beta=1,a=30 --penalty l1:weight=5e-5 --weight-decay 0",
         "CIFAR-100": "jal_ce:alpha=5,beta=1,a=20 --penalty l1:weight=5e-6 --weight-decay 0",
         "WebVision": "jal_ce:alpha=50,beta=1,a=30 --weight-decay 3e-5",
-    }
+    },
 )
 def jal_ce(
     log_p: Tensor,
@@ -304,11 +309,12 @@ def jal_ce(
 
 
 @loss(
+    tune={"a": (5.0, 10.0, 30.0, 60.0, 100.0)},
     settings={
         "CIFAR-10": "jal_fl:alpha=1,beta=1,a=30 --penalty l1:weight=5e-5 --weight-decay 0",
         "CIFAR-100": "jal_fl:alpha=5,beta=1,a=20 --penalty l1:weight=5e-6 --weight-decay 0",
         "WebVision": "jal_fl:alpha=50,beta=1,a=30 --weight-decay 3e-5",
-    }
+    },
 )
 def jal_fl(
     log_p: Tensor,
@@ -362,7 +368,10 @@ def _tangent(values: Tensor, log_p: Tensor, threshold: Tensor | None, at: Any, s
     return torch.where(log_p <= t.log(), at(t.log()) + slope(t) * (t - log_p.exp()), values)
 
 
-@loss(settings={"CIFAR-10": "ogc_ce:epsilon=20", "CIFAR-100": "ogc_ce:epsilon=20"})
+@loss(
+    tune={"epsilon": (5.0, 10.0, 20.0, 40.0, 80.0)},
+    settings={"CIFAR-10": "ogc_ce:epsilon=20", "CIFAR-100": "ogc_ce:epsilon=20"},
+)
 def ogc_ce(log_p: Tensor, threshold: Tensor | None, *, epsilon: float = 20.0) -> Tensor:
     """Optimised gradient clipping of CE: `-log p_y`, linear in p_y below a threshold that is found in training.
 
@@ -392,7 +401,10 @@ def ogc_ce(log_p: Tensor, threshold: Tensor | None, *, epsilon: float = 20.0) ->
     return _tangent(-log_p, log_p, threshold, torch.neg, torch.reciprocal)
 
 
-@loss(settings={"CIFAR-10": "ogc_focal:epsilon=20,gamma=0.5", "CIFAR-100": "ogc_focal:epsilon=20,gamma=0.5"})
+@loss(
+    tune={"epsilon": (5.0, 10.0, 20.0, 40.0, 80.0)},
+    settings={"CIFAR-10": "ogc_focal:epsilon=20,gamma=0.5", "CIFAR-100": "ogc_focal:epsilon=20,gamma=0.5"},
+)
 def ogc_focal(log_p: Tensor, threshold: Tensor | None, *, epsilon: float = 20.0, gamma: float = 0.5) -> Tensor:
     """Optimised gradient clipping of focal loss; see `ogc_ce`.
 
@@ -427,7 +439,7 @@ def ogc_focal(log_p: Tensor, threshold: Tensor | None, *, epsilon: float = 20.0,
     return _tangent(value(log_p), log_p, threshold, value, slope)
 
 
-@loss(settings={"CIFAR-10": "ogc_gce:epsilon=20,q=0.7"})
+@loss(tune={"epsilon": (5.0, 10.0, 20.0, 40.0, 80.0)}, settings={"CIFAR-10": "ogc_gce:epsilon=20,q=0.7"})
 def ogc_gce(log_p: Tensor, threshold: Tensor | None, *, epsilon: float = 20.0, q: float = 0.7) -> Tensor:
     """Optimised gradient clipping of GCE; see `ogc_ce`.
 

@@ -334,11 +334,14 @@ def registries() -> dict[str, Registry]:
     }
 
 
-def word_to_tune(config: RunConfig) -> tuple[str, str, str] | None:
-    """Find the knob with the word `grid` or `auto` in a config: (field, knob, word), or None.
+def words_to_tune(config: RunConfig) -> list[tuple[str, str, str]]:
+    """Find the knobs with the word `grid` or `auto` in a config: (field, knob, word) each.
 
-    >>> word_to_tune(RunConfig(clip="norm:temp=auto"))
-    ('clip', 'temp', 'auto')
+    >>> words_to_tune(RunConfig(clip="norm:temp=auto"))
+    [('clip', 'temp', 'auto')]
+
+    Raises:
+        ValueError: If there are several, other than one `auto` of the loss and one of the clip.
     """
     found = [
         (field, knob, word)
@@ -347,9 +350,12 @@ def word_to_tune(config: RunConfig) -> tuple[str, str, str] | None:
         for knob, word in registries()[field].split(spec)[1].items()
         if word in ("grid", "auto")
     ]
-    if len(found) > 1:
-        raise ValueError(f"One number can be tuned at a time, got {' and '.join(f'{f}.{k}' for f, k, _ in found)}.")
-    return found[0] if found else None
+    if len(found) > 1 and [(field, word) for field, _, word in found] != [("loss", "auto"), ("clip", "auto")]:
+        raise ValueError(
+            f"One number can be tuned at a time, got {' and '.join(f'{f}.{k}' for f, k, _ in found)}; only a knob of the "
+            "loss and one of the clip may both be `auto`."
+        )
+    return found
 
 
 def require_numbers(config: RunConfig) -> None:
@@ -358,8 +364,7 @@ def require_numbers(config: RunConfig) -> None:
     Raises:
         ValueError: if one is.
     """
-    if (wanted := word_to_tune(config)) is not None:
-        field, knob, _ = wanted
+    for field, knob, _ in words_to_tune(config):
         raise ValueError(
             f"{knob} of the {field} {getattr(config, field)!r} is to be tuned, but a run needs a number: give one, "
             f"or use `logitclip tune` or a sweep."

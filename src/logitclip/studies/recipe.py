@@ -81,7 +81,7 @@ from logitclip.runs.config import (
     imports_plugins,
     load_plugins,
     registries,
-    word_to_tune,
+    words_to_tune,
 )
 from logitclip.studies.measures import MEASURES, PER_EXAMPLE
 
@@ -415,7 +415,7 @@ def _make_cell(coordinates: _Values, values: _Values) -> Cell:
 
 
 def _config(values: _Values) -> RunConfig:
-    from logitclip.studies.tuning import search_for
+    from logitclip.studies.tuning import fast_search
 
     config = RunConfig(**values)
     if config.clip == _PUBLISHED:
@@ -425,8 +425,9 @@ def _config(values: _Values) -> RunConfig:
         if spec is not None and not config.plugin:
             registry[registry.split(spec)[0]]  # rejects an unknown name
         _canonical(name, spec)  # rejects a wrong spec
-    if word_to_tune(config):
-        search_for(config)  # and an option without a search
+    if words := words_to_tune(config):
+        for field, knob, _ in words:
+            fast_search(config, f"{field}.{knob}")  # rejects an option without a search
     return replace(config, noise_seed=values.get("noise_seed", config.seed))
 
 

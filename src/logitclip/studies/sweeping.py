@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from logitclip.runs.config import RunConfig, word_to_tune
+from logitclip.runs.config import RunConfig, words_to_tune
 from logitclip.runs.results import Failure, Result, read_outcome
 from logitclip.studies import executors, tuning
 from logitclip.studies.listener import Listener
@@ -198,5 +198,5 @@ def _choose(config: RunConfig, outcome: Outcome) -> RunConfig | Failure:
 
 def _fill_in(cell: Cell, chosen: RunConfig) -> RunConfig:
     """The cell's own config with the chosen value, which may be tuned on another seed; it trains on all examples."""
-    field, *_ = word_to_tune(cell.config) or ("clip",)
-    return replace(cell.config, **{field: getattr(chosen, field), "val": 0.0})
+    filled = {field: getattr(chosen, field) for field, *_ in words_to_tune(cell.config)}
+    return replace(cell.config, **filled, val=0.0)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from logitclip.data.dataset import trusted_test
-from logitclip.runs.config import UNCOUNTED, RunConfig, word_to_tune
+from logitclip.runs.config import UNCOUNTED, RunConfig, words_to_tune
 from logitclip.runs.results import Failure, Result
 from logitclip.studies.measures import (
     COMPARED,
@@ -338,12 +338,13 @@ def _rank_note(table: Table) -> str:
 
 
 def _describe_tuned(rows: Iterable[CellOutcome], varying: Collection[str]) -> str:
-    """The clips and penalties of the runs of a cell, if its coordinates do not fix them."""
+    """The clips, penalties and tuned losses of the runs of a cell, if its coordinates do not fix them."""
     found: dict[str, None] = {}
     for row in (row for row in rows if row.config is not None):
-        for axis in ("clip", "penalty"):
+        words = words_to_tune(row.cell.config)
+        for axis in ("clip", "penalty", *(["loss"] if words and words[0][0] == "loss" else [])):
             spec, named = getattr(row.config, axis), row.cell.coordinates.get(axis)
-            if spec not in ("none", named) and (named or axis in varying or word_to_tune(row.cell.config)):
+            if spec not in ("none", named) and (named or axis in varying or words):
                 found[label(axis, spec)] = None
     return ", ".join(found)
 

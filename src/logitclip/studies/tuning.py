@@ -2,7 +2,8 @@
 
 One number of a config may be the word `grid` or `auto`: ``norm:temp=grid``, ``norm:weight=grid``. `trials` returns
 the runs that the search still needs, and `choose` fills in the best value. Both read only the config and the outcomes
-of runs, so tuning can be stopped, resumed and shared like the runs themselves.
+of runs, so tuning can be stopped, resumed and shared like the runs themselves. A knob of the loss and one of the clip
+may both be `auto`: they share the five trials.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from logitclip.losses import LOSSES
 from logitclip.registry import suggest
 from logitclip.runs import claims
-from logitclip.runs.config import RunConfig, load_plugins, registries, word_to_tune
+from logitclip.runs.config import RunConfig, load_plugins, registries, words_to_tune
 from logitclip.runs.results import LAST, Failure, Result, outcome
-from logitclip.search import HELD_OUT, NOTHING_LEARNT, Trial, best, has_learnt, highest, propose_values
+from logitclip.search import HELD_OUT, NOTHING_LEARNT, TRIALS, Trial, best, has_learnt, highest, propose_values
 from logitclip.studies import executors
 from logitclip.studies.listener import Listener
 from logitclip.text import first_line
@@ -47,12 +49,14 @@ class Search:
 
     option: str  # a field of RunConfig, "lr", or a knob of a spec, "clip.temp"
     values: tuple[Any, ...] = ()  # the grid: try all of these. Empty: the fast search,
-    grid: tuple[float, ...] = ()  # which starts with three values of this range and follows the improvement
+    grid: tuple[float, ...] = ()  # which starts with three values of this range and follows the improvement,
+    count: int = TRIALS  # as often as this,
+    fixed: bool = False  # or tries exactly the values of the range
 
 
 def is_tuned(config: RunConfig) -> bool:
     """Whether a number of the config is still to be tuned."""
-    return word_to_tune(config) is not None
+    return bool(words_to_tune(config))
 
 
 def with_value(config: RunConfig, option: str, value: Any) -> RunConfig:
@@ -77,21 +81,24 @@ def with_value(config: RunConfig, option: str, value: Any) -> RunConfig:
 
 
 def search_for(config: RunConfig) -> Search:
-    """The search that the word `grid` or `auto` in a config stands for."""
-    wanted = word_to_tune(config)
-    if wanted is None:
+    """The search that the word `grid` or `auto` in a config stands for; of two words, that of the clip."""
+    wanted = words_to_tune(config)
+    if not wanted:
         raise ValueError(
             "Nothing to tune. Write --clip norm:temp=auto, or name an option: --option lr --values 0.05,0.1."
         )
-    field, knob, word = wanted
+    field, knob, word = wanted[-1]
     search = fast_search(config, f"{field}.{knob}")
     return replace(search, values=search.grid) if word == "grid" else search
 
 
 def fast_search(config: RunConfig, option: str) -> Search:
-    """The fast search for a knob of the config's clip or penalty, as in clip.temp."""
+    """The fast search for a knob of the config's clip or penalty, as in clip.temp, or for the main knob of its loss."""
     field, _, knob = option.partition(".")
-    key = f"{field}.{str(getattr(config, field, '')).partition(':')[0]}.{knob}" if knob else option
+    name = str(getattr(config, field, "")).partition(":")[0]
+    if field == "loss" and knob in (values := LOSSES[name].tune):
+        return Search(option, grid=values[knob], fixed=True)
+    key = f"{field}.{name}.{knob}" if knob else option
     if key not in GRIDS:
         raise ValueError(
             f"No values are known to choose {key} from, as for {', '.join(GRIDS)}. Name them: "
@@ -102,15 +109,36 @@ def fast_search(config: RunConfig, option: str) -> Search:
 
 def trials(config: RunConfig, outcome: Outcome = outcome, search: Search | None = None) -> list[RunConfig]:
     """The next runs that the search needs and that have no outcome yet; empty when `choose` can decide."""
-    search = search or search_for(config)
+    config, search = _step(config, outcome, search)
     asked = [trial(config, search, value) for value in search.values or _values_to_try(config, outcome, search)]
     return [config for config in asked if outcome(config) is None]
 
 
 def choose(config: RunConfig, outcome: Outcome = outcome, search: Search | None = None) -> RunConfig:
     """The config with the best value filled in; it trains on all examples."""
-    search = search or search_for(config)
+    config, search = _step(config, outcome, search)
     return replace(with_value(config, search.option, best_value(config, outcome, search)), val=0.0)
+
+
+def _step(config: RunConfig, outcome: Outcome, search: Search | None) -> tuple[RunConfig, Search]:
+    """The config and the search of one number.
+
+    Of two numbers, the clip's comes first: three values of it, with the loss at its default. Then come the neighbours
+    of that default, with the best value of the clip: two trials, because the default has its own already.
+    """
+    words = words_to_tune(config)
+    if search is not None or len(words) < 2:
+        return config, search or search_for(config)
+    option = f"loss.{words[0][1]}"
+    knob = fast_search(config, option)
+    default = LOSSES[config.loss.partition(":")[0]].defaults[words[0][1]]
+    first = with_value(config, option, default)
+    search = replace(search_for(first), count=TRIALS - 2)
+    found = [outcome(trial(first, search, value)) for value in _values_to_try(first, outcome, search)]
+    if None in found or not any(isinstance(result, Result) for result in found):
+        return first, search
+    at = knob.grid.index(default)
+    return replace(config, clip=choose(first, outcome, search).clip), replace(knob, grid=knob.grid[at - 1 : at + 2])
 
 
 def best_value(config: RunConfig, outcome: Outcome, search: Search) -> Any:
@@ -158,14 +186,16 @@ def outcomes_of_trials(
 
 def _values_to_try(config: RunConfig, outcome: Outcome, search: Search) -> list[float]:
     """The values to try, as far as they are known from the outcomes so far."""
+    if search.fixed:
+        return list(search.grid)
     between = search.grid[len(search.grid) // 5], search.grid[-1]
     done: dict[float, Trial | None] = {}
-    while ahead := [value for value in propose_values(between, done) if value not in done]:
+    while ahead := [value for value in propose_values(between, done, search.count) if value not in done]:
         found = outcomes_of_trials(config, outcome, search, ahead)
         done |= _trials(found)
         if len(found) < len(ahead):
             break
-    return propose_values(between, done)
+    return propose_values(between, done, search.count)
 
 
 def _validation(found: Result | Failure | None) -> float | None:
