@@ -439,3 +439,23 @@ def test_a_warning_is_printed_once():
     once = cli.Once()
     records = [logging.makeLogRecord({"msg": "skipped: %s", "args": (name,)}) for name in ("a", "b", "a")]
     assert [once.filter(record) for record in records] == [True, True, False]
+
+
+def test_a_sweep_can_leave_out_what_is_missing(capsys, monkeypatch, tmp_path) -> None:
+    recipe = tmp_path / "two.toml"
+    recipe.write_text(
+        '[base]\nepochs = 1\nlimit = 64\nmodel = "mlp:width=8,depth=1"\n[grid]\n'
+        'data = ["digits", "table:path=nowhere.csv,label=kind"]\n',
+        encoding="utf-8",
+    )
+    command = ("sweep", str(recipe), "--runs", str(tmp_path / "runs"), "--root", str(tmp_path), "--executor", "inline")
+    code, _, err = run(capsys, monkeypatch, *command)
+    assert code == 2
+    assert "nowhere.csv" in err
+    code, out, err = run(capsys, monkeypatch, *command, "--skip-missing")
+    assert code == 0
+    assert "left out: There is no file" in err
+    assert "1 runs done" in out
+    code, out, _ = run(capsys, monkeypatch, "report", str(recipe), "--runs", str(tmp_path / "runs"), "--strict")
+    assert code == 0  # the table is that of the sweep
+    assert "nowhere" not in out

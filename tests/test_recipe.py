@@ -241,11 +241,12 @@ EXPECTED = {
 
 
 def to_tune(config: RunConfig) -> dict[str, str]:
-    return {name: spec for name in ("clip", "penalty") if (spec := getattr(config, name)).endswith("=grid")}
+    return {name: spec for name in ("clip", "penalty") if (spec := getattr(config, name)).endswith(("=grid", "=auto"))}
 
 
 def untuned(config: RunConfig) -> RunConfig:
-    return replace(config, **dict.fromkeys(to_tune(config), "none"))
+    plain = replace(config, **dict.fromkeys(to_tune(config), "none"))
+    return replace(plain, loss="ce") if config.loss.endswith("=auto") else plain
 
 
 CACHE: dict[tuple[str, str], str] = {}
@@ -286,7 +287,15 @@ def test_full_scale_is_the_papers(name: str, tmp_path: Path) -> None:
 
 
 def test_every_recipe_is_checked() -> None:
-    assert set(recipe_names()) == {*EXPECTED, "quickstart", "first_sight", "memorisation", "methods", "readings"}
+    assert set(recipe_names()) == {
+        *EXPECTED,
+        "quickstart",
+        "first_sight",
+        "leaderboard",
+        "memorisation",
+        "methods",
+        "readings",
+    }
 
 
 def test_figure_1_draws_four_numbers_of_classes() -> None:
@@ -305,6 +314,7 @@ CELLS = {  # smoke, cpu, mini, full
     "figure3": (6, 45, 12, 60),
     "figure4": (6, 45, 12, 60),
     "first_sight": (20, 60, 20, 60),
+    "leaderboard": (16, 288, 1008, 1008),
     "memorisation": (2, 24, 30, 30),
     "methods": (8, 114, 16, 114),
     "quickstart": (12, 36, 12, 36),
@@ -589,8 +599,8 @@ BAD = {
     "unknown loss": ('[grid]\nloss = ["gcee"]', "Unknown loss 'gcee'. Did you mean 'gce'?"),
     "unknown knob to tune": ('[grid]\nclip = ["norm:tmp=grid"]', "The clip 'norm' has no knob 'tmp'."),
     "not to be tuned": (
-        '[grid]\nloss = ["gce:q=grid"]',
-        "No values are known to choose loss.gce.q from",
+        '[grid]\nloss = ["sce:beta=grid"]',
+        "No values are known to choose loss.sce.beta from",
     ),
     "no published temp": (
         '[base]\nnoise = "pair:rate=0.2"\nclip = "norm:temp=published"',
@@ -598,7 +608,7 @@ BAD = {
     ),
     "two to be tuned": (
         '[base]\npenalty = "norm:weight=grid"\n[grid]\nclip = ["norm:temp=auto"]',
-        "One number can be tuned at a time, got clip.temp and penalty.weight.",
+        "One number can be tuned at a time, got clip.temp and penalty.weight; only a knob of the loss and",
     ),
     "value twice": ('[grid]\nloss = ["gce", "gce:q=0.7"]', "loss in [grid] has a value twice"),
     "unknown axis": ('[grid]\nlos = ["ce"]', "there is no [variant.ce]. Did you mean 'loss'?"),

@@ -12,14 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from events import Log
 from rich.console import Console
 
 from logitclip.cli.tuning import Tried, tried_table
+from logitclip.losses import LOSSES
 from logitclip.runs.config import RunConfig, words_to_tune
 from logitclip.runs.results import Failure, Result, outcome
 from logitclip.runs.train import train
-from logitclip.search import TRIALS, best, score_trials
+from logitclip.search import HELD_OUT, TRIALS, best, score_trials
 from logitclip.search import Trial as SearchTrial
 from logitclip.studies import executors, queue, sweeping, tuning
 from logitclip.studies.tuning import GRIDS, Search
@@ -141,6 +143,57 @@ def test_the_rivals_have_grids(fields: dict[str, str], values: tuple[float, ...]
     (field, spec), *_ = fields.items()
     asked = tuning.trials(config, lambda _: None)
     assert [getattr(trial, field) for trial in asked] == [spec.replace("grid", f"{v:g}") for v in values]
+
+
+class Valley(Curve):
+    """Trials of two numbers: the accuracy falls with the distance from the best temp and from the best q."""
+
+    def __call__(self, config: RunConfig) -> Result | Failure | None:
+        if config not in self.done:
+            return None
+        temp, q = float(config.clip.rpartition("=")[2]), float(config.loss.rpartition("=")[2])
+        if temp in self.broken:
+            return Failure("", "Diverged", "", 1, final=True)
+        return trial(60 - 10 * abs(math.log(temp / self.peak)) - 20 * abs(q - 0.5), config.clip)
+
+
+BOTH = replace(AUTO, loss="gce:q=auto")
+
+
+@pytest.mark.parametrize(("peak", "temp"), [(1.0, 1.0), (2.0, 2.24), (9.0, 5.0)])
+def test_a_knob_of_the_loss_and_temp_share_five_trials(peak: float, temp: float) -> None:
+    outcome = Valley(peak)
+    while asked := tuning.trials(BOTH, outcome):
+        outcome.train(asked)
+    tried = [(config.clip, config.loss) for config in outcome.done]
+    assert tried == [
+        *((f"norm:temp={value:g}", "gce:q=0.7") for value in (1.0, 2.24, 5.0)),
+        *((f"norm:temp={temp:g}", f"gce:q={q:g}") for q in (0.5, 0.8)),
+    ]
+    chosen = tuning.choose(BOTH, outcome)
+    assert (chosen.clip, chosen.loss, chosen.val) == (f"norm:temp={temp:g}", "gce:q=0.5", 0.0)
+
+
+def test_two_numbers_without_a_trial_that_worked() -> None:
+    outcome = Valley(1.0, broken=(1.0, 2.24, 5.0))
+    outcome.train(tuning.trials(BOTH, outcome))
+    assert tuning.trials(BOTH, outcome) == []
+    with pytest.raises(ValueError, match="all trials failed"):
+        tuning.choose(BOTH, outcome)
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if LOSSES[name].tune])
+def test_the_main_knob_of_a_loss_has_five_values_around_its_default(name: str) -> None:
+    ((knob, values),) = LOSSES[name].tune.items()
+    assert len(values) == 5
+    assert list(values) == sorted(values)
+    assert LOSSES[name].defaults[knob] in values[1:4]
+    logits, target = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3, 0, 1])
+    for value in values:
+        assert LOSSES[name](logits, target, **{knob: value}).isfinite().all()
+    asked = tuning.trials(RunConfig(loss=f"{name}:{knob}=auto"), lambda _: None)
+    assert [float(config.loss.partition(f"{knob}=")[2]) for config in asked] == list(values)
+    assert {(config.val, config.val_rule) for config in asked} == {(HELD_OUT, "random")}
 
 
 def test_every_grid_names_a_knob_that_exists() -> None:

@@ -120,11 +120,11 @@ def _check_options(config: RunConfig, search: SearchOptions, place: Place) -> No
             "A study makes one run at a time, on this machine: --jobs, --address and --executor ray are not for it. To "
             "share the work, give the command several times with one --storage."
         )
-    words = words_to_tune(config)
-    named = search.option or next((f"{field}.{knob}" for field, knob, _ in words), None)
-    for field, knob in [(field, knob) for field, knob, _ in words if f"{field}.{knob}" != named]:
+    options = {f"{name}.{knob}": (name, knob) for name, knob, _ in words_to_tune(config)}
+    kept = search.option or next(iter(options), None)
+    for name, knob in [place for option, place in options.items() if option != kept]:
         raise ValueError(
-            f"One value is tuned at a time: give {knob} in --{field} {getattr(config, field)} a number"
+            f"One value is tuned at a time: give {knob} in --{name} {getattr(config, name)} a number"
             + (f", or leave out --option {search.option}." if search.option else ", or sweep a recipe.")
         )
 

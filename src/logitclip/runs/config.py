@@ -352,8 +352,8 @@ def words_to_tune(config: RunConfig) -> list[tuple[str, str, str]]:
     ]
     if len(found) > 1 and [(field, word) for field, _, word in found] != [("loss", "auto"), ("clip", "auto")]:
         raise ValueError(
-            f"One number can be tuned at a time, got {' and '.join(f'{f}.{k}' for f, k, _ in found)}; only a knob of the "
-            "loss and one of the clip may both be `auto`."
+            f"One number can be tuned at a time, got {' and '.join(f'{f}.{k}' for f, k, _ in found)}; only a knob of "
+            "the loss and one of the clip may both be `auto`."
         )
     return found
 
