@@ -43,7 +43,7 @@ def write_cifar(root: Path, out: Path) -> None:
     from logitclip.runs.encoding import encode_inputs
 
     load_plugins((str(ENCODER),))
-    config = RunConfig(encoder="efficientnet_lite0", plugin=(str(ENCODER),)).resolved()
+    config = RunConfig(encoder="efficientnet_lite0", plugin=(str(ENCODER),)).resolve()
     dataset = data.load("cifar10:human=true", root)
     for part, split in (("train", dataset.train), ("test", dataset.test)):
         rows = slice(IMAGES[part])

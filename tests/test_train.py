@@ -154,13 +154,13 @@ def test_runs_on_the_same_data_share_it_until_a_file_changes(tmp_path: Path) -> 
     file = tmp_path / "rows.csv"
     file.write_text("x,kind\n" + "".join(f"{i * i % 7},{'ab'[i % 2]}\n" for i in range(40)), encoding="utf-8")
     config = RunConfig(data=f"table:path={file},label=kind", noise="symmetric:rate=0.2")
-    first, record = prepare(config.resolved())
-    again, _ = prepare(replace(config, loss="gce", clip="norm:temp=2", seed=3, lr=0.7).resolved())
+    first, record = prepare(config.resolve())
+    again, _ = prepare(replace(config, loss="gce", clip="norm:temp=2", seed=3, lr=0.7).resolve())
     assert again is first
-    _, other = prepare(replace(config, noise_seed=1).resolved())
+    _, other = prepare(replace(config, noise_seed=1).resolve())
     assert not torch.equal(record.labels, other.labels)
     file.write_text("x,kind\n" + "".join(f"{i * i % 7},{'abc'[i % 3]}\n" for i in range(40)), encoding="utf-8")
-    assert prepare(config.resolved())[0].num_classes == 3
+    assert prepare(config.resolve())[0].num_classes == 3
 
 
 def test_limit_is_a_fixed_choice(tmp_path):

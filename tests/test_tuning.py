@@ -182,15 +182,16 @@ def test_two_numbers_without_a_trial_that_worked() -> None:
         tuning.choose(BOTH, outcome)
 
 
-@pytest.mark.parametrize("name", [name for name in LOSSES if LOSSES[name].tune])
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "unhinged"])
 def test_the_main_knob_of_a_loss_has_five_values_around_its_default(name: str) -> None:
-    ((knob, values),) = LOSSES[name].tune.items()
+    loss: Any = LOSSES[name]
+    ((knob, values),) = loss.tune.items()
     assert len(values) == 5
     assert list(values) == sorted(values)
-    assert LOSSES[name].defaults[knob] in values[1:4]
+    assert loss.defaults[knob] in values[1:4]
     logits, target = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3, 0, 1])
     for value in values:
-        assert LOSSES[name](logits, target, **{knob: value}).isfinite().all()
+        assert loss(logits, target, **{knob: value}).isfinite().all()
     asked = tuning.trials(RunConfig(loss=f"{name}:{knob}=auto"), lambda _: None)
     assert [float(config.loss.partition(f"{knob}=")[2]) for config in asked] == list(values)
     assert {(config.val, config.val_rule) for config in asked} == {(HELD_OUT, "random")}

@@ -418,11 +418,11 @@ _prepared: dict[tuple[str, ...], tuple[data.Dataset, noise.NoisyLabels]] = {}
 def _identify_data(config: RunConfig) -> tuple[str, ...]:
     """What the examples and labels of a resolved config depend on, files included."""
     names = ("data", "encoder", "noise", "noise_seed", "limit", "test_limit", "plugin", "root")
-    only = dataclasses.replace(RunConfig().resolved(), **{name: getattr(config, name) for name in names})
+    only = dataclasses.replace(RunConfig().resolve(), **{name: getattr(config, name) for name in names})
     return resolved_id(only), str(config.root), config.accelerator
 
 
-def _prepare(config: RunConfig, load: Load) -> tuple[data.Dataset, noise.NoisyLabels]:
+def _prepare(config: RunConfig, load: LoadDataset) -> tuple[data.Dataset, noise.NoisyLabels]:
     if config.encoder == "none":
         return _with_noise(config, load)
     raw = functools.cache(partial(load, raw=True))

@@ -96,8 +96,9 @@ def fast_search(config: RunConfig, option: str) -> Search:
     """The fast search for a knob of the config's clip or penalty, as in clip.temp, or for the main knob of its loss."""
     field, _, knob = option.partition(".")
     name = str(getattr(config, field, "")).partition(":")[0]
-    if field == "loss" and knob in (values := LOSSES[name].tune):
-        return Search(option, grid=values[knob], fixed=True)
+    known: Any = LOSSES[name] if field == "loss" else None
+    if known is not None and knob in known.tune:
+        return Search(option, grid=known.tune[knob], fixed=True)
     key = f"{field}.{name}.{knob}" if knob else option
     if key not in GRIDS:
         raise ValueError(
@@ -131,7 +132,8 @@ def _step(config: RunConfig, outcome: Outcome, search: Search | None) -> tuple[R
         return config, search or search_for(config)
     option = f"loss.{words[0][1]}"
     knob = fast_search(config, option)
-    default = LOSSES[config.loss.partition(":")[0]].defaults[words[0][1]]
+    loss: Any = LOSSES[config.loss.partition(":")[0]]
+    default = loss.defaults[words[0][1]]
     first = with_value(config, option, default)
     search = replace(search_for(first), count=TRIALS - 2)
     found = [outcome(trial(first, search, value)) for value in _values_to_try(first, outcome, search)]
