@@ -98,7 +98,7 @@ def test_one_name_is_explained(command):
 def test_list_imports_plugins(command, tmp_path):
     plugin = tmp_path / "mine.py"
     plugin.write_text(
-        'from logitclip.losses import loss\n\n\n@loss\ndef join_names(log_p, _):\n    """Mine."""\n    return -log_p\n',
+        'from logitclip.losses import loss\n\n\n@loss\ndef listed(log_p, _):\n    """Mine."""\n    return -log_p\n',
         encoding="utf-8",
     )
     assert "listed" not in command("list", "losses")[1]

@@ -98,7 +98,7 @@ def test_wrong_class_folders_are_named(tmp_path):
 
 
 @pytest.fixture
-def join_names(tmp_path):
+def listed(tmp_path):
     for i in range(6):
         write_image(tmp_path / "images" / f"photo {i}.jpg")
     (tmp_path / "train.txt").write_text(

@@ -6,8 +6,9 @@ import torch
 from tensors import as_tensor
 
 from logitclip.data._columns import TextColumn, read_table
+from logitclip.data._loading import Part
 from logitclip.data.dataset import DATASETS, defaults_of
-from logitclip.data.table import load_table, table
+from logitclip.data.table import Roles, load_table, table
 
 pytest.importorskip("pyarrow")
 
@@ -40,7 +41,7 @@ def test_table(people):
 
 
 def test_the_truth_is_no_feature_and_judges_the_test_rows(people):
-    data, prep = load_table(people, "given", clean_label="truth", drop=["row"])
+    data, prep = load_table(people, Roles("given", "truth", drop=["row"]))
     assert prep.kinds == {"x": "number", "group": "category"}
     wrong = data.train.labels != data.train.clean_labels
     assert 0 < int(wrong.sum()) <= 10
@@ -142,14 +143,14 @@ def test_a_file_of_test_rows(people, tmp_path):
 )
 def test_class_names_are_the_labels_sorted(tmp_path, labels, names):
     path = write(tmp_path / "x.csv", "x,y\n" + "".join(f"{i},{label}\n" for i, label in enumerate(labels)))
-    data, _ = load_table(path, "y", test=0.5)
+    data, _ = load_table(path, Roles("y"), test=Part(0.5))
     assert data.class_names == names
 
 
 def test_npz_labels(tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "x.npz", x=rng.normal(size=(40, 3)).astype("f4"), y=np.arange(40) % 4)
-    data, _ = load_table(tmp_path / "x.npz", "y", test=0.25)
+    data, _ = load_table(tmp_path / "x.npz", Roles("y"), test=Part(0.25))
     assert data.class_names == ("0", "1", "2", "3")
     assert torch.bincount(data.test.labels).tolist() == [2, 2, 2, 2]
 
@@ -165,10 +166,10 @@ def test_wrong_labels_are_one_sentence(people, tmp_path):
         table(path=str(people), label="given", test=2.0)
     path = write(tmp_path / "x.csv", "x,y\n1,a\n2,b\n3,\n4,a\n5,?\n")
     with pytest.raises(ValueError, match=r"x.csv, row 3: the label 'y' is missing \(and in 1 other rows\); fill it in"):
-        load_table(path, "y")
+        load_table(path, Roles("y"))
     path = write(tmp_path / "x.csv", "x,y\n1,a\n2,a\n3,a\n")
     with pytest.raises(ValueError, match="the label 'y' has 1 different values; at least two"):
-        load_table(path, "y")
+        load_table(path, Roles("y"))
     with pytest.raises(ValueError, match=r"There is no file nowhere/x.csv"):
         table("nowhere", path="x.csv", label="y")
     with pytest.raises(ValueError, match="needs 'path'"):
@@ -199,10 +200,10 @@ def test_the_latest_rows_are_tested(visits):
 
 
 def test_dates_are_features_if_asked_for(visits):
-    data, prep = load_table(visits, "kind", drop=["patient"], dates=True)
+    data, prep = load_table(visits, Roles("kind", drop=["patient"], dates=True))
     assert prep.kinds == {"day": "date", "x": "number"}
     assert data.train.x.shape[1] == 8
-    _, prep = load_table(visits, "kind", drop=["patient"])
+    _, prep = load_table(visits, Roles("kind", drop=["patient"]))
     assert prep.dropped == {"day": "holds dates; to use them, give dates=True"}
 
 

@@ -168,9 +168,9 @@ class Loss(nn.Module):
         Raises:
             ValueError: if shapes or targets do not fit.
         """
-        return self.reduced(logits, target, example_weight)
+        return self.compute(logits, target, example_weight)
 
-    def reduced(
+    def compute(
         self, logits: Tensor, target: Tensor, example_weight: Tensor | None = None, clip: Clip | None = None
     ) -> Tensor:
         """Clip the logits, compute the loss, weight and reduce it."""
@@ -465,7 +465,7 @@ class LogitClip(_Wrapper):
         """
         criterion = self.criterion
         if isinstance(criterion, Loss) and type(criterion).forward is Loss.forward:  # clip and loss in one
-            return criterion.reduced(logits, target, *args, **kwargs, clip=self.clip)
+            return criterion.compute(logits, target, *args, **kwargs, clip=self.clip)
         return super().forward(logits, target, *args, **kwargs)
 
     def extra_repr(self) -> str:
@@ -509,7 +509,7 @@ class LogitClip(_Wrapper):
         if target is None or not isinstance(self.criterion, Loss):
             return report
         mean = Loss(self.criterion.name, ignore_index=self.criterion.ignore_index, **self.criterion.knobs)
-        report = replace(report, loss=float(mean.reduced(logits, target, clip=self.clip)))
+        report = replace(report, loss=float(mean.compute(logits, target, clip=self.clip)))
         lowest = None if masked.any() else self._lowest_loss(mean, report.clipped, logits.shape[dim])
         if lowest is None or report.loss is None:
             return report

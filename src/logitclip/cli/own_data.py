@@ -105,15 +105,8 @@ def fit(
     """
     from rich.markup import escape
 
-    columns = {
-        "text": text,
-        "image": image,
-        "folder": folder,
-        "drop": drop,
-        "weight": weight,
-        "group": group,
-        "time": time,
-    }
+    columns = {"text": text, "image": image, "folder": folder, "drop": drop}
+    columns |= {"weight": weight, "group": group, "time": time}
     network = {"loss": loss, "model": model, "epochs": epochs, "batch_size": batch_size, "lr": lr, "augment": augment}
     options = {"learner": learner, "balance": balance, "clip": clip, "seed": seed, "jobs": jobs, "test": test}
     options |= {"encoder": encoder, "bundle": bundle, "download": download}

@@ -19,7 +19,7 @@ from logitclip.data._images import (
     find_images,
     read_all,
 )
-from logitclip.data._loading import stratified_split
+from logitclip.data._loading import Part, stratified_split
 from logitclip.data.dataset import Dataset, Split, locate
 
 log = logging.getLogger(__name__)
@@ -159,9 +159,7 @@ def image_dataset(
     classes: Sequence[str],
     size: int,
     *,
-    share: float = 0.2,
-    fold: int = 0,
-    split_seed: int = 0,
+    part: Part | None = None,
     memory: bool = False,
 ) -> Dataset:
     """Build a dataset from listings.
@@ -169,10 +167,10 @@ def image_dataset(
     Args:
         name: Name of the dataset.
         train: The training images.
-        test: The test images; None holds out `share` of each class of the training images.
+        test: The test images; None holds out `part` of the training images.
         classes: The K class names.
         size: Side of the decoded images, in pixels.
-        share, fold, split_seed: The held-out share, see `stratified_split`.
+        part: The part to hold out; by default a fifth.
         memory: Decode every image once and keep it in memory. Unreadable images are skipped with a warning.
 
     Raises:
@@ -184,7 +182,9 @@ def image_dataset(
     if test is not None:
         parts.append(_split(test, classes, size, memory))
     else:
-        parts = [parts[0].select(index) for index in stratified_split(parts[0].labels, share, split_seed, fold=fold)]
+        part = part or Part()
+        split = stratified_split(parts[0].labels, part.share, part.seed, fold=part.fold)
+        parts = [parts[0].select(index) for index in split]
     check_every_class(parts[0].labels, classes, train.source)
     log.info("%s: %d training images, %d test images, %d classes", train.source, *map(len, parts), len(classes))
     return Dataset(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -92,6 +92,21 @@ def limit_examples(dataset: Dataset, train: int, test: int) -> Dataset:
 def choose_examples(examples: int, limit: int, split: str) -> Tensor:
     """Return the sorted positions of the examples that `limit_examples` keeps of a split."""
     return torch.randperm(examples, generator=stream("cpu", 0, "limit", split))[:limit].sort().values
+
+
+@dataclass(frozen=True)
+class Part:
+    """The part of a dataset to test on.
+
+    Attributes:
+        share: share of each class.
+        fold: which of the `1 / share` disjoint parts, from 0.
+        seed: seed of the split.
+    """
+
+    share: float = 0.2
+    fold: int = 0
+    seed: int = 0
 
 
 def stratified_split(labels: Tensor, share: float, seed: int, *, fold: int = 0) -> tuple[Tensor, Tensor]:

@@ -232,10 +232,10 @@ def _transformer(frame: Any, kinds: Mapping[str, ColumnKind]) -> Any:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-    def named(kind: ColumnKind) -> list[str]:
+    def keys_of(kind: ColumnKind) -> list[str]:
         return [_key(i) for i, found in enumerate(kinds.values()) if found == kind]
 
-    numbers = [name for name in frame if name in named("number") or name.partition(":")[0] in named("date")]
+    numbers = [name for name in frame if name in keys_of("number") or name.partition(":")[0] in keys_of("date")]
 
     single: Any = np.float32  # scikit-learn's annotations know float64 alone
     # Dense features must fit in memory: at most a gigabyte for all rows.
@@ -257,11 +257,11 @@ def _transformer(frame: Any, kinds: Mapping[str, ColumnKind]) -> Any:
                     sparse_output=False,
                     dtype=single,
                 ),
-                named("category"),
+                keys_of("category"),
             ),
-            *((f"text {i}", vectorizer(name), name) for i, name in enumerate(named("text"))),
+            *((f"text {i}", vectorizer(name), name) for i, name in enumerate(keys_of("text"))),
         ],
-        transformer_weights={f"text {i}": TEXT_WEIGHT for i in range(len(named("text")))},
+        transformer_weights={f"text {i}": TEXT_WEIGHT for i in range(len(keys_of("text")))},
     )
 
 

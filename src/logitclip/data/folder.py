@@ -15,6 +15,7 @@ from logitclip.data._listings import (
     read_lines,
     read_list,
 )
+from logitclip.data._loading import Part
 from logitclip.data.dataset import DATASETS, Dataset, locate, reads, with_defaults
 
 
@@ -64,8 +65,8 @@ def folder(
         raise ValueError("test_list and classes need train_list=FILE, a file with lines 'name label'.")
     else:
         train, held_out, names = _from_folders(place)
-    share = {"share": test, "fold": fold, "split_seed": split_seed}
-    return image_dataset("folder", train, held_out, names, size, **share, memory=memory and not raw)
+    part = Part(test, fold, split_seed)
+    return image_dataset("folder", train, held_out, names, size, part=part, memory=memory and not raw)
 
 
 def _from_folders(folder: Path) -> tuple[Listing, Listing | None, Sequence[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from logitclip.data._columns import (
 from logitclip.data._folds import group_folds, group_numbers, time_folds, time_numbers
 from logitclip.data._images import ImageFiles, own_image_defaults
 from logitclip.data._listings import Listing, image_dataset
-from logitclip.data._loading import stratified_split
+from logitclip.data._loading import Part, stratified_split
 from logitclip.data._preprocessing import Preprocessor, is_usable
 from logitclip.data._texts import Texts
 from logitclip.data.dataset import DATASETS, Dataset, Split, locate, reads, with_defaults
@@ -105,83 +105,77 @@ def table(
         test_path: A file with the test rows, instead of a share.
         split_seed: Seed of the split.
     """
-    where, split = locate(path, root), {"fold": fold, "split_seed": split_seed}
+    where, part = locate(path, root), Part(test, fold, split_seed)
     if image is not None:
         refused = {"drop": drop, "text": text, "group": group, "time": time, "dates": dates, "test_path": test_path}
         for knob, value in refused.items():
             if value:
                 raise ValueError(f"{knob} is not for a table of images: leave it out.")
-        return _image_table(where, label, clean_label, image, share=test, size=size, memory=memory and not raw, **split)
-    return load_table(
-        where,
-        label,
-        clean_label=clean_label,
-        drop=_names(drop),
-        text=_names(text),
-        group=group,
-        time=time,
-        dates=dates,
-        test=test if test_path is None else locate(test_path, root),
-        raw=raw,
-        **split,
-    )[0]
+        return _image_table(where, label, clean_label, image, part=part, size=size, memory=memory and not raw)
+    roles = Roles(label, clean_label, _names(drop), _names(text), group, time, dates)
+    return load_table(where, roles, test=part if test_path is None else locate(test_path, root), raw=raw)[0]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What the columns of a table are for; see `table`."""
+
+    label: str
+    clean_label: str | None = None
+    drop: Sequence[str] = ()
+    text: Sequence[str] = ()
+    group: str | None = None
+    time: str | None = None
+    dates: bool = False
+
+    @property
+    def labels(self) -> list[str]:
+        return [name for name in (self.label, self.clean_label) if name is not None]
+
+    @property
+    def aside(self) -> list[str]:
+        """The columns that say how to split the table."""
+        return [name for name in (self.group, self.time) if name is not None]
+
+    def select_features(self, columns: Columns) -> Columns:
+        features = {n: column for n, column in columns.items() if n not in (*self.labels, *self.drop, *self.aside)}
+        return features if self.dates else {name: _without_dates(column) for name, column in features.items()}
 
 
 def load_table(
-    path: str | Path,
-    label: str,
-    *,
-    clean_label: str | None = None,
-    drop: Sequence[str] = (),
-    text: Sequence[str] = (),
-    group: str | None = None,
-    time: str | None = None,
-    dates: bool = False,
-    test: float | str | Path = 0.2,
-    fold: int = 0,
-    split_seed: int = 0,
-    raw: bool = False,
+    path: str | Path, roles: Roles, *, test: Part | str | Path | None = None, raw: bool = False
 ) -> tuple[Dataset, Preprocessor | None]:
     """Load a table as `table` does.
 
     Args:
-        test: A share, or a file with the test rows.
+        path: The file.
+        roles: What its columns are for.
+        test: The rows to hold out, by default a fifth; or a file with the test rows.
         raw: Keep the texts as they are, joined row by row; the other columns become features beside them.
 
     Returns:
         The dataset and the preprocessor that made its features; None if there are only texts.
     """
-    special = [label] if clean_label is None else [label, clean_label]
-    aside = [name for name in (group, time) if name is not None]
-    columns = read_table(path, text=(*special, *text, *filter(None, [group])))
-    for name in (*special, *drop, *text, *aside):
+    text = roles.text
+    columns = read_table(path, text=(*roles.labels, *text, *filter(None, [roles.group])))
+    for name in (*roles.labels, *roles.drop, *text, *roles.aside):
         require_column(columns, name, path)
-    classes = class_names([columns[name] for name in special], label, path)
-    labels, *clean = (class_positions(columns[name], name, classes, path) for name in special)
+    classes = class_names([columns[name] for name in roles.labels], roles.label, path)
+    labels, *clean = (class_positions(columns[name], name, classes, path) for name in roles.labels)
     truth = clean[0] if clean else labels
-    features = {name: column for name, column in columns.items() if name not in (*special, *drop, *aside)}
-    features = features if dates else {name: _without_dates(column) for name, column in features.items()}
-    rows = torch.arange(len(labels))
-
-    if isinstance(test, (str, Path)):
-        if aside:
-            raise ValueError("group and time say how to split a table: leave them out beside a file of test rows.")
-        kept, train_columns = rows, features
-        preprocessor = _fit(features, text, raw=raw)
-        as_before = () if preprocessor is None else preprocessor.text_columns
-        test_columns = read_table(test, text={*special, *text, *as_before})
-        judge = clean_label if clean_label in test_columns else label
-        require_column(test_columns, judge, test)
-        test_truth = class_positions(test_columns[judge], judge, classes, test)
-        held_out = torch.arange(len(test_truth))
-    else:
-        if group is not None or time is not None:
-            kept, held_out = _split_by(columns, path, labels, group, time, share=test, seed=split_seed, fold=fold)
-        else:
-            kept, held_out = stratified_split(labels, test, split_seed, fold=fold)
+    features = roles.select_features(columns)
+    if test is None or isinstance(test, Part):
+        kept, held_out = _split_rows(columns, path, labels, roles, test or Part())
         train_columns, test_columns = take(features, kept), take(features, held_out)
         test_truth = truth[held_out]
         preprocessor = _fit(train_columns, text, raw=raw)
+    else:
+        if roles.aside:
+            raise ValueError("group and time say how to split a table: leave them out beside a file of test rows.")
+        kept, train_columns = torch.arange(len(labels)), features
+        preprocessor = _fit(features, text, raw=raw)
+        test_columns, test_truth = _read_test(test, roles, classes, preprocessor)
+        held_out = torch.arange(len(test_truth))
 
     def split(columns: Columns, *labels: Any) -> Split:
         features = None if preprocessor is None else preprocessor.transform(columns)
@@ -203,25 +197,29 @@ def load_table(
     return dataset, preprocessor
 
 
-def _split_by(
-    columns: Columns,
-    path: str | Path,
-    labels: Tensor,
-    group: str | None,
-    time: str | None,
-    *,
-    share: float,
-    seed: int,
-    fold: int,
-) -> tuple[Tensor, Tensor]:
-    """Split by groups or times. A fold of groups is one of `1 / share`; fold 0 of times is the latest period."""
+def _read_test(
+    path: str | Path, roles: Roles, classes: Sequence[str], preprocessor: Preprocessor | None
+) -> tuple[Columns, Tensor]:
+    """Read a file of test rows: its columns, and the classes that its rows are judged by."""
+    as_before = () if preprocessor is None else preprocessor.text_columns
+    columns = read_table(path, text={*roles.labels, *roles.text, *as_before})
+    judge = roles.clean_label if roles.clean_label in columns else roles.label
+    require_column(columns, judge, path)
+    return columns, class_positions(columns[judge], judge, classes, path)
+
+
+def _split_rows(columns: Columns, path: str | Path, labels: Tensor, roles: Roles, part: Part) -> tuple[Tensor, Tensor]:
+    """Split by classes, groups or times. A fold is one of `1 / share`; fold 0 of times is the latest period."""
+    group, time, share, fold = roles.group, roles.time, part.share, part.fold
+    if group is None and time is None:
+        return stratified_split(labels, share, part.seed, fold=fold)
     if group is not None and time is not None:
         raise ValueError("Give either group or time: a split is by one of them.")
     if not 0 < share < 1:
         raise ValueError(f"test must be a share between 0 and 1, got {share}.")
     count = max(2, round(1 / share))
     if group is not None:
-        parts = group_folds(group_numbers(columns, group, path), labels.numpy(), count, seed)
+        parts = group_folds(group_numbers(columns, group, path), labels.numpy(), count, part.seed)
     else:
         parts = time_folds(time_numbers(columns, str(time), path), count - 1)[::-1]
     if not 0 <= fold < len(parts):

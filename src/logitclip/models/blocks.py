@@ -51,7 +51,7 @@ def make_activation(name: str) -> nn.Module:
     return ACTIVATIONS[one_of("activation", name, ACTIVATIONS)]()
 
 
-def named(**parts: nn.Module) -> nn.Sequential:
+def sequence(**parts: nn.Module) -> nn.Sequential:
     """A sequence with named parts, such as `model.head`."""
     return nn.Sequential(OrderedDict(parts))
 
@@ -89,7 +89,7 @@ def make_stages(
 
 def make_head(features: int, num_classes: int) -> nn.Sequential:
     """Mean over the image, then the linear layer, for images of any size."""
-    return named(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), linear=nn.Linear(features, num_classes))
+    return sequence(pool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten(), linear=nn.Linear(features, num_classes))
 
 
 class PreActBlock(nn.Module):

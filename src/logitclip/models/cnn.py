@@ -13,8 +13,8 @@ from logitclip.models.blocks import (
     init_he,
     make_activation,
     make_head,
-    named,
     one_of,
+    sequence,
 )
 
 
@@ -52,7 +52,7 @@ def cnn(
             body.append(make_activation(activation))
         inputs = outputs
     # fan_in keeps the scale of the forward pass; without norms the network does not learn otherwise.
-    return init_he(named(body=body, head=make_head(inputs, num_classes)), "fan_in", zero_bias=True)
+    return init_he(sequence(body=body, head=make_head(inputs, num_classes)), "fan_in", zero_bias=True)
 
 
 @MODELS.register
@@ -93,4 +93,4 @@ def strided_cnn(
         make_activation(activation),
         nn.Linear(hidden, num_classes),
     )
-    return named(body=body, head=head)
+    return sequence(body=body, head=head)

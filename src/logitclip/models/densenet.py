@@ -15,8 +15,8 @@ from logitclip.models.blocks import (
     make_activation,
     make_head,
     make_stem,
-    named,
     one_of,
+    sequence,
 )
 
 COUNTS = {121: (6, 12, 24, 16), 169: (6, 12, 32, 32), 201: (6, 12, 48, 32)}  # layers in each dense block
@@ -67,4 +67,4 @@ def densenet(
         if i < len(counts) - 1:  # between two blocks: half the channels, half the image
             body.extend([conv(width, width // 2, 1), nn.AvgPool2d(2)])
             width //= 2
-    return init_he(named(body=body, head=make_head(width, num_classes)), "fan_in", zero_bias=True)
+    return init_he(sequence(body=body, head=make_head(width, num_classes)), "fan_in", zero_bias=True)

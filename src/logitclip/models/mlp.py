@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from logitclip.models import MODELS
-from logitclip.models.blocks import Activation, Norm, at_most, check_sizes, make_activation, named, one_of
+from logitclip.models.blocks import Activation, Norm, at_most, check_sizes, make_activation, one_of, sequence
 
 
 @MODELS.register
@@ -40,4 +40,4 @@ def mlp(
         if normed:
             hidden.append(nn.BatchNorm1d(width))
         hidden.extend([make_activation(activation), nn.Dropout(dropout)])
-    return named(flatten=nn.Flatten(), hidden=hidden, head=nn.Linear(width if depth else in_features, num_classes))
+    return sequence(flatten=nn.Flatten(), hidden=hidden, head=nn.Linear(width if depth else in_features, num_classes))

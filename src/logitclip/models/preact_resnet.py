@@ -15,8 +15,8 @@ from logitclip.models.blocks import (
     make_head,
     make_stages,
     make_stem,
-    named,
     one_of,
+    sequence,
 )
 
 COUNTS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # blocks in each stage
@@ -47,7 +47,7 @@ def preact_resnet(
     counts = COUNTS[one_of("depth of a preact_resnet", depth, COUNTS)]
     activated = one_of("shortcut", shortcut, ("activated", "raw")) == "activated"
     block = partial(PreActBlock, activation=activation, activated_shortcut=activated)
-    return named(
+    return sequence(
         stem=make_stem("cifar", in_channels, 64, activation),
         stages=make_stages(block, 64, (64, 128, 256, 512), counts),
         norm=nn.Sequential(nn.BatchNorm2d(512), make_activation(activation)) if final_norm else nn.Identity(),

@@ -17,8 +17,8 @@ from logitclip.models.blocks import (
     make_head,
     make_stages,
     make_stem,
-    named,
     one_of,
+    sequence,
 )
 
 COUNTS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3)}  # blocks in each stage
@@ -71,7 +71,7 @@ def resnet(
     bottleneck = depth >= 50
     widths = [w * (4 if bottleneck else 1) for w in (64, 128, 256, 512)]
     block = partial(ResidualBlock, activation=activation, bottleneck=bottleneck)
-    model = named(
+    model = sequence(
         stem=make_stem(stem, in_channels, 64, activation),
         stages=make_stages(block, 64, widths, counts),
         head=make_head(widths[-1], num_classes),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from logitclip.models import MODELS
-from logitclip.models.blocks import Activation, make_activation, named
+from logitclip.models.blocks import Activation, make_activation, sequence
 
 
 class Fire(nn.Module):
@@ -52,7 +52,7 @@ def squeezenet(
     scores = nn.Conv2d(inputs, num_classes, 1)
     last = make_activation(activation) if last_activation else nn.Identity()
     head = nn.Sequential(nn.Dropout(dropout), scores, last, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    model = named(body=body, head=head)
+    model = sequence(body=body, head=head)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_uniform_(module.weight)

@@ -17,7 +17,7 @@ from logitclip.models.blocks import (
     make_activation,
     make_head,
     make_stages,
-    named,
+    sequence,
 )
 
 
@@ -46,7 +46,7 @@ def wrn(
     at_most(1000, depth=depth)
     widths = [16 * width, 32 * width, 64 * width]
     block = partial(PreActBlock, activation=activation, dropout=dropout)
-    model = named(
+    model = sequence(
         stem=conv(in_channels, 16),
         stages=make_stages(block, 16, widths, [(depth - 4) // 6] * 3),
         norm=nn.BatchNorm2d(widths[-1]),
