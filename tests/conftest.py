@@ -68,6 +68,22 @@ def _features_have_their_own_cache():
         yield
 
 
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory):
+    """The folder of a tiny encoder of texts."""
+    from encoders_for_tests import save_text_encoder
+
+    return save_text_encoder(tmp_path_factory.mktemp("models") / "bert")
+
+
+@pytest.fixture(scope="session")
+def vit(tmp_path_factory):
+    """The folder of a tiny encoder of images."""
+    from encoders_for_tests import save_image_encoder
+
+    return save_image_encoder(tmp_path_factory.mktemp("models") / "vit")
+
+
 def _devices():
     import torch
 

@@ -30,16 +30,6 @@ from logitclip.runs.train import prepare, train
 _PATHS = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
 
 
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    return save_text_encoder(tmp_path_factory.mktemp("models") / "bert")
-
-
-@pytest.fixture(scope="module")
-def vit(tmp_path_factory):
-    return save_image_encoder(tmp_path_factory.mktemp("models") / "vit")
-
-
 @pytest.fixture(autouse=True)
 def _cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LOGITCLIP_FEATURES", str(tmp_path / "features"))

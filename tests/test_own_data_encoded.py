@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from encoders_for_tests import make_texts, save_image_encoder, save_photos, save_text_encoder
+from encoders_for_tests import make_texts, save_photos, save_text_encoder
 
 import logitclip as lc
 from logitclip import encoders
@@ -14,16 +14,6 @@ from logitclip.own_data import model as model_module
 from logitclip.own_data.encoded import NewRows
 
 pd = pytest.importorskip("pandas")
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    return save_text_encoder(tmp_path_factory.mktemp("models") / "bert")
-
-
-@pytest.fixture(scope="module")
-def vit(tmp_path_factory):
-    return save_image_encoder(tmp_path_factory.mktemp("models") / "vit")
 
 
 @pytest.fixture(autouse=True)

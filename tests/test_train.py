@@ -397,18 +397,24 @@ def test_an_interrupted_run_ends_with_the_same_bytes(tmp_path, monkeypatch, chan
             assert all(np.array_equal(one[name], two[name]) for name in one)
 
 
-def test_an_interrupt_inside_the_save_saves_again(tmp_path, monkeypatch):
-    whole = train(in_folder(tmp_path, "whole"))
-    config = in_folder(tmp_path, "parts")
-    save, calls = files.write_synced, []
+def interrupt_save(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
+    """Let a signal come during the save with this number; return the list to which written names are added."""
+    write, calls = files.write_synced, []
 
     def interrupted(path: Path, content: bytes) -> None:
         calls.append(path.name)
-        if calls.count("state.pt") == 2 and path.name == "state.pt":
+        if calls.count("state.pt") == number and path.name == "state.pt":
             raise KeyboardInterrupt
-        save(path, content)
+        write(path, content)
 
     monkeypatch.setattr(files, "write_synced", interrupted)
+    return calls
+
+
+def test_an_interrupt_inside_the_save_saves_again(tmp_path, monkeypatch):
+    whole = train(in_folder(tmp_path, "whole"))
+    config = in_folder(tmp_path, "parts")
+    interrupt_save(monkeypatch, 2)
     with pytest.raises(KeyboardInterrupt):
         train(config)
     assert [p.name for p in sorted((tmp_path / "parts" / config.id / "checkpoints").iterdir())] == ["000001", "000002"]
@@ -438,15 +444,7 @@ def test_after_an_error_the_last_whole_epoch_is_saved(tmp_path, monkeypatch):
 
 def test_a_signal_while_saving_does_not_prevent_it(tmp_path, monkeypatch):
     config = in_folder(tmp_path, "a", checkpoint_seconds=1000)
-    write, calls = files.write_synced, []
-
-    def signalled(path: Path, content: bytes) -> None:
-        calls.append(path.name)
-        if calls.count("state.pt") == 1 and path.name == "state.pt":
-            raise KeyboardInterrupt
-        write(path, content)
-
-    monkeypatch.setattr(files, "write_synced", signalled)
+    calls = interrupt_save(monkeypatch, 1)
     with pytest.raises(KeyboardInterrupt):
         train(config, on_epoch=interrupt_after(1))
     assert calls.count("state.pt") == 2

@@ -311,6 +311,15 @@ def as_text(column: np.ndarray | TextColumn | Dates) -> TextColumn:
     return TextColumn(all_codes, [str(int(v)) if v.is_integer() else repr(v) for v in distinct.tolist()])
 
 
+def value_text(column: Column, row: int, digits: int = 6) -> str:
+    """Return a value as people read it, a number with so many digits; an empty text if it is missing."""
+    if isinstance(column, TextColumn):
+        return "" if column.codes[row] < 0 else column.values[column.codes[row]]
+    if isinstance(column, Dates):
+        return "" if np.isnan(column.days[row]) else date_text(float(column.days[row]))
+    return "" if isinstance(column, Unusable) or np.isnan(column[row]) else f"{column[row]:.{digits}g}"
+
+
 def date_text(day: float) -> str:
     """Write days since 1970-01-01 as a date, with the time unless it is midnight.
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from logitclip.registry import Registry
+from logitclip.registry import Registry, attach
 
 F = TypeVar("F", bound=Callable[..., Any])
 DATASETS = Registry("dataset", injected=("root", "download", "mirror", "raw"), package="logitclip.data")
@@ -42,13 +42,7 @@ def with_defaults(
     >>> wine.defaults["epochs"]
     30
     """
-
-    def decorate(function: F) -> F:
-        function.defaults, function.asymmetric = defaults, asymmetric  # type: ignore[attr-defined]
-        function.num_classes = num_classes  # type: ignore[attr-defined]
-        return function
-
-    return decorate
+    return attach(defaults=defaults, asymmetric=asymmetric, num_classes=num_classes)
 
 
 def with_protocol(*args: Any, **options: Any) -> Callable[[F], F]:
@@ -122,12 +116,7 @@ def reads(find: Callable[..., Iterable[bytes]]) -> Callable[[F], F]:
     Returns:
         A decorator.
     """
-
-    def decorate(function: F) -> F:
-        function.reads = find  # type: ignore[attr-defined]
-        return function
-
-    return decorate
+    return attach(reads=find)
 
 
 def files_of(spec: str, root: str | Path | None = None) -> Iterable[bytes]:

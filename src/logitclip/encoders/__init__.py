@@ -19,7 +19,7 @@ from torch import Tensor
 
 from logitclip.encoders._weights import downloads_allowed
 from logitclip.files import sha256
-from logitclip.registry import Registry
+from logitclip.registry import Registry, attach
 
 __all__ = [
     "AUTO",
@@ -95,12 +95,7 @@ def reads(find: Callable[..., Iterable[Path]]) -> Callable[[F], F]:
     Returns:
         A decorator.
     """
-
-    def decorate(function: F) -> F:
-        function.reads = find  # type: ignore[attr-defined]
-        return function
-
-    return decorate
+    return attach(reads=find)
 
 
 @ENCODERS.register

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from logitclip.data._columns import Dates, TextColumn, Unusable, date_text
+from logitclip.data._columns import value_text
 from logitclip.data._images import ImageFiles
 from logitclip.own_data.images import Images
 from logitclip.own_data.kind import Source
@@ -89,7 +89,7 @@ class Rows:
         """Return names and values of the columns of a row; of a picture, its file name."""
         if self.has_pictures:
             return [("file", self.names[i])]
-        return [(name, _value(column, i)[:LONGEST]) for name, column in self.columns.items()]
+        return [(name, value_text(column, i, digits=15)[:LONGEST]) for name, column in self.columns.items()]
 
     def digest(self, i: int) -> str:
         """Return a digest of the content of a row, without its label."""
@@ -99,7 +99,7 @@ class Rows:
             except OSError:
                 content = b""
         else:
-            values = sorted((name, _value(column, i)) for name, column in self.columns.items())
+            values = sorted((name, value_text(column, i, digits=15)) for name, column in self.columns.items())
             content = json.dumps(values).encode()
         return hashlib.sha256(content).hexdigest()[:DIGITS]
 
@@ -187,11 +187,3 @@ def last_hidden(network: nn.Module, images: Any, view: Any) -> np.ndarray:
     finally:
         handle.remove()
     return np.concatenate(rows)
-
-
-def _value(column: Any, i: int) -> str:
-    if isinstance(column, TextColumn):
-        return "" if column.codes[i] < 0 else column.values[column.codes[i]]
-    if isinstance(column, Dates):
-        return "" if np.isnan(column.days[i]) else date_text(float(column.days[i]))
-    return "" if isinstance(column, Unusable) or np.isnan(column[i]) else f"{column[i]:.15g}"

@@ -13,13 +13,10 @@ import numpy as np
 from logitclip.data._columns import (
     Column,
     Columns,
-    Dates,
-    TextColumn,
-    Unusable,
-    date_text,
     from_frame,
     read_table,
     row_count,
+    value_text,
 )
 from logitclip.data._preprocessing import Preprocessor
 from logitclip.own_data.kind import Kind, Read, RowNumbers, Rows
@@ -82,7 +79,7 @@ class Table(Kind):
         return f"{rows.features.shape[1]} features"
 
     def show(self, i: int) -> str:
-        values = {name: _value(self.columns[name], i) for name in self.shown_columns}
+        values = {name: value_text(self.columns[name], i) for name in self.shown_columns}
         return next(iter(values.values())) if len(values) == 1 else ", ".join(f"{k} {v}" for k, v in values.items())
 
     @property
@@ -112,12 +109,3 @@ def read_columns(data: Any, text: Collection[str] = ()) -> dict[str, Column]:
         found = type(data).__name__ if array.ndim != 2 else f"an array of {array.dtype}"
         raise ValueError(f"data must be a file, a folder, a pandas data frame or an array [N, D], got {found}.")
     return {f"x{i}": array[:, i].astype(np.float64) for i in range(array.shape[1])}
-
-
-def _value(column: Column, i: int) -> str:
-    """Return a value as people read it."""
-    if isinstance(column, TextColumn):
-        return "" if column.codes[i] < 0 else column.values[column.codes[i]]
-    if isinstance(column, Dates):
-        return "" if np.isnan(column.days[i]) else date_text(float(column.days[i]))
-    return "" if isinstance(column, Unusable) or np.isnan(column[i]) else f"{column[i]:g}"
