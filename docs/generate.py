@@ -20,15 +20,11 @@ import math
 import os
 import re
 import sys
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import evidence_tables
 import head_tables
-import numpy as np
-import torch
 
 DOCS = Path(__file__).parent
 MARKED = re.compile(r"(<!-- generated: ([a-z0-9_ ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -344,187 +340,6 @@ def run_notebook() -> None:
     NOTEBOOK.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-# -- pictures ----------------------------------------------------------------------------------------------------------
-
-
-def loss_shapes() -> Any:
-    """Every loss over the probability of the label, with ten classes and the rest of the mass spread evenly."""
-    import altair as alt
-
-    from logitclip.losses import LOSSES
-
-    p = torch.linspace(0.001, 0.999, 120, dtype=torch.float64)
-    logits = torch.stack([p.log(), *[((1 - p) / 9).log()] * 9], dim=1)
-    target = torch.zeros(len(p), dtype=torch.int64)
-    points = []
-    for name in LOSSES:
-        values = LOSSES[name](logits, target)
-        points += [{"loss": name, "p": a, "value": b} for a, b in zip(p.tolist(), values.tolist(), strict=True)]
-    base = alt.Chart(alt.Data(values=points), width=150, height=90).mark_line(color="#4269d0")  # type: ignore[arg-type]
-    chart = base.encode(
-        x=alt.X("p:Q", title="probability of the label", axis=alt.Axis(tickCount=3)),
-        y=alt.Y("value:Q", title=None, axis=alt.Axis(tickCount=4)),
-    )
-    return chart.facet(alt.Facet("loss:N", title=None), columns=4).resolve_scale(y="independent")
-
-
-CLIPS = {"tau=1 (Eq. 3)": {"tau": 1.0}, "temp=1.5": {"temp": 1.5}, "temp=0.5": {"temp": 0.5}}
-
-
-def link() -> Any:
-    """The norm after the clip over the norm before it: Eq. 3, and temp on both sides of 1."""
-    import altair as alt
-
-    from logitclip.clip import make_clip
-
-    points = []
-    for name, given in CLIPS.items():
-        tau, delta, _ = make_clip(**given)
-        ends = [(0.0, 0.0, "below"), (tau, tau, "below"), (tau, delta, "above"), (4.0, delta, "above")]
-        points += [{"clip": name, "norm": x, "clipped": y, "side": side} for x, y, side in ends]
-    return (
-        alt.Chart(alt.Data(values=points), width=320, height=220)  # type: ignore[arg-type]
-        .mark_line(strokeWidth=2.5)
-        .encode(
-            x=alt.X("norm:Q", title="norm of the logits"),
-            y=alt.Y("clipped:Q", title="norm after the clip"),
-            color=alt.Color("clip:N", title=None),
-            detail="side:N",
-        )
-    )
-
-
-OWN_MATRIX = "transition:matrix=FILE"
-MATRICES = (  # dataset, noise
-    ("digits", "symmetric:rate=0.4"),
-    ("digits", "symmetric:rate=0.4,include_self=true"),
-    ("digits", "pair:rate=0.4"),
-    ("digits", "asymmetric:rate=0.4,variant=blocks"),
-    ("digits", "asymmetric:rate=0.4,variant=pairs"),
-    ("digits", OWN_MATRIX),
-    ("cifar10", "asymmetric:rate=0.4"),
-    ("cifar10", "instance:rate=0.4"),
-    ("cifar10", "instance:rate=0.4,variant=released"),
-    ("cifar10", "real:set=worst"),
-)
-
-
-def noise_matrices() -> Any:
-    """The transition matrix of each noise rule that changes labels, on the digits and on CIFAR-10."""
-    import altair as alt
-
-    from logitclip import data, noise
-
-    load = functools.cache(data.load)
-    # A matrix of one's own: 3 and 8, and 4 and 9, are taken for each other.
-    matrix = torch.eye(10)
-    for j, k in ((3, 8), (8, 3), (4, 9), (9, 4)):
-        matrix[j, j], matrix[j, k] = 0.6, 0.4
-
-    def transition(dataset: str, spec: str) -> list[list[float]]:
-        if spec != OWN_MATRIX:
-            return noise.apply(spec, load(dataset), seed=0).transition.tolist()
-        with tempfile.TemporaryDirectory() as folder:
-            np.save(f"{folder}/m.npy", matrix)
-            return noise.apply(f"transition:matrix={folder}/m.npy", load(dataset), seed=0).transition.tolist()
-
-    cells = [
-        {
-            "noise": f"{dataset}, {spec}",
-            "true": load(dataset).class_names[j],
-            "label": load(dataset).class_names[k],
-            "share": float(share),
-        }
-        for dataset, spec in MATRICES
-        for j, row in enumerate(transition(dataset, spec))
-        for k, share in enumerate(row)
-    ]
-    return (
-        alt.Chart(alt.Data(values=cells), width=190, height=190)  # type: ignore[arg-type]
-        .mark_rect()
-        .encode(
-            x=alt.X("label:O", title="label", sort=None),
-            y=alt.Y("true:O", title="true class", sort=None),
-            color=alt.Color("share:Q", title="share", scale=alt.Scale(scheme="blues", domain=[0, 1])),
-        )
-        .facet(
-            alt.Facet(
-                "noise:N", title=None, sort=[f"{a}, {b}" for a, b in MATRICES], header=alt.Header(labelFontSize=9)
-            ),
-            columns=3,
-        )
-        .resolve_scale(x="independent", y="independent")
-    )
-
-
-def jump() -> Any:
-    """The cross entropy of a well-classified example over the norm of its logits: it jumps where delta is not tau."""
-    import altair as alt
-
-    import logitclip as lc
-    from logitclip.clip import make_clip
-
-    direction = torch.nn.functional.normalize(torch.eye(10, dtype=torch.float64)[:1] - 0.1)
-    norms = torch.linspace(0.0, 4.0, 401, dtype=torch.float64)
-    points = []
-    for name, given in CLIPS.items():
-        tau, delta, _ = make_clip(**given)
-        logits = lc.clip_logits(norms[:, None] * direction, tau, delta)
-        values = lc.losses.ce(logits, torch.zeros(len(norms), dtype=torch.int64))
-        points += [
-            {"clip": name, "norm": x, "value": y, "side": "above" if x >= tau else "below"}
-            for x, y in zip(norms.tolist(), values.tolist(), strict=True)
-        ]
-    return (
-        alt.Chart(alt.Data(values=points), width=320, height=220)  # type: ignore[arg-type]
-        .mark_line(strokeWidth=2.5)
-        .encode(
-            x=alt.X("norm:Q", title="norm of the logits, which point at the label"),
-            y=alt.Y("value:Q", title="cross entropy", scale=alt.Scale(domain=[0, 2.4])),
-            color=alt.Color("clip:N", title=None),
-            detail="side:N",
-        )
-    )
-
-
-def readings(scale: str) -> Any:
-    """Accuracy and memorised share over the tabulated value v, for each reading of tau; without a clip, dashed."""
-    import altair as alt
-
-    from logitclip.studies.tables import label
-
-    found = evidence_tables.reading_points(evidence_tables.read(DOCS.parent / "results" / f"readings_{scale}.csv"))
-    rows = []
-    for model, what in dict.fromkeys((model, what) for model, _ in found for what in ("accuracy", "memorised")):
-        points = [
-            {"noise": label("noise", noise), **point, "reading": evidence_tables.READINGS[point["reading"]]}
-            for (network, noise), of_noise in found.items()
-            for point in of_noise
-            if network == model
-        ]
-        base = alt.Chart(width=150, height=100)
-        lines = base.mark_line(point=alt.OverlayMarkDef(size=18)).encode(
-            x=alt.X("v:Q", scale=alt.Scale(type="log"), axis=alt.Axis(values=[0.2, 0.4, 1, 2.5, 5]), title="v"),
-            y=alt.Y(f"{what}:Q", title=f"{what}, %", scale=alt.Scale(zero=False)),
-            color=alt.Color("reading:N", title=None, legend=alt.Legend(orient="bottom", labelLimit=300)),
-        )
-        plain = base.mark_rule(strokeDash=[4, 3], color="#777").encode(y=f"mean(plain_{what}):Q")
-        order = list(dict.fromkeys(point["noise"] for point in points))
-        panels = alt.layer(lines, plain, data=alt.Data(values=points))  # type: ignore[arg-type]
-        rows.append(panels.facet(column=alt.Column("noise:N", title=model.replace("_", " "), sort=order)))
-    return alt.vconcat(*rows)
-
-
-PICTURES: dict[str, Callable[[], Any]] = {
-    "losses.svg": loss_shapes,
-    "link.svg": link,
-    "jump.svg": jump,
-    "noise.svg": noise_matrices,
-    "readings_mini.svg": functools.partial(readings, "mini"),
-    "readings_cpu.svg": functools.partial(readings, "cpu"),
-}
-
-
 def main() -> None:
     if "--check" in sys.argv[1:]:
         stale = write_pages(check=True)
@@ -534,14 +349,10 @@ def main() -> None:
     if "--notebook" in sys.argv[1:]:
         run_notebook()
         return
-    from logitclip.studies import figures
+    import pictures
 
     write_pages(check=False)
-    for name, draw in PICTURES.items():
-        try:
-            figures.save(draw().configure(background="white"), DOCS / "img" / name)
-        except ValueError as error:  # the data is not on this machine
-            print(f"{name} stays as it is: {error}", file=sys.stderr)
+    pictures.draw(list(pictures.PICTURES))
 
 
 if __name__ == "__main__":
