@@ -256,7 +256,7 @@ class Registry:
 
     def describe(self, name: str) -> tuple[str, str]:
         """`(spec with its defaults, first line of the docstring)`, for listings."""
-        knobs = ",".join(f"{k}={'...' if v.required else show_value(v.default)}" for k, v in self.knobs(name).items())
+        knobs = ",".join(f"{k}={'...' if v.required else _shorten(v.default)}" for k, v in self.knobs(name).items())
         summary = (inspect.getdoc(self[name]) or "").partition("\n")[0]
         return (f"{name}:{knobs}" if knobs else name), summary
 
@@ -306,6 +306,16 @@ def _convert(text: str, knob: Knob, owner: str) -> Any:
 
 def _is_union(annotation: Any) -> bool:
     return typing.get_origin(annotation) in (typing.Union, types.UnionType)
+
+
+def _shorten(value: Any) -> str:
+    """A knob's value for a listing.
+
+    >>> _shorten(-9.210340371976182), _shorten(0.0625), _shorten("none")
+    ('-9.21', '0.0625', 'none')
+    """
+    text = show_value(value)
+    return f"{value:.3g}" if isinstance(value, float) and len(text) > 8 else text
 
 
 def show_value(value: Any) -> str:

@@ -61,7 +61,7 @@ FIRST = {  # things to try: a command, and what it does
     "logitclip fit train.csv --label COLUMN": "a model of your own table, images or texts, and their wrong labels",
     "logitclip train --noise symmetric:rate=0.5": "digits with half of the labels wrong: the network memorises them",
     "logitclip train --noise symmetric:rate=0.5 --clip norm:temp=1.5": "the same with the clip",
-    "logitclip sweep quickstart": "both for three losses and two kinds of noise, in two minutes",
+    "logitclip sweep quickstart": "both for three losses and two kinds of noise, in about two minutes",
 }
 
 MARKERS = (OmitArgPrefixes, PositionalMetavarFromFieldName)
