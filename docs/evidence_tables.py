@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import math
 import re
 from collections import Counter
@@ -17,11 +18,11 @@ VERDICTS = ("agrees", "disagrees", "undecided")
 
 
 def table(name: str) -> str:
-    """`counts`, `cifar10`, `table1 mini` or another recipe and scale, or `readings mini`."""
+    """`counts`, `features`, `table1 mini` or another recipe and scale, or `readings mini`."""
     if name == "counts":
         return counts()
-    if name == "cifar10":
-        return summary([row for row in read(RESULTS / "table1_mini.csv") if row["loss"] == "ce"])
+    if name == "features":
+        return summary(read(RESULTS / "features_worst.csv"))
     recipe, scale = name.split()
     rows = read(RESULTS / f"{recipe}_{scale}.csv")
     if recipe == "figure2":
@@ -35,56 +36,112 @@ def read(path: Path) -> list[dict[str, Any]]:
         return [{key: _number(value) for key, value in row.items()} for row in csv.DictReader(stream)]
 
 
+SETS = {"cifar10": "CIFAR-10, 5,000 images", "cifar100": "CIFAR-100, 10,000 images", "digits": "digits"}
+
+
 def counts() -> str:
-    """How many cells agree with the paper, for each table and scale."""
-    lines = ["| runs | cells | agree | disagree | undecided |", "|---|---|---|---|---|"]
-    total: Counter[str] = Counter()
+    """How many cells agree with the paper, for each table: real images first, with a sum for each kind."""
+    found: dict[str, dict[str, Counter[str]]] = {"real images": {}, "digits": {}}
     for path in sorted([*RESULTS.glob("table*_*.csv"), *RESULTS.glob("figure*_*.csv")], key=lambda path: path.name):
         rows = read(path)
         rows = peaks(rows) if rows[0]["recipe"] == "figure2" else rows
-        found = Counter(row["verdict"] for row in rows if row.get("verdict") in VERDICTS)
-        if found:
-            total += found
+        words = Counter(row["verdict"] for row in rows if row.get("verdict") in VERDICTS)
+        if words:
             name = re.sub(r"([a-z]+)(\d+)", lambda part: f"{part[1].capitalize()} {part[2]}", rows[0]["recipe"])
-            name = f"{name}, {rows[0]['scale']} scale, {rows[0]['data']}"
-            lines.append(f"| {name} | {found.total()} | " + " | ".join(str(found[word]) for word in VERDICTS) + " |")
-    lines.append(f"| **all** | {total.total()} | " + " | ".join(f"**{total[word]}**" for word in VERDICTS) + " |")
+            kind = "digits" if rows[0]["data"] == "digits" else "real images"
+            found[kind][f"{name}, {SETS[rows[0]['data']]}"] = words
+    lines = ["| runs | cells | agree | disagree | undecided |", "|---|---|---|---|---|"]
+    for kind, tables in found.items():
+        for name, words in {f"**{kind}**": sum(tables.values(), Counter()), **tables}.items():
+            lines.append(f"| {name} | {words.total()} | " + " | ".join(str(words[word]) for word in VERDICTS) + " |")
     return "\n".join(lines)
+
+
+def beside(row: dict[str, Any]) -> dict[str, Any]:
+    """Early stopping and the ceiling for a cell, from benchmarks/early_stopping.py; empty if they were not run.
+
+    Cells of the figures have those of Table 5, which has the same runs without the clip.
+    """
+    names = ("recipe", "scale", "model", "method", "loss", "data", "noise")
+    place = {name: row[name] for name in names}
+    if row["recipe"].startswith("figure"):
+        place |= {"recipe": "table5"}
+    small = {"table1_small_temps": ("table1", "nce"), "table2_small_temps": ("table2", "gce")}
+    if row["recipe"] in small:
+        recipe, loss = small[row["recipe"]]
+        place |= {"recipe": recipe, "scale": "mini", "loss": loss}
+    found = [line for line in _early() if all(line[name] == place[name] for name in names)]
+    return found[0] if found else {}
+
+
+@functools.cache
+def _early() -> list[dict[str, Any]]:
+    return read(RESULTS / "early_stopping.csv")
 
 
 def summary(rows: list[dict[str, Any]]) -> str:
-    """Accuracy and memorised share of CE without and with the clip, for the README."""
-    lines = [
-        "| noise | CE | its best epoch | with the clip | memorised by CE | with the clip |",
-        "|---|---|---|---|---|---|",
+    """Accuracy and memorised share of CE without and with the clip, beside early stopping and the ceiling."""
+    heads = [
+        "",
+        "CE",
+        "stopped early",
+        "its best epoch",
+        "with the clip",
+        "true labels",
+        "memorised by CE",
+        "with the clip",
     ]
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "--:|" * (len(heads) - 1)]
     for row in rows:
-        bold = "**" if row["verdict"] == "agrees" else ""  # beyond two standard errors
-        numbers = f"{row['without']:.1f} % | {row['best_epoch_without']:.1f} % | {bold}{row['with_clip']:.1f} %{bold}"
-        memorised = f"{row['memorised_without']:.0f} % | {row['memorised_with']:.0f} %"
-        lines.append(f"| {label('noise', row['noise'])} | {numbers} | {memorised} |")
+        bold = "**" if row["difference"] > 2 * row["standard_error"] else ""
+        other = beside(row)
+        name = HEADS.get(row["model"]) or label("noise", row["noise"])
+        numbers = [
+            row["without"],
+            other.get("early"),
+            other.get("oracle"),
+            row["with_clip"],
+            other.get("true_labels"),
+        ]
+        texts = ["–" if number is None else f"{number:.1f} %" for number in numbers]
+        texts[3] = f"{bold}{texts[3]}{bold}"
+        texts += [f"{row['memorised_without']:.0f} %", f"{row['memorised_with']:.0f} %"]
+        lines.append(f"| {name} | {' | '.join(texts)} |")
     return "\n".join(lines)
 
 
+HEADS = {"mlp:depth=0": "a linear head", "mlp:depth=1": "an MLP head"}
+
+
 def cells(rows: list[dict[str, Any]]) -> str:
-    """Every cell without and with the clip, the difference beside the paper's, and what was memorised."""
+    """Every cell without and with the clip, early stopping, the ceiling, the paper's difference, what was memorised."""
     varying = [axis for axis in AXES if len({row[axis] for row in rows}) > 1]
     base = rows[0]["compared_with"]
     axis = "variant" if rows[0]["variant"] else "clip"
     without, with_it = ("without", "with") if base == "none" else (label(axis, base), "this row")
-    heads = [*varying, "chosen", "runs", without, with_it, "difference", "in the paper", "verdict", "memorised"]
+    heads = [*varying, "chosen", "runs", without, "stopped early", "best epoch", with_it]
+    heads += ["difference", "in the paper", "verdict", "memorised", "true labels"]
     lines = []
     for row in rows:
         error = "" if row["standard_error"] is None else f" ± {row['standard_error']:.1f}"
         memorised = (row["memorised_without"], row["memorised_with"])
+        other = beside(row) if base == "none" or row["recipe"].startswith(("table5", "figure")) else {}
         line = [label(axis, row[axis], bare={"loss"}) for axis in varying]
         chosen = " ".join(label("clip", clip) for clip in str(row["chosen"]).split())
         line += ["–" if chosen in line else chosen, str(row["runs"])]
-        line += [f"{row['without']:.1f}", f"{row['with_clip']:.1f}", _signed(row["difference"]) + error]
+        line += [
+            f"{row['without']:.1f}",
+            _accuracy(other.get("early")),
+            _accuracy(other.get("oracle", row["best_epoch_without"])),
+        ]
+        line += [f"{row['with_clip']:.1f}", _signed(row["difference"]) + error]
         paper = row["paper_difference"]
         line += [row.get("claim") or "–" if paper is None else _signed(paper)]
         line += ["–" if row["verdict"] == "not in the paper" else row["verdict"]]
-        line += ["–" if None in memorised else "{:.0f} → {:.0f} %".format(*memorised)]
+        line += [
+            "–" if None in memorised else "{:.0f} → {:.0f} %".format(*memorised),
+            _accuracy(other.get("true_labels")),
+        ]
         lines.append(line)
     at = len(varying)
     if all(line[at].startswith("temp=") for line in lines):  # so that the table fits a page
@@ -92,8 +149,14 @@ def cells(rows: list[dict[str, Any]]) -> str:
         for line in lines:
             line[at] = line[at].removeprefix("temp=")
     told = [i for i in range(len(heads)) if any(line[i] != "–" for line in lines)]
+    if len({line[at + 1] for line in lines}) == 1:  # the text says how many seeds
+        told.remove(at + 1)
     rows_of_text = ([line[i] for i in told] for line in [heads, ["---"] * len(heads), *lines])
     return "\n".join(f"| {' | '.join(line)} |" for line in rows_of_text)
+
+
+def _accuracy(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
 
 
 def peaks(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

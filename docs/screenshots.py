@@ -17,7 +17,7 @@ import numpy as np
 from sklearn.datasets import load_wine
 
 DOCS = Path(__file__).parent
-WIDTH, HEIGHT = 1000, 760
+WIDTH, HEIGHT = 860, 520
 
 
 def write_wines(path: Path) -> list[int]:
@@ -33,7 +33,7 @@ def write_wines(path: Path) -> list[int]:
 
 
 def take(page: Path, out: Path) -> None:
-    """Save the top of a page as a picture, on a light screen."""
+    """Save the list of suspicious labels of a page as a picture, on a light screen."""
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
@@ -47,7 +47,8 @@ def take(page: Path, out: Path) -> None:
         size = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1.5, "mobile": False}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         browser.get(page.resolve().as_uri())
-        time.sleep(2)  # charts are drawn
+        browser.execute_script("[...document.querySelectorAll('h2')].at(-1).scrollIntoView()")
+        time.sleep(1)
         out.write_bytes(base64.b64decode(browser.execute_cdp_cmd("Page.captureScreenshot", {})["data"]))
     finally:
         browser.quit()
