@@ -129,7 +129,7 @@ def first_page() -> Any:
             }
             for row in at_end
         ]
-        text = base.mark_text(align="right", dy=-9, fontSize=13, fontWeight="bold").encode(
+        text = base.mark_text(align="right", dy=alt.expr("datum.mean > 95 ? 16 : -9"), fontSize=13, fontWeight="bold").encode(
             x="epoch:Q", y="mean:Q", text="text:N", color=keys["color"]
         )
         layers.append(text.properties(data=data_of(notes)))
