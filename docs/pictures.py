@@ -129,9 +129,9 @@ def first_page() -> Any:
             }
             for row in at_end
         ]
-        text = base.mark_text(align="right", dy=alt.expr("datum.mean > 95 ? 16 : -9"), fontSize=13, fontWeight="bold").encode(
-            x="epoch:Q", y="mean:Q", text="text:N", color=keys["color"]
-        )
+        text = base.mark_text(
+            align="right", dy=alt.expr("datum.mean > 95 ? 16 : -9"), fontSize=13, fontWeight="bold"
+        ).encode(x="epoch:Q", y="mean:Q", text="text:N", color=keys["color"])
         layers.append(text.properties(data=data_of(notes)))
         if low:
             line = [{"mean": ceiling, "epoch": last, "text": f"trained on true labels: {ceiling:.0f} %"}]

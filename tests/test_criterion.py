@@ -724,3 +724,22 @@ def test_values_are_checked_in_compiled_code_on_demand():
     finally:
         losses.check_values(False)
     assert compiled(logits, multi_hot).isfinite()
+
+
+def test_one_word_for_the_loss_and_for_class_weights_and_the_old_ones_still_work():
+    import inspect
+
+    from logitclip import heads
+
+    logits, target, weights = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2]), torch.tensor([1.0, 2.0, 3.0])
+    for make in (Loss, LogitClip, heads.LinearLogitClip):
+        assert "loss" in inspect.signature(make).parameters
+    new = LogitClip(loss="gce", temp=1.5, class_weight=weights)(logits, target)
+    with pytest.warns(DeprecationWarning, match="criterion is called loss now"):
+        old = LogitClip(criterion="gce", temp=1.5, weight=weights)
+    assert torch.equal(old(logits, target), new)
+    with pytest.warns(DeprecationWarning, match="spec is called loss now"):
+        assert Loss(spec="mae").name == "mae"
+    hidden, head = torch.randn(6, 4), torch.randn(3, 4)
+    both = [heads.linear_cross_entropy(hidden, head, target, **{word: weights}) for word in ("weight", "class_weight")]
+    assert torch.equal(*both)

@@ -40,7 +40,7 @@ def test_predict_proba_is_the_softmax_of_the_logits(iris):
 
 
 def test_the_criterion_is_the_clip_that_was_asked_for(iris):
-    fitted = net(criterion__tau=None, criterion__temp=2.0, criterion__criterion="gce:q=0.5").fit(*iris)
+    fitted = net(criterion__tau=None, criterion__temp=2.0, criterion__loss="gce:q=0.5").fit(*iris)
     assert isinstance(fitted.criterion_, LogitClip)
     assert (fitted.criterion_.tau, fitted.criterion_.delta) == (2.0, 0.5)
     assert isinstance(fitted.criterion_.criterion, Loss)

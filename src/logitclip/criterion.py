@@ -40,11 +40,11 @@ class Loss(nn.Module):
     """Any loss by name, used like `nn.CrossEntropyLoss`.
 
     Args:
-        spec: a loss and its knobs, as in ``"gce:q=0.7"``; knobs may also be given as keywords, ``Loss("gce", q=0.7)``.
+        loss: a loss and its knobs, as in ``"gce:q=0.7"``; knobs may also be given as keywords, ``Loss("gce", q=0.7)``.
         reduction: "mean", "sum" or "none". As in `nn.CrossEntropyLoss`, the mean divides by the sum of the weights of
             the examples for class indices, and by the number of examples for probabilities. The mean of an empty batch
             is 0, not NaN.
-        weight: a weight per class, [K].
+        class_weight: a weight per class, [K]; `weight`, the word of `nn.CrossEntropyLoss`, works too.
         ignore_index: examples with this class index are left out.
         **knobs: knobs of the loss.
 
@@ -70,19 +70,20 @@ class Loss(nn.Module):
 
     def __init__(
         self,
-        spec: str = "ce",
+        loss: str = "ce",
         *,
         reduction: Reduction = "mean",
-        weight: Tensor | None = None,
+        class_weight: Tensor | None = None,
         ignore_index: int = -100,
         **knobs: Any,
     ) -> None:
         super().__init__()
+        loss, weight = _take_old_word(knobs, "spec", "loss", loss), knobs.pop("weight", class_weight)
         if reduction not in get_args(Reduction):
             raise ValueError(f"Unknown reduction {reduction!r}. {suggest(str(reduction), get_args(Reduction))}")
         if weight is not None and (weight.ndim != 1 or not weight.is_floating_point()):
-            raise ValueError(f"weight must be one float per class, got {weight.dtype} of shape {tuple(weight.shape)}.")
-        self.name, self.knobs = LOSSES.parse(spec, **knobs)
+            raise ValueError(f"class_weight must be a float per class, got {weight.dtype}, {tuple(weight.shape)}.")
+        self.name, self.knobs = LOSSES.parse(loss, **knobs)
         self.function: Any = LOSSES[self.name]
         self.reduction: Reduction = reduction
         self.ignore_index = ignore_index
@@ -290,6 +291,13 @@ def _make_room_for_removed(loss: Any, state: dict[str, Tensor], prefix: str, *_:
     loss.removed = None if saved is None else torch.zeros_like(saved)
 
 
+def _take_old_word(options: dict[str, Any], old: str, new: str, value: Any) -> Any:
+    """The value of an argument that had another name, which still works for a version."""
+    if old in options:
+        warnings.warn(f"The argument {old} is called {new} now.", DeprecationWarning, stacklevel=3)
+    return options.pop(old, value)
+
+
 class _Wrapper(nn.Module):
     """A criterion on transformed logits: ``criterion(link(logits), target)``."""
 
@@ -362,14 +370,14 @@ class LogitClip(_Wrapper):
     """A loss on clipped logits: Eq. 4, then the criterion.
 
     Args:
-        criterion: a loss by name, ``"gce:q=0.7"``, or any criterion you already have, which is called with the clipped
+        loss: a loss by name, ``"gce:q=0.7"``, or any criterion you already have, which is called with the clipped
             logits.
         tau: the threshold on the norm of the logits.
         delta: the norm of clipped logits; None means tau (Eq. 3).
         temp: instead of tau and delta, threshold temp and scale 1/temp: the released code, and the paper's tabulated
             "1/tau".
         p: which norm, from 1 to `math.inf`.
-        **options: for a loss by name, the other arguments of `Loss`: reduction, weight, ignore_index and knobs.
+        **options: for a loss by name, the other arguments of `Loss`: reduction, class_weight, ignore_index and knobs.
 
     Raises:
         TypeError: if the criterion is neither a name nor callable.
@@ -390,7 +398,7 @@ class LogitClip(_Wrapper):
 
     def __init__(
         self,
-        criterion: str | Callable[..., Tensor],
+        loss: str | Callable[..., Tensor] = "ce",
         tau: float | None = None,
         delta: float | None = None,
         p: float = 2.0,
@@ -398,7 +406,7 @@ class LogitClip(_Wrapper):
         temp: float | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(criterion, **options)
+        super().__init__(_take_old_word(options, "criterion", "loss", loss), **options)
         self._set_clip(tau, delta, p, temp)
 
     def _set_clip(self, tau: float | None, delta: float | None, p: float, temp: float | None = None) -> None:

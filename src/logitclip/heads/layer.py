@@ -25,6 +25,7 @@ def linear_cross_entropy(
     reduction: Reduction = "mean",
     ignore_index: int | None = None,
     label_smoothing: float = 0.0,
+    class_weight: Tensor | None = None,
     tau: float | None = None,
     delta: float | None = None,
     temp: float | None = None,
@@ -47,7 +48,7 @@ def linear_cross_entropy(
         linear_bias: [K] or None; finite, so it cannot mask a class. With a clip, -inf is refused on a CPU and gives NaN
             elsewhere, as do logits whose norm overflows when it is squared (1.8e19 in float32).
         target: class indices [...], or probabilities [..., K].
-        weight: a weight per class, [K].
+        class_weight, weight: a weight per class, [K]; `weight` is torch's word.
         reduction: "mean", "sum" or "none". The mean divides by the sum of the weights of the class indices, or by the
             number of probability targets. The mean over nothing at all is 0, not NaN.
         ignore_index: class indices with this value do not count; None means -100.
@@ -75,8 +76,9 @@ def linear_cross_entropy(
     if ignore_index is not None and target.is_floating_point():
         raise ValueError(f"ignore_index={ignore_index} needs class indices, got probability targets.")
     ignored = -100 if ignore_index is None else ignore_index
+    weight = class_weight if weight is None else weight
     criterion = partial(
-        Loss, "ce", reduction=reduction, weight=weight, ignore_index=ignored, label_smoothing=label_smoothing
+        Loss, "ce", reduction=reduction, class_weight=weight, ignore_index=ignored, label_smoothing=label_smoothing
     )
     clip = _optional_clip(tau, delta, temp)
     return layer_loss(criterion, input, linear_weight, linear_bias, target, clip, example_weight, group)
@@ -130,7 +132,7 @@ class LinearLogitClip(nn.Linear):
             each, more = divmod(num_classes, dist.get_world_size(group))
             here = each + (dist.get_rank(group) < more)
         super().__init__(in_features, here, bias=bias, device=device, dtype=dtype)
-        self.criterion = Loss(loss, reduction=reduction, weight=class_weight, ignore_index=ignore_index, **knobs)
+        self.criterion = Loss(loss, reduction=reduction, class_weight=class_weight, ignore_index=ignore_index, **knobs)
         self.clip = _optional_clip(tau, delta, temp)
         self.num_classes, self.group = num_classes, group
 

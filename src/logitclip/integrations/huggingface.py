@@ -72,7 +72,7 @@ def loss_func(
         knobs = {}
         if label_smoothing and "label_smoothing" in LOSSES.knobs(LOSSES.split(loss)[0]):
             knobs, label_smoothing = {"label_smoothing": label_smoothing}, 0.0  # without a target of its own per class
-        base = Loss(loss, reduction="sum", weight=class_weight, ignore_index=ignore_index, **knobs)
+        base = Loss(loss, reduction="sum", class_weight=class_weight, ignore_index=ignore_index, **knobs)
         criterion = build_criterion(base, clip)
 
     def compute_loss(

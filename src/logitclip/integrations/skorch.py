@@ -30,7 +30,7 @@ class LogitClipNet(NeuralNetClassifier):
         module: a module, or a class of modules, that returns logits [N, K].
         *args: as for `NeuralNetClassifier`.
         criterion: the criterion.
-        criterion__criterion: the loss behind the clip, as in ``"gce:q=0.7"``.
+        criterion__loss: the loss behind the clip, as in ``"gce:q=0.7"``.
         predict_nonlinearity: from logits [N, K] to probabilities [N, K].
         **kwargs: as for `NeuralNetClassifier`.
 
@@ -45,7 +45,7 @@ class LogitClipNet(NeuralNetClassifier):
         module: Any,
         *args: Any,
         criterion: Any = LogitClip,
-        criterion__criterion: Any = "ce",
+        criterion__loss: Any = "ce",
         predict_nonlinearity: Any = partial(torch.softmax, dim=-1),  # noqa: B008  # never changed
         **kwargs: Any,
     ) -> None:
@@ -53,7 +53,7 @@ class LogitClipNet(NeuralNetClassifier):
             module,
             *args,
             criterion=criterion,
-            criterion__criterion=criterion__criterion,
+            criterion__loss=kwargs.pop("criterion__criterion", criterion__loss),  # its name before
             predict_nonlinearity=predict_nonlinearity,
             **kwargs,
         )

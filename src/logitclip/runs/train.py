@@ -503,7 +503,7 @@ def _build_balanced_criterion(config: RunConfig, dataset: data.Dataset, index: T
         raise ValueError("balance needs one label per example, not soft labels.")
     counts = torch.bincount(labels, minlength=dataset.num_classes).clamp(min=1)
     weight = len(labels) / (dataset.num_classes * counts)
-    return build_criterion(Loss(config.loss, weight=weight.clamp(max=MOST_WEIGHT)), config.clip)
+    return build_criterion(Loss(config.loss, class_weight=weight.clamp(max=MOST_WEIGHT)), config.clip)
 
 
 def build_model(spec: str, dataset: data.Dataset, view: engine.View, seed: int) -> nn.Module:
