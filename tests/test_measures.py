@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from logitclip.runs.results import Result
-from logitclip.studies import measures, reporting, sweeping, tables
+from logitclip.runs.results import Failure, Result
+from logitclip.studies import figures, measures, ranking, reporting, sweeping, tables
 from logitclip.studies.recipe import load_recipe
 
 RECIPE = """
@@ -30,6 +31,10 @@ seed = [0, 1]
 rows = ["loss", "clip"]
 cols = ["noise"]
 cells = {cells}
+[figure]
+kind = "ranks"
+x = "noise"
+colour = "clip"
 """
 
 
@@ -68,6 +73,32 @@ def test_intervals_and_critical_differences():
         assert measures.critical_difference(k, 10) == pytest.approx(q * math.sqrt(k * (k + 1) / 60), abs=2e-3)
 
 
+def test_bootstrap_intervals():
+    values = np.random.default_rng(1).gamma(2.0, size=12)
+    expected = stats.bootstrap((values,), np.mean, method="percentile", n_resamples=20_000, rng=2).confidence_interval
+    assert measures.bootstrap_interval(values) == pytest.approx(tuple(expected), rel=0.05)
+    assert measures.bootstrap_interval(np.full(5, 3.0)) == (3.0, 3.0)
+
+
+def test_runs_that_diverged_rank_last(tmp_path):
+    file = tmp_path / "own.toml"
+    file.write_text(
+        RECIPE.format(cells=["last10_accuracy", "rank"]).replace("epochs = 3", "epochs = 1"), encoding="utf-8"
+    )
+    recipe = load_recipe(str(file), runs=str(tmp_path / "runs"))
+    rows = sweeping.sweep(recipe, executor="inline")
+    broken = Failure("", "Diverged", "", 1, final=True)
+    lost = [replace(row, outcome=broken) if row.cell.coordinates["loss"] == "gce" else row for row in rows]
+    ranks = ranking.rank_rows(tables.tabulate(recipe, lost))
+    assert {row: found.tolist() for row, found in ranks.items() if row[0] == "gce"} == {
+        (loss, clip): [3.5, 3.5] for loss, clip in ranks if loss == "gce"
+    }
+    missing = [replace(row, outcome=None) if row.cell.coordinates["loss"] == "gce" else row for row in rows]
+    assert ranking.rank_rows(tables.tabulate(recipe, missing)) == {}
+    with pytest.raises(ValueError, match="No value of noise has a result in every row yet"):
+        figures.draw(recipe, missing)
+
+
 def test_every_statistic_is_a_cell_of_a_recipe(tmp_path):
     cells = ["last10_accuracy", "gain", "rank", "best_minus_last", *measures.PER_EXAMPLE]
     file = tmp_path / "own.toml"
@@ -100,12 +131,17 @@ def test_every_statistic_is_a_cell_of_a_recipe(tmp_path):
     wrong = one.examples["label"] != one.examples["clean_label"]
     expected = 100 * roc_auc_score(wrong, -one.examples["mean_margin"])
     assert table.entries[("ce", "none"), place[1], "wrong_label_auroc"].values[0] == pytest.approx(expected)
-    ranks, blocks = tables.mean_ranks(table)
-    assert blocks == 2
-    assert sum(ranks.values()) == pytest.approx(10)
+    ranks = ranking.rank_rows(table)
+    assert {len(found) for found in ranks.values()} == {2}
+    assert sum(found.mean() for found in ranks.values()) == pytest.approx(10)
     assert any(f"differ by less than {measures.critical_difference(4, 2):.2f}" in note for note in table.notes)
     for write in (reporting.markdown, reporting.latex, reporting.csv, reporting.json):
         assert write(table)
+    (line,) = (r for r in reporting.records(table) if r["statistic"] == "gain" and r["half_width"] == gain.half_width)
+    assert (line["loss"], line["noise"]) == ("ce", "pair:rate=0.3")
+    points = figures.draw(recipe, rows).to_dict()["data"]["values"]
+    assert [point["mean"] for point in points] == sorted(found.mean() for found in ranks.values())
+    assert {point["series"] for point in points} == {"no clip", "temp=0.5"}
 
 
 @pytest.mark.parametrize(

@@ -397,7 +397,7 @@ def test_tex_specials():
 def test_csv_and_json_hold_every_cell(table):
     lines = list(csv.DictReader(io.StringIO(reporting.csv(table))))
     assert len(lines) == 2 * 2 * 2 * 2
-    names = ("statistic", "mean", "std", "n", "published", "published_std", "difference", "chosen", "ids")
+    names = ("statistic", "mean", "std", "half_width", "n", "published", "published_std", "difference", "chosen", "ids")
     assert tuple(lines[0]) == ("loss", "clip", "noise", *names)
     for line, e in zip(lines, table.entries.values(), strict=True):
         assert float(line["mean"]) == e.mean

@@ -18,6 +18,8 @@ from typing import Any
 from logitclip import theory
 from logitclip.files import write
 from logitclip.runs.results import Result
+from logitclip.studies.measures import bootstrap_interval
+from logitclip.studies.ranking import rank_rows
 from logitclip.studies.recipe import FIGURES, Recipe
 from logitclip.studies.sweeping import CellOutcome
 from logitclip.studies.tables import (
@@ -270,6 +272,29 @@ def bars(recipe: Recipe, rows: Sequence[CellOutcome], *, x: str, y: str, panel: 
     numbers = base.mark_text(dy=-7, fontSize=9, color="#333").encode(y="high:Q", text=alt.Text("mean:Q", format=".1f"))
     wide = max(320, 34 * len(order) * len(_order(points, "x")))
     return _in_panels(alt.layer(boxes, errors, numbers).properties(width=wide, height=240), points)
+
+
+@FIGURES.register
+def ranks(recipe: Recipe, rows: Sequence[CellOutcome], *, x: str, colour: str) -> Any:
+    """The mean rank of each row over the values of x, best first, with its bootstrap interval; `colour` is an axis."""
+    alt = altair()
+    table = tabulate(replace(recipe, cols=(x,), rows=tuple(axis for axis in recipe.rows if axis != x)), rows)
+    points = []
+    for row, found in sorted(rank_rows(table).items(), key=lambda item: float(item[1].mean())):
+        at = dict(zip(table.row_axes, row, strict=True))
+        low, high = bootstrap_interval(found)
+        shown = {"series": label(colour, at[colour], table.bare), "mean": float(found.mean()), "low": low, "high": high}
+        points.append({"row": series(at, bare=table.bare), **shown})
+    if not points:
+        raise ValueError(f"No value of {x} has a result in every row yet: {recipe.command()} makes the missing runs.")
+    names = alt.Y("row:N", title=None, sort=None, axis=alt.Axis(labelLimit=300))
+    base = alt.Chart(alt.Data(values=points)).encode(
+        y=names, color=alt.Color("series:N", title=None), tooltip=_tooltips("row")
+    )
+    spans = base.mark_rule(size=1.5).encode(x=alt.X("low:Q", title=f"mean rank over {len(found)} columns"), x2="high:Q")
+    return alt.layer(spans, base.mark_point(filled=True, size=36).encode(x="mean:Q")).properties(
+        width=420, height={"step": 13}
+    )
 
 
 def _in_panels(chart: Any, values: list[dict[str, Any]]) -> Any:

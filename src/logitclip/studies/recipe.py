@@ -29,6 +29,7 @@ A recipe is a TOML file. Every key is optional, unless noted::
 
     [figure]                     # for `logitclip figures`; kind is one of
     kind = "lines"               #   lines: y over the number in x; bars: y in groups x;
+                                 #   ranks: mean ranks of the rows over the columns x, with a `colour` for an axis;
     x = "clip"                   #   bounds: no runs, Prop 2.1's bounds for the `classes` = [K, ...], `tau` = [from, to]
     y = "last10_accuracy"
     panel = "noise"              #   lines and bars: a panel for each value of this axis; other axes get colours
@@ -507,7 +508,7 @@ def _figure(section: _Values | None, grid: _Grid) -> _Values | None:
     for knob in knobs.values():
         if knob.required and knob.name not in section:
             raise ValueError(f"[figure] of kind {kind} needs {knob.name}.")
-    for key in ("x", "panel"):
+    for key in ("x", "panel", "colour"):
         if key in section and section[key] not in grid:
             raise ValueError(
                 f"{key} in [figure] is not an axis of the grid: {section[key]!r}. It has {', '.join(grid)}."

@@ -175,6 +175,7 @@ def records(table: Table) -> list[dict[str, Any]]:
             "statistic": entry.statistic,
             "mean": entry.mean,
             "std": entry.std,
+            "half_width": entry.half_width,
             "n": entry.n,
             "published": entry.published,
             "published_std": entry.published_std,

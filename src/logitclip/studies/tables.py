@@ -11,8 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from logitclip.data.dataset import trusted_test
 from logitclip.runs.config import UNCOUNTED, RunConfig, words_to_tune
 from logitclip.runs.results import Failure, Result
@@ -20,15 +18,13 @@ from logitclip.studies.measures import (
     COMPARED,
     LEVEL,
     Measure,
-    average_ranks,
-    critical_difference,
     half_width,
     measure_of,
     value_of,
 )
+from logitclip.studies.ranking import describe_ranks, rank_runs
 from logitclip.studies.recipe import Cell, Published, Recipe, load_recipe, read_published
 from logitclip.studies.sweeping import CellOutcome
-from logitclip.text import counted
 
 ABBREVIATIONS = {  # of the paper
     "LC-V": "clip by value (LC-V)",
@@ -38,7 +34,6 @@ ABBREVIATIONS = {  # of the paper
 }
 AVERAGED = ("seed", "noise_seed")  # axes to average over; all others make a cell
 DASH = "–"
-RANKED = 20  # mean ranks in the note below a table
 
 
 @dataclass(frozen=True)
@@ -54,6 +49,7 @@ class Entry:
     best: bool = False  # of the cells that differ in clip or penalty alone
     comparable: bool = True  # the paper's number is for the same data
     chosen: str = ""  # the clip or penalty of the runs, if the row label does not show it
+    diverged: bool = False  # a run of the cell has no number, and would have none again
 
     @property
     def n(self) -> int:
@@ -242,6 +238,7 @@ def tabulate(recipe: Recipe, rows: Sequence[CellOutcome]) -> Table:
                 *((theirs.value, theirs.std) if theirs else (None, None)),
                 comparable=comparable,
                 chosen=_describe_tuned(mine, varying),
+                diverged=any(isinstance(row.outcome, Failure) and row.outcome.final for row in mine),
             )
     _mark_best(entries)
     table = Table(recipe, row_axes, col_axes, row_places, col_places, recipe.statistics, entries, bare_axes(axes))
@@ -290,51 +287,11 @@ def gains_of(rows: Iterable[CellOutcome]) -> dict[str, float]:
 
 
 def _ranks_of(rows: Sequence[CellOutcome], places: Sequence[tuple[AxisValues, AxisValues]]) -> dict[str, float]:
-    """The rank of each run among the runs of its column and seeds, by run id; only where every row has a run."""
+    """The rank of each run among the runs of its column and seeds, by run id."""
     blocks: dict[Any, list[CellOutcome]] = {}
     for row, (_, col) in zip(rows, places, strict=True):
         blocks.setdefault((col, *(row.cell.coordinates.get(axis) for axis in AVERAGED)), []).append(row)
-    ranks = {}
-    for block in blocks.values():
-        results = results_of(block)
-        if len(results) == len(block) > 1:
-            numbers = average_ranks(np.array([-result.last10_accuracy for result in results]))
-            ranks |= {result.id: rank for result, rank in zip(results, numbers.tolist(), strict=True)}
-    return ranks
-
-
-def mean_ranks(table: Table) -> tuple[dict[AxisValues, float], int]:
-    """The rank of each row by its mean accuracy, averaged over the columns in which every row has one; their number."""
-    ranked = []
-    for col in table.cols:
-        means = [_mean_accuracy(table, row, col) for row in table.rows]
-        if len(means) > 1 and None not in means:
-            ranked.append(average_ranks(-np.array(means, dtype=float)))
-    if not ranked:
-        return {}, 0
-    return dict(zip(table.rows, np.mean(ranked, axis=0).tolist(), strict=True)), len(ranked)
-
-
-def _mean_accuracy(table: Table, row: AxisValues, col: AxisValues) -> float | None:
-    entry = table.entries.get((row, col, "last10_accuracy"))
-    return None if entry is None else entry.mean
-
-
-def _rank_note(table: Table) -> str:
-    """The mean ranks and which of them can be told apart; empty if the table has no ranks, or no accuracies."""
-    ranks, blocks = mean_ranks(table) if "rank" in table.statistics else ({}, 0)
-    if not ranks:
-        return ""
-    named = sorted((rank, ", ".join(table.labels(row))) for row, rank in ranks.items())
-    shown = "; ".join(f"{name} {rank:.2f}" for rank, name in named[:RANKED])
-    more = f"; and {len(named) - RANKED} more" if len(named) > RANKED else ""
-    text = f"Mean rank over {counted(blocks, 'column')}: {shown}{more}."
-    if blocks > 1:
-        distance = critical_difference(len(ranks), blocks)
-        text += (
-            f" Ranks that differ by less than {distance:.2f} cannot be told apart (Nemenyi's test, {100 * LEVEL:g} %)."
-        )
-    return text
+    return rank_runs(blocks)
 
 
 def _describe_tuned(rows: Iterable[CellOutcome], varying: Collection[str]) -> str:
@@ -395,7 +352,7 @@ def _notes(table: Table, rows: Sequence[CellOutcome]) -> tuple[str, ...]:
             notes.append(f"Scale {recipe.scale}: the paper trained longer; its numbers are for orientation only.")
         else:
             notes.append(f"These runs are on {here}; the paper's numbers are for {there} and cannot be compared.")
-    if ranks := _rank_note(table):
+    if ranks := describe_ranks(table):
         notes.append(ranks)
     if noisy := noisy_test(rows):
         notes.append(noisy)
