@@ -5,11 +5,16 @@
 CIFAR is a folder with cifar-10-batches-bin. Needs EfficientNet-Lite0 (see efficientnet_lite0.py), Ray and Pillow.
 
 - speed: rows per second of `Features.complete` over those of a loop that only calls the network on batches that were
-  decoded before. PNG files are read, decoded and prepared in background threads. Median of interleaved repeats.
+  decoded before. PNG files are read, decoded and prepared in background threads, so a second core must be free. Median
+  of interleaved repeats.
 - memory: the largest resident size of a process that encodes 1,024 photos, and of one that encodes 4,096.
 - kills: a process that encodes is killed ten times with SIGKILL; then it ends, and its bytes are compared with those of
   an uninterrupted one.
 - ray: two actors, the same bytes.
+- predict: the largest resident size of `logitclip predict` on a table of 10,000 texts and on one of a million, with an
+  encoder that counts letters, so that the memory is that of the reading, predicting and writing.
+
+With `--only`, the other rows of the result file stay.
 """
 
 from __future__ import annotations
@@ -83,7 +88,8 @@ def measure_speed(files: ImageFiles, cache: Path, repeats: int) -> Iterator[dict
         speeds.append(len(files) / (time.perf_counter() - started))
         ratios.append(speeds[-1] / bare)
     shown = {"what": "rows/s over a bare loop", "value": round(statistics.median(ratios), 3)}
-    yield {**shown, "detail": f"of {repeats} repeats {min(ratios):.3f} to {max(ratios):.3f}; {max(speeds):.0f} rows/s"}
+    detail = f"of {repeats} repeats {min(ratios):.3f} to {max(ratios):.3f}; {max(speeds):.0f} rows/s"
+    yield {**shown, "detail": f"{detail}; load {os.getloadavg()[0]:.1f}"}
 
 
 def child(arguments: list[str], options: argparse.Namespace) -> list[str]:
@@ -136,12 +142,74 @@ def measure_ray(files: ImageFiles, cache: Path) -> dict[str, Any]:
     return {"what": "Ray with 2 workers, same bytes", "value": int(same), "detail": f"{len(wanted)} blocks"}
 
 
+LETTERS = """
+import torch
+from logitclip.encoders import ENCODERS
+
+@ENCODERS.register
+def letters(*, takes, device):
+    return Letters()
+
+class Letters:
+    width, size = 26, 0
+    def prepare(self, example):
+        return example
+    def __call__(self, batch):
+        return torch.tensor([[text.count(chr(97 + i)) for i in range(26)] for text in batch], dtype=torch.float32)
+"""
+PREDICT = """
+import resource, sys
+from pathlib import Path
+from logitclip.runs.config import load_plugins
+load_plugins((sys.argv[1],))
+import logitclip as lc
+from logitclip.cli.own_data import predict
+train, table, out = map(Path, sys.argv[2:])
+lc.fit(train, "label", text="text", encoder="letters", learner="logistic", out=out)
+predict(out, table, out=out / "predictions.csv")
+print(sum(1 for _ in (out / "predictions.csv").open()) - 1, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+def measure_predictions(work: Path) -> Iterator[dict[str, Any]]:
+    """Measure the largest resident size of predicting tables of two lengths."""
+    (work / "letters.py").write_text(LETTERS, encoding="utf-8")
+    words = ("alder", "birch", "cedar", "hazel", "larch", "maple", "rowan", "walnut")
+    for count in (500, 10_000, 1_000_000):
+        with (work / f"{count}.csv").open("w", encoding="utf-8") as file:
+            file.write("text,label\n")
+            for i in range(count):
+                some = " ".join(words[(i * k + k) % 8] for k in range(1, 20))
+                file.write(f"{some} {i},{'ab'[i % 2]}\n")
+    for count in (10_000, 1_000_000):
+        paths = [work / name for name in ("letters.py", "500.csv", f"{count}.csv", f"model{count}")]
+        found = subprocess.run(
+            [sys.executable, "-c", PREDICT, *map(str, paths)], capture_output=True, text=True, check=True
+        )
+        rows, peak = map(int, found.stdout.split()[-2:])
+        yield {"what": f"peak memory of predicting {rows:,} texts, MB", "value": round(peak / 1024), "detail": ""}
+
+
+def write_results(rows: list[dict[str, Any]]) -> None:
+    """Write rows to the result file; those that were not measured now stay."""
+    kept: dict[str, dict[str, Any]] = {}
+    if RESULTS.exists():
+        with RESULTS.open(newline="", encoding="utf-8") as file:
+            kept = {row["what"]: row for row in csv.DictReader(file)}
+    machine = f"torch {torch.__version__}, {os.cpu_count()} cores"
+    kept |= {row["what"]: {**row, "machine": machine} for row in rows}
+    with RESULTS.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, ["what", "value", "detail", "machine"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(kept.values())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--cifar", required=True)
     parser.add_argument("--photos", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", nargs="+", default=["speed", "memory", "kills", "ray"])
+    parser.add_argument("--only", nargs="+", default=["speed", "memory", "kills", "ray", "predict"])
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -164,13 +232,11 @@ def main() -> None:
             rows.append(measure_kills(few, folder, cache, options))
         if "ray" in options.only:
             rows.append(measure_ray(files.select(torch.arange(512)), cache / "r"))
+        if "predict" in options.only:
+            rows += measure_predictions(Path(work))
         for row in rows:
             print(row, flush=True)
-        versions = f"torch {torch.__version__}, {os.cpu_count()} cores"
-        with RESULTS.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, ["what", "value", "detail", "machine"], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows({**row, "machine": versions} for row in rows)
+        write_results(rows)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from encoders_for_tests import make_texts, save_photos, save_text_encoder
 
 import logitclip as lc
 from logitclip import encoders
+from logitclip.data import _columns as columns_module
 from logitclip.own_data import model as model_module
 from logitclip.own_data.encoded import NewRows
 
@@ -96,6 +97,44 @@ def test_predictions_stream(reviews, bert, tmp_path, monkeypatch):
     monkeypatch.setattr(model_module, "ENCODED_CHUNK", 50)
     np.testing.assert_allclose(model.predict_proba(reviews), whole, atol=1e-3)
     assert sizes == [50, 50, 20]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet"])
+def test_the_command_predicts_a_file_part_by_part(suffix, command, reviews, bert, tmp_path, monkeypatch):
+    fit = {"text": "text", "encoder": f"hf:{bert}", "out": tmp_path / "model", "learner": "logistic"}
+    model = lc.fit(reviews, "kind", **fit)
+    path = tmp_path / f"new.{suffix}"
+    reviews.to_parquet(path) if suffix == "parquet" else reviews.to_csv(path, index=False)
+    wanted = model.predict(path)
+    monkeypatch.setattr(columns_module, "PART", 700)
+    monkeypatch.setattr(columns_module, "PART_ROWS", 23)
+    assert len(list(model.kind.read_parts(path))) > 4
+    code, _, err = command("predict", tmp_path / "model", path, "-o", tmp_path / "out.csv")
+    assert code == 0, err
+    found = pd.read_csv(tmp_path / "out.csv", dtype={"row": str})
+    assert found["row"].tolist() == wanted["row"].tolist() == [str(i + 1) for i in range(120)]
+    assert found["class"].tolist() == wanted["class"].tolist()
+    np.testing.assert_allclose(found["probability"], wanted["probability"], atol=1e-3)
+    right = (wanted["class"] == reviews["kind"]).mean()
+    assert f"{right:.1%} agree with the column 'kind'" in err
+
+
+def test_a_mistake_in_a_file_is_one_sentence_and_leaves_no_file(command, reviews, bert, tmp_path):
+    out = tmp_path / "model"
+    lc.fit(reviews, "kind", text="text", encoder=f"hf:{bert}", out=out, learner="logistic")
+    wrong = {
+        "no text": (reviews.drop(columns="text"), "There is no column 'text'"),
+        "no number": (reviews.assign(words="many"), "Column 'words' held numbers when the model was fitted"),
+        "no rows": (reviews.head(0), "holds no rows"),
+    }
+    for name, (frame, sentence) in wrong.items():
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+        code, _, err = command("predict", out, tmp_path / f"{name}.csv", "-o", tmp_path / "out.csv")
+        assert (code, sentence in err) == (2, True), err
+    (tmp_path / "cut.csv").write_bytes(b'text,words\na,1\n"b,2\nc')
+    code, _, err = command("predict", out, tmp_path / "cut.csv", "-o", tmp_path / "out.csv")
+    assert (code, "could not be read" in err) == (2, True), err
+    assert not [path for path in tmp_path.iterdir() if "out.csv" in path.name]
 
 
 def test_a_table_of_numbers_takes_no_encoder(reviews, bert, tmp_path):

@@ -17,7 +17,7 @@ import stat
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
@@ -42,6 +42,33 @@ def write(path: Path, content: bytes) -> None:
             path.write_bytes(content)
         else:
             _replace(Path(os.path.realpath(path)), content)
+
+
+@contextlib.contextmanager
+def open_to_write(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that the user named, as `write` does, for content that comes in pieces; see `write`."""
+    if not path.name:
+        raise ValueError(f"{path} is a folder: name a file in it.")
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with explain_errors(path), path.open("wb") as stream:
+            yield stream
+        return
+    target = Path(os.path.realpath(path))
+    scratch = scratch_name(target)
+    try:
+        with explain_errors(path):
+            make_folder(target.parent)
+            stream = scratch.open("wb")
+        with stream:
+            yield stream
+            with explain_errors(path):
+                stream.flush()
+                os.fsync(stream.fileno())
+        with explain_errors(path):
+            scratch.replace(target)
+            sync_folder(target.parent)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 def replace(path: Path, content: bytes) -> None:

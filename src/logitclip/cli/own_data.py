@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -232,24 +233,37 @@ def predict(
         probabilities: Add a column for each class, with its probability.
         json: Print the predictions as a JSON list on stdout instead of writing a file.
     """
-    from logitclip.files import write
     from logitclip.own_data import load
 
     if not json and out.resolve() == data.resolve():
         raise ValueError(f"{out} is the data itself: name another file with -o.")
     loaded = load(model)
-    found = loaded.predict(data, probabilities=probabilities)
     if json:
+        found = loaded.predict(data, probabilities=probabilities)
         show_json(found.to_dict("records"))
     else:
-        names = {
-            name: found[name].map(str, na_action="ignore").map(guard_formula, na_action="ignore") for name in NAMES
-        }
-        write(out, found.assign(**names).to_csv(index=False).encode())
+        found = _write_predictions(loaded.predict_parts(data, probabilities=probabilities), out)
         tell(f"{len(found):,} predictions in {out}.")
     compared = loaded.agreement(data, found)
     if compared is not None:
         tell(compared)
+
+
+def _write_predictions(parts: Iterable[Any], out: Path) -> Any:
+    """Write data frames of predictions to one CSV file, and return the classes."""
+    import pandas as pd
+
+    from logitclip.files import open_to_write
+
+    classes: list[Any] = []
+    with open_to_write(out) as file:
+        for found in parts:
+            names = {
+                name: found[name].map(str, na_action="ignore").map(guard_formula, na_action="ignore") for name in NAMES
+            }
+            file.write(found.assign(**names).to_csv(index=False, header=not classes).encode())
+            classes.append(found[["class"]])
+    return pd.concat(classes, ignore_index=True)
 
 
 def _fit(data: Path, label: str | None, columns: dict[str, Any], **options: Any) -> Any:

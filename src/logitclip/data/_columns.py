@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv as builtin_csv
 import os
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,8 @@ from logitclip.text import first_line
 
 MICROSECONDS = 24 * 3600 * 10**6  # of a day
 TIME_ONLY = "is a duration or a time of day; derive numbers from it, such as hours, to use it"
+PART = 1 << 22  # bytes of a csv file that are read at a time
+PART_ROWS = 8192  # rows of a parquet file that are read at a time
 MISSING = frozenset({"", "?", "na", "n/a", "#n/a", "nan", "null"})  # in lower case
 
 
@@ -110,15 +113,59 @@ def row_count(columns: Columns) -> int:
     return len(column.codes if isinstance(column, TextColumn) else column.days if isinstance(column, Dates) else column)
 
 
-def _read_csv(path: Path, text: Collection[str]) -> dict[str, Column]:
-    pa = _pyarrow()
-    from pyarrow import csv
+def read_table_parts(path: str | Path, names: Collection[str]) -> Iterator[dict[str, Column]]:
+    """Read some columns part by part, so that the memory does not grow with the file.
 
-    def stream() -> Any:
-        return pa.input_stream(path, compression="gzip" if path.suffix.lower() == ".gz" else None)
+    Args:
+        path: A csv, tsv or parquet file. An npz file or a csv file with decimal commas is one part, with all columns.
+        names: The columns to read, if the file has them; those of a csv file are read as text.
 
-    def read() -> Any:
-        with stream() as file:
+    Yields:
+        The columns of the next rows by name.
+
+    Raises:
+        ValueError: As `read_table` does.
+    """
+    path = Path(os.path.expanduser(path))
+    kind = Path(path.name.lower().removesuffix(".gz")).suffix
+    if not path.is_file() or kind not in (".csv", ".tsv", ".parquet"):
+        yield read_table(path, text=names)
+        return
+    rows = 0
+    with _explain_arrow_errors(path):
+        if kind == ".parquet":
+            batches = _parquet_batches(path, names)
+        else:
+            layout = _CsvLayout.of(path)
+            if layout.may_have_decimal_commas:
+                yield read_table(path, text=names)
+                return
+            batches = layout.open(names)
+    while True:
+        with _explain_arrow_errors(path):
+            batch = next(batches, None)
+        if batch is None:
+            break
+        if batch.num_rows and batch.num_columns:
+            rows += batch.num_rows
+            pa = _pyarrow()
+            columns = (pa.chunked_array([column]) for column in batch.columns)
+            yield _unique(zip(batch.schema.names, columns, strict=True), path)
+    if not rows:  # or say why
+        yield read_table(path, text=names)
+
+
+class _CsvLayout(NamedTuple):
+    """What the start of a csv file says about the rest."""
+
+    path: Path
+    start: str
+    delimiter: str
+    names: list[str]
+
+    @classmethod
+    def of(cls, path: Path) -> _CsvLayout:
+        with _open_csv(path) as file:
             first = file.read(1 << 16)
         if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise OSError("its text is utf-16")
@@ -126,24 +173,55 @@ def _read_csv(path: Path, text: Collection[str]) -> dict[str, Column]:
         header = (start.splitlines() or [""])[0]
         unquoted = re.sub(r'"[^"]*"', "", header)
         delimiter = max(",;\t|", key=unquoted.count)
-        names = next(builtin_csv.reader([header], delimiter=delimiter), [])
+        return cls(path, start, delimiter, next(builtin_csv.reader([header], delimiter=delimiter), []))
+
+    @property
+    def may_have_decimal_commas(self) -> bool:
+        # A comma before exactly three digits may separate thousands.
+        return self.delimiter != "," and bool(re.search(r"\d,(?:\d{1,2}|\d{4,})(?![\d,])", self.start))
+
+    def options(self, text: Collection[str], **convert: Any) -> dict[str, Any]:
+        """Return pyarrow's options to parse the file, with some columns as text."""
+        from pyarrow import csv
+
         nulls = [*csv.ConvertOptions().null_values, "?"]
+        return {
+            "parse_options": csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
+            "convert_options": csv.ConvertOptions(
+                strings_can_be_null=True,
+                null_values=nulls + [f" {null}" for null in nulls],  # after the comma of "a, b"
+                column_types={name: _pyarrow().string() for name in self.names if name.strip() in text},
+                **convert,
+            ),
+        }
+
+    def open(self, names: Collection[str]) -> Iterator[Any]:
+        """Yield batches of some columns, as text."""
+        from pyarrow import csv
+
+        wanted = [name for name in self.names if name.strip() in names]
+        if not wanted:
+            return
+        options = self.options(names, include_columns=wanted)
+        yield from csv.open_csv(_open_csv(self.path), csv.ReadOptions(block_size=PART), **options)
+
+
+def _open_csv(path: Path) -> Any:
+    return _pyarrow().input_stream(path, compression="gzip" if path.suffix.lower() == ".gz" else None)
+
+
+def _read_csv(path: Path, text: Collection[str]) -> dict[str, Column]:
+    _pyarrow()
+    from pyarrow import csv
+
+    def read() -> Any:
+        layout = _CsvLayout.of(path)
 
         def parse(decimal_point: str) -> Any:
-            return csv.read_csv(
-                stream(),
-                parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-                convert_options=csv.ConvertOptions(
-                    strings_can_be_null=True,
-                    null_values=nulls + [f" {null}" for null in nulls],  # after the comma of "a, b"
-                    column_types={name: pa.string() for name in names if name.strip() in text},
-                    decimal_point=decimal_point,
-                ),
-            )
+            return csv.read_csv(_open_csv(path), **layout.options(text, decimal_point=decimal_point))
 
         table = parse(".")
-        # A comma before exactly three digits may separate thousands.
-        if delimiter != "," and re.search(r"\d,(?:\d{1,2}|\d{4,})(?![\d,])", start):
+        if layout.may_have_decimal_commas:
             return max(table, parse(","), key=_numeric_columns)  # the first of equals
         return table
 
@@ -167,6 +245,15 @@ def _read_parquet(path: Path, text: Collection[str]) -> dict[str, Column]:
     return _from_arrow(path, read)
 
 
+def _parquet_batches(path: Path, names: Collection[str]) -> Iterator[Any]:
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(path) as file:
+        wanted = [name for name in file.schema_arrow.names if name.strip() in names]
+        if wanted:
+            yield from file.iter_batches(batch_size=PART_ROWS, columns=wanted)
+
+
 def _pyarrow() -> Any:
     try:
         import pyarrow
@@ -176,15 +263,22 @@ def _pyarrow() -> Any:
 
 
 def _from_arrow(path: Path, read: Callable[[], Any]) -> dict[str, Column]:
-    try:
+    with _explain_arrow_errors(path):
         table = read()
         names = table.column_names
+    return _unique(zip(names, table.columns, strict=True), path)
+
+
+@contextlib.contextmanager
+def _explain_arrow_errors(path: Path) -> Iterator[None]:
+    """Raise errors of the block as a ValueError that names the file and the remedy."""
+    try:
+        yield
     except (_pyarrow().ArrowException, builtin_csv.Error, OSError, UnicodeDecodeError) as error:
         reason = first_line(error)
         encoded = isinstance(error, UnicodeDecodeError) or "UTF8" in reason or "utf-16" in reason
         remedy = "save it as UTF-8" if encoded else "repair it or save it again"
         raise ValueError(f"{path} could not be read ({reason}); {remedy}.") from error
-    return _unique(zip(names, table.columns, strict=True), path)
 
 
 def _unique(named: Iterable[tuple[str, Any]], source: str | Path) -> dict[str, Column]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from logitclip import encoders
-from logitclip.data._columns import Columns, row_count
+from logitclip.data._columns import Columns, read_table_parts, row_count, take
 from logitclip.data._images import ImageFiles
 from logitclip.data._preprocessing import Preprocessor, is_usable
 from logitclip.data.table import join_texts
@@ -121,6 +122,7 @@ def with_bundle(facts: dict[str, Any], folder: Path) -> dict[str, Any]:
 class _Encoded:
     """What photos and texts have in common."""
 
+    takes: ClassVar[encoders.InputKind]
     encoding: Encoding | None
     mean: tuple[float, ...]
     hint = ""
@@ -133,14 +135,17 @@ class _Encoded:
         assert self.encoding is not None
         return f"{len(self.mean)} features of {self.encoding.spec}"
 
-    def _stream(self, names: Sequence[str], inputs: Inputs, finish: Callable[[np.ndarray, np.ndarray], Rows]) -> Any:
+    @cached_property
+    def encoder(self) -> encoders.Encoder:
+        """The encoder, loaded once."""
         assert self.encoding is not None
-        load = partial(encoders.build, self.encoding.spec, input_kind(inputs))
-        loaded: list[encoders.Encoder] = []
+        return encoders.build(self.encoding.spec, self.takes)
 
+    def _encode_late(
+        self, names: Sequence[str], inputs: Inputs, finish: Callable[[np.ndarray, np.ndarray], Rows]
+    ) -> NewRows:
         def encode(part: Inputs, index: np.ndarray) -> Rows:
-            loaded.extend([] if loaded else [load()])
-            return finish(blocks.encode_block(loaded[0], part), index)
+            return finish(blocks.encode_block(self.encoder, part), index)
 
         return NewRows(names, inputs, encode)
 
@@ -149,6 +154,7 @@ class _Encoded:
 class EncodedImages(_Encoded, Images):
     """Image files as features of an encoder."""
 
+    takes = "images"
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     encoding: Encoding | None = None
@@ -182,7 +188,7 @@ class EncodedImages(_Encoded, Images):
         def finish(x: np.ndarray, index: np.ndarray) -> Rows:
             return _rows([names[i] for i in index.tolist()], x, self.mean, self.std)
 
-        return self._stream(names, ImageFiles(folder, names), finish)
+        return self._encode_late(names, ImageFiles(folder, names), finish)
 
     def keep(self, index: np.ndarray) -> EncodedImages:
         return replace(self, names=[self.names[i] for i in index.tolist()])
@@ -192,6 +198,7 @@ class EncodedImages(_Encoded, Images):
 class EncodedTexts(_Encoded, Texts):
     """Texts as features of an encoder, with the numbers and categories beside them."""
 
+    takes = "texts"
     preprocessor: Preprocessor | None = None  # type: ignore[assignment]
     text: tuple[str, ...] = ()
     mean: tuple[float, ...] = ()
@@ -248,23 +255,36 @@ class EncodedTexts(_Encoded, Texts):
     def _with_beside(self, x: np.ndarray, columns: Columns, index: np.ndarray | None = None) -> np.ndarray:
         if self.preprocessor is None:
             return x
-        beside = self.preprocessor.transform(columns).numpy()
-        return np.concatenate([x, beside if index is None else beside[index]], 1)
+        columns = columns if index is None else take(columns, index)
+        return np.concatenate([x, self.preprocessor.transform(columns).numpy()], 1)
 
     def rows(self, columns: Columns, numbers: np.ndarray | None = None) -> Rows:
         names = RowNumbers(np.arange(row_count(columns)) if numbers is None else numbers)
         return _rows(names, self._features(columns), self.mean, self.std)
 
     def read(self, data: Any) -> Any:
-        text = set() if self.preprocessor is None else self.preprocessor.text_columns
-        columns = read_columns(data, {*text, *self.text})
+        return self._late_rows(read_columns(data, self._needed))
+
+    def read_parts(self, data: Any) -> Iterator[Any]:
+        if not isinstance(data, str | os.PathLike):
+            yield self.read(data)
+            return
+        start = 0
+        for columns in read_table_parts(os.fspath(data), self._needed):
+            yield self._late_rows(columns, start)
+            start += row_count(columns)
+
+    @property
+    def _needed(self) -> set[str]:
+        return {*self.text, *(() if self.preprocessor is None else self.preprocessor.kinds)}
+
+    def _late_rows(self, columns: Columns, start: int = 0) -> NewRows:
         missing = [name for name in self.text if name not in columns]
         if missing:
             raise ValueError(f"There is no column {missing[0]!r}, and the model was fitted on it.")
-        names = RowNumbers(np.arange(row_count(columns)))
+        names = RowNumbers(start + np.arange(row_count(columns)))
 
         def finish(x: np.ndarray, index: np.ndarray) -> Rows:
-            part = RowNumbers(index)
-            return _rows(part, self._with_beside(x, columns, index), self.mean, self.std)
+            return _rows(RowNumbers(start + index), self._with_beside(x, columns, index), self.mean, self.std)
 
-        return self._stream(names, join_texts(columns, self.text), finish)
+        return self._encode_late(names, join_texts(columns, self.text), finish)

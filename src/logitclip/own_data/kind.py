@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -78,6 +78,10 @@ class Kind(ABC):
     @abstractmethod
     def read(self, data: Any) -> Rows:
         """Read new rows: a file, a folder or a data frame."""
+
+    def read_parts(self, data: Any) -> Iterator[Rows]:
+        """Read new rows part by part, in the order of `read`. A kind whose rows need much memory reads them late."""
+        yield self.read(data)
 
     @abstractmethod
     def network(self, rows: int) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from logitclip import files
-from logitclip.data._columns import TextColumn
+from logitclip.data._columns import TextColumn, read_table_parts
 from logitclip.data.table import column_text
 from logitclip.noise.estimate import CLEAN
 from logitclip.own_data.calibration import calibrate
@@ -154,6 +155,24 @@ class Model:
         names, found = self.probabilities(data)
         return self.table(names, found, index=getattr(data, "index", None), every=probabilities, pandas=pd)
 
+    def predict_parts(self, data: Any, *, probabilities: bool = False) -> Iterator[Any]:
+        """Predict part by part: with an encoder, a million rows need no more memory than ten thousand.
+
+        Args:
+            data, probabilities: As for `predict`.
+
+        Yields:
+            The data frames that make up the one of `predict`, without its index.
+        """
+        import pandas as pd
+
+        self._check_data(data)
+        for rows in self.kind.read_parts(data):
+            chunk = ENCODED_CHUNK if isinstance(rows, NewRows) else CHUNK
+            for start in range(0, len(rows), chunk):
+                part = rows.take(np.arange(start, min(start + chunk, len(rows))))
+                yield self.table(part.names, self.probabilities_of(part), every=probabilities, pandas=pd)
+
     def table(self, names: Any, found: np.ndarray, *, index: Any = None, every: bool = False, pandas: Any) -> Any:
         """Return probabilities [N, K] as the data frame that `predict` returns."""
         best, known = found.argmax(1), ~np.isnan(found[:, 0])
@@ -179,25 +198,38 @@ class Model:
             without labels.
         """
         label = self.facts["label"]
+        named = dict(zip(self.classes_.tolist(), self.class_names, strict=True))
+        right, start, counts = 0, 0, Counter[str]()
         try:
-            text = self.given_labels(data)
+            for text in self._label_parts(data):
+                said = predicted["class"].iloc[start : start + len(text.codes)]
+                known = (text.codes >= 0) & said.notna().to_numpy()
+                given = np.array(text.values, dtype=object)[text.codes[known]]
+                right += int((given == said[known].map(named).to_numpy()).sum())
+                counts.update(given.tolist())
+                start += len(text.codes)
         except ValueError as error:  # the predictions need no labels
             return f"They cannot be compared with the column {label!r}: {error}"
-        if text is None:
+        if not counts:
             return None
-        known = (text.codes >= 0) & predicted["class"].notna().to_numpy()
-        if not known.any():
-            return None
-        given = np.array(text.values, dtype=object)[text.codes[known]]
-        new = sorted({*given} - {*self.class_names})
+        new = sorted({*counts} - {*self.class_names})
         are = "classes are" if len(new) > 1 else "class is"
         unknown = f" {len(new)} {are} new to the model and counted as wrong: {', '.join(new[:3])}." if new else ""
-        named = dict(zip(self.classes_.tolist(), self.class_names, strict=True))
-        share = (given == predicted["class"][known].map(named).to_numpy()).mean()
         return (
-            f"{share:.1%} agree with the column {label!r}. If a share r of these labels is wrong, a perfect "
-            f"classifier would agree with about 1 - r.{unknown}"
+            f"{right / counts.total():.1%} agree with the column {label!r}. If a share r of these labels is wrong, a "
+            f"perfect classifier would agree with about 1 - r.{unknown}"
         )
+
+    def _label_parts(self, data: Any) -> Iterator[TextColumn]:
+        """Yield the label column of some data part by part; nothing if it has none."""
+        label = self.facts["label"]
+        if label is None or not isinstance(data, str | os.PathLike) or Path(data).is_dir():
+            whole = self.given_labels(data)
+            yield from () if whole is None else (whole,)
+            return
+        for columns in read_table_parts(os.fspath(data), {label}):
+            if label in columns:
+                yield column_text(columns, label, "the data")
 
     def given_labels(self, data: Any) -> TextColumn | None:
         """Return the label column of some data; None if it has none."""
@@ -209,10 +241,14 @@ class Model:
 
     def probabilities(self, data: Any) -> tuple[list[str], np.ndarray]:
         """Return row names and calibrated class probabilities [N, K]; a row of NaN where an image cannot be read."""
-        if isinstance(data, str | os.PathLike) and (Path(data) / MODEL).is_file():
-            raise ValueError(f"{data} is a model folder, not data: name a table or a folder of images.")
+        self._check_data(data)
         rows = self.kind.read(data)
         return list(rows.names), self.probabilities_of(rows)
+
+    @staticmethod
+    def _check_data(data: Any) -> None:
+        if isinstance(data, str | os.PathLike) and (Path(data) / MODEL).is_file():
+            raise ValueError(f"{data} is a model folder, not data: name a table or a folder of images.")
 
     def probabilities_of(self, rows: Rows | NewRows) -> np.ndarray:
         """Return calibrated class probabilities [N, K] for rows that are read, in chunks."""
