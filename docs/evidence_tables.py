@@ -103,9 +103,9 @@ def summary(rows: list[dict[str, Any]]) -> str:
             row["with_clip"],
             other.get("true_labels"),
         ]
-        texts = ["–" if number is None else f"{number:.1f} %" for number in numbers]
+        texts = ["–" if number is None else f"{number:.1f}\u00a0%" for number in numbers]
         texts[3] = f"{bold}{texts[3]}{bold}"
-        texts += [f"{row['memorised_without']:.0f} %", f"{row['memorised_with']:.0f} %"]
+        texts += [f"{row[name]:.0f}\u00a0%" for name in ("memorised_without", "memorised_with")]
         lines.append(f"| {name} | {' | '.join(texts)} |")
     return "\n".join(lines)
 

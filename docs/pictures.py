@@ -116,7 +116,7 @@ def first_page() -> Any:
         base = alt.Chart(width=300, height=210)
         x = alt.X("epoch:Q", title="epoch", scale=alt.Scale(domain=[1, last], nice=False), axis=alt.Axis(tickCount=6))
         low = 50 if quantity == "test_accuracy" else 0
-        y = alt.Y("mean:Q", title=None, scale=alt.Scale(domain=[low, 100 if low == 0 else 90], nice=False))
+        y = alt.Y("mean:Q", title=None, scale=alt.Scale(domain=[low, 90 if low else 110], nice=False))
         keys = colour_and_dash("series", list(names.values()), show=False)
         layers = [base.mark_line(strokeWidth=2.6).encode(x=x, y=y, **keys).properties(data=data_of(points))]
         at_end = [row for row in points if row["epoch"] == last]
@@ -129,9 +129,9 @@ def first_page() -> Any:
             }
             for row in at_end
         ]
-        text = base.mark_text(
-            align="right", dy=alt.expr("datum.mean > 95 ? 16 : -9"), fontSize=13, fontWeight="bold"
-        ).encode(x="epoch:Q", y="mean:Q", text="text:N", color=keys["color"])
+        text = base.mark_text(align="right", dy=-9, fontSize=13, fontWeight="bold").encode(
+            x="epoch:Q", y="mean:Q", text="text:N", color=keys["color"]
+        )
         layers.append(text.properties(data=data_of(notes)))
         if low:
             line = [{"mean": ceiling, "epoch": last, "text": f"trained on true labels: {ceiling:.0f} %"}]

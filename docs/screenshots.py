@@ -18,6 +18,7 @@ from sklearn.datasets import load_wine
 
 DOCS = Path(__file__).parent
 WIDTH, HEIGHT = 860, 520
+ROWS = 14  # to be seen, with those of the matrix above
 
 
 def write_wines(path: Path) -> list[int]:
@@ -49,7 +50,10 @@ def take(page: Path, out: Path) -> None:
         browser.get(page.resolve().as_uri())
         browser.execute_script("[...document.querySelectorAll('h2')].at(-1).scrollIntoView()")
         time.sleep(1)
-        out.write_bytes(base64.b64decode(browser.execute_cdp_cmd("Page.captureScreenshot", {})["data"]))
+        end = browser.execute_script(f"return document.querySelectorAll('tr')[{ROWS}].getBoundingClientRect().bottom")
+        clip = {"x": 0, "y": browser.execute_script("return scrollY"), "width": WIDTH, "height": end, "scale": 1}
+        picture = browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip})
+        out.write_bytes(base64.b64decode(picture["data"]))
     finally:
         browser.quit()
 

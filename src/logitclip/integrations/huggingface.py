@@ -117,7 +117,11 @@ class WeightColumn:
     compute_loss_func: Any
 
     def compute_loss(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Compute the loss of a batch with the weights in its column `weight`."""
+        """Compute the loss of a batch with the weights in its column `weight`.
+
+        Raises:
+            ValueError: if a training batch has no such column.
+        """
         weight, compute = inputs.pop(WEIGHT, None), self.compute_loss_func
         if weight is None and model.training:
             raise ValueError(
