@@ -1,6 +1,7 @@
 """Commands with random options: every call ends within its time limit, with a documented exit code and no traceback."""
 
 import contextlib
+import dataclasses
 import inspect
 import io
 import os
@@ -125,6 +126,8 @@ def options_of(name: str) -> dict[str, typing.Any]:
     options = {option: hints[option] for option in parameters_of(name, positional=False)}
     if "config" in hints:
         options |= typing.get_type_hints(RunConfig)
+    for option in [option for option, kind in options.items() if dataclasses.is_dataclass(kind)]:
+        options |= typing.get_type_hints(options.pop(option))
     return {option: kind for option, kind in options.items() if option not in LEFT_OUT}
 
 

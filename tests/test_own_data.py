@@ -15,10 +15,10 @@ import torch
 import logitclip as lc
 from logitclip.files import object_digest
 from logitclip.own_data import facts, find_issues, fitting
-from logitclip.own_data.combining import Vote, adjust_for_classes, combine, stack
+from logitclip.own_data.combining import Vote, adjust_for_classes, combine, share_out, weigh
 from logitclip.own_data.folds import make_folds
 from logitclip.own_data.images import Images
-from logitclip.own_data.issues import count_marked, judge_labels, make_less_sure
+from logitclip.own_data.issues import SURE, count_marked, judge_labels, make_less_sure
 from logitclip.own_data.learners import Forest, Logistic, Neighbours
 from logitclip.own_data.planning import make_plan
 from logitclip.own_data.source import Options, look
@@ -730,15 +730,24 @@ def test_a_class_that_loses_labels_is_adjusted_for():
     assert (adjust_for_classes(votes, given).argmax(1) == true).all()
 
 
-def test_stacking_prefers_the_learner_that_explains_the_labels():
+def test_a_learner_counts_less_for_each_standard_error_it_is_behind():
     rng = np.random.default_rng(0)
     given = rng.integers(0, 2, 300)
-    good = np.where(rng.random(300) < 0.8, given, 1 - given)
+    good, other = (np.where(rng.random(300) < 0.8, given, 1 - given) for _ in range(2))
+    right = {"forest": good == given, "logistic": other == given, "neighbours": rng.random(300) < 0.5}
+    weights = weigh(right)
+    ahead, behind = sorted(("forest", "logistic"), key=lambda name: -right[name].sum())
+    differ = right[ahead] != right[behind]
+    z = (right[ahead].sum() - right[behind].sum()) / differ.sum() ** 0.5
+    assert weights[behind] / weights[ahead] == pytest.approx(np.exp(-z))
+    assert sum(weights.values()) == pytest.approx(1)
+    assert weights["neighbours"] < 0.01
+    shares = share_out({**right, "forest": ~right[ahead]})
+    assert shares == {"forest": 0.0, "logistic": 1.0, "neighbours": 0.0}  # one is far behind, the other only votes
+    assert share_out({"neighbours": right["neighbours"]}) == {"neighbours": 1.0}
     sure, guess = 0.8 * np.eye(2)[good] + 0.1, np.full((300, 2), 0.5)
-    assert stack([sure, guess], given)[0] > 0.8
-    assert stack([sure, sure], given) == pytest.approx([0.5, 0.5])
     votes = combine({"forest": Vote(sure), "neighbours": Vote(guess)}, given)
-    assert votes.weights == {"forest": 1.0, "neighbours": 0.0}  # neighbours only vote
+    assert votes.weights == {"forest": 1.0, "neighbours": 0.0}
     assert votes.accuracies["forest"] == (good == given).mean()
 
 
@@ -749,8 +758,10 @@ def test_scores_mark_suggest_and_abstain():
     clear = 0.94 * np.eye(3)[true] + 0.02
     found = judge_labels(combine({"forest": Vote(clear), "logistic": Vote(clear)}, given), given)
     assert (found.wrong == (given != true)).all()
-    assert (found.suggested[found.scores >= 0.7] == true[found.scores >= 0.7]).all()
-    assert (found.suggested[found.scores < 0.7] == given[found.scores < 0.7]).all()
+    sure = found.scores >= SURE
+    assert sure.sum() > 400
+    assert (found.suggested[sure] == true[sure]).all()
+    assert (found.suggested[~sure] == given[~sure]).all()
     low, high = found.noise.rate_interval
     assert low <= (given != true).mean() <= high
     other = 0.94 * np.eye(3)[np.where(given == true, true, (true + 2) % 3)] + 0.02  # is wrong about the wrong labels
@@ -772,12 +783,26 @@ def test_votes_that_repeat_the_largest_class_have_learnt_nothing():
     assert count_marked(0, 1000, learnt=False) == "None of 1,000 labels is marked wrong, because the noise is unknown."
 
 
+def test_nothing_is_suggested_where_most_labels_may_be_wrong():
+    rng = np.random.default_rng(0)
+    true = rng.integers(0, 3, 2000)
+    given = np.where(rng.random(2000) < 0.65, rng.integers(0, 3, 2000), true)
+    clear = 0.94 * np.eye(3)[(true + (rng.random(2000) < 0.3)) % 3] + 0.02
+    found = judge_labels(combine({"forest": Vote(clear), "logistic": Vote(clear)}, given), given)
+    assert found.accuracy < 0.5
+    assert found.wrong.any()
+    assert (found.suggested == given).all()
+
+
 def test_scores_are_less_sure_than_bayes_rule():
     chances = np.linspace(0.01, 0.99, 50)
-    found = make_less_sure(chances)
-    assert (np.diff(found) > 0).all()
-    assert found[-1] < 0.9
-    assert found[0] > 0.01
+    against, split, agreeing = (make_less_sure(chances, np.full(50, agreement)) for agreement in (1, 0, -1))
+    for found in (against, split, agreeing):
+        assert (np.diff(found) > 0).all()
+    assert (agreeing < split).all()
+    assert (split < against).all()
+    assert against[-1] < 0.92
+    assert agreeing[0] > 0.01
 
 
 def test_the_summaries_say_what_the_estimate_means(fitted):
@@ -839,6 +864,45 @@ def test_test_data_measures_the_accuracy(people, tmp_path):
     frame, true = people[1].drop(columns="id"), np.array(["red", "green", "blue"])[people[2]]
     model = lc.fit(frame, "kind", out=tmp_path, learner="logistic", test=frame.assign(kind=true))
     assert model.facts["test_accuracy"] == (model.predict(frame)["class"] == true).mean()
+    assert f"On your test data: {model.facts['test_accuracy']:.1%}" in model.accuracy_summary
+    some = frame.assign(kind=np.where(np.arange(len(true)) < 100, true, None))
+    again = lc.fit(frame, "kind", out=tmp_path, learner="logistic", test=some)
+    assert again.facts["test_accuracy"] == (model.predict(frame)["class"] == true)[:100].mean()
+    with pytest.raises(ValueError, match="The test data has no column 'kind'"):
+        lc.fit(frame, "kind", out=tmp_path, learner="logistic", test=frame.drop(columns="kind"))
+
+
+def test_val_data_decides_how_much_each_learner_counts(tmp_path):
+    """The labels of the rows follow one rule, those of val another: only the forest can learn the second one."""
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (400, 2))
+    y = np.where(x[:, 0] * x[:, 1] > 0, "same", "other")
+    inside = rng.uniform(-1, 1, (200, 2))
+    truth = np.where(inside[:, 0] * inside[:, 1] > 0, "same", "other")
+    model = lc.fit(x, y, val=(inside, truth), learner="forest,logistic", out=tmp_path / "both")
+    assert [one["name"] for one in model.facts["learners"]] == ["forest"]
+    assert model.facts["val_accuracy"] == (model.predict(inside)["class"] == truth).mean()
+    swapped = np.where(truth == "same", "other", "same")  # now the forest is wrong
+    model = lc.fit(x, y, val=(inside, swapped), learner="forest,logistic", out=tmp_path / "swapped")
+    assert [one["name"] for one in model.facts["learners"]] == ["logistic"]
+    with pytest.raises(ValueError, match="The val data: 'new' is not a class of the training data"):
+        lc.fit(x, y, val=(inside, np.full(200, "new")), learner="logistic", out=tmp_path / "no")
+    with pytest.raises(ValueError, match="The val data must have a label for each of 200 rows, got 3"):
+        lc.fit(x, y, val=(inside, truth[:3]), learner="logistic", out=tmp_path / "no")
+
+
+def test_issues_never_changes_a_model_that_fit_made(people, tmp_path, caplog):
+    frame = people[1]
+    model = lc.fit(frame, "kind", out=tmp_path / "model", learner="logistic")
+    before = (tmp_path / "model" / "model.json").read_bytes()
+    found = lc.find_issues(frame, "kind", out=tmp_path / "model", learner="forest")
+    assert "made of this data with other settings: these are its issues" in caplog.text
+    pd.testing.assert_frame_equal(found, model.issues)
+    with pytest.raises(ValueError, match="has a model that `fit` made of other data: name another folder"):
+        lc.find_issues(frame.head(300), "kind", out=tmp_path / "model", learner="forest")
+    assert (tmp_path / "model" / "model.json").read_bytes() == before
+    for rows in (600, 300):  # what issues has made, it replaces
+        assert len(lc.find_issues(frame.head(rows), "kind", out=tmp_path / "issues", learner="logistic")) == rows
 
 
 def test_a_killed_fit_resumes(people, tmp_path, monkeypatch):

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from logitclip.own_data.calibration import calibration_error, find_temperature, given_the_label, softmax
+from logitclip.own_data.calibration import (
+    calibrate,
+    calibration_error,
+    find_temperature,
+    given_the_label,
+    match_confidence,
+    softmax,
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,3 +47,11 @@ def test_bayes_rule():
     np.testing.assert_allclose(posterior[0], expected / expected.sum())
     even = given_the_label(np.array([[0.8, 0.2]]), np.array([1]), None)
     np.testing.assert_allclose(even, [[0.8 * 0.1 / 0.26, 0.2 * 0.9 / 0.26]])
+
+
+def test_confidence_becomes_the_accuracy():
+    logits = np.random.default_rng(0).normal(size=(500, 3)) * 2
+    for accuracy in (0.5, 0.7, 0.9):
+        temperature = match_confidence(logits, accuracy)
+        assert calibrate(logits, temperature).max(1).mean() == pytest.approx(accuracy, abs=1e-3)
+    assert match_confidence(logits, 0.1) == pytest.approx(5, rel=1e-3)  # not even: the end of the range

@@ -87,7 +87,7 @@ def test_corrections_are_written_into_the_model_folder(tmp_path: Path) -> None:
 
 
 def test_the_command_fits_on_answers_and_says_what_the_round_brought(tmp_path: Path, capsys) -> None:
-    from logitclip.cli.own_data import fit
+    from logitclip.cli.own_data import FitOptions, fit
 
     data = make_table(tmp_path)
     model = make_model(data, tmp_path / "model", label="kind")
@@ -100,7 +100,7 @@ def test_the_command_fits_on_answers_and_says_what_the_round_brought(tmp_path: P
         review.answer(i, review.rows.digest(i), "class", true[i], "Ann")
     wrong = sum(true[i] != model.class_names[review.given[i]] for i in first)
     capsys.readouterr()
-    fit(data, answers=model.folder, out=model.folder, learner="logistic")
+    fit(data, answers=model.folder, out=model.folder, options=FitOptions(learner="logistic"))
     out, err = capsys.readouterr()
     assert f"The last round: {wrong} label" in out
     assert f"{12 - wrong} confirmed" in err
@@ -114,7 +114,7 @@ def test_the_command_fits_on_answers_and_says_what_the_round_brought(tmp_path: P
 
 
 def test_rounds_on_a_folder_of_images(tmp_path: Path, capsys) -> None:
-    from logitclip.cli.own_data import fit
+    from logitclip.cli.own_data import FitOptions, fit
 
     photos = make_images(tmp_path / "photos")
     model = make_model(photos, tmp_path / "model", learner="logistic")
@@ -125,7 +125,7 @@ def test_rounds_on_a_folder_of_images(tmp_path: Path, capsys) -> None:
             number = int(name.split("/")[1].split()[0])
             if number in pictures:
                 review.answer(i, review.rows.digest(i), "class", ["dark", "light"][number % 2], "Ann")
-        fit(photos, answers=model.folder, out=model.folder, learner="logistic")
+        fit(photos, answers=model.folder, out=model.folder, options=FitOptions(learner="logistic"))
         out, err = capsys.readouterr()
         assert "The last round:" in out
         assert "kept as it is" not in err
@@ -164,10 +164,10 @@ def fit_on(data: Path, out: Path):
 
 
 def test_the_command_fits_on_annotators(tmp_path: Path, capsys) -> None:
-    from logitclip.cli.own_data import fit
+    from logitclip.cli.own_data import FitOptions, fit
 
     path, true = crowd(tmp_path)
-    fit(path, annotators="ann,bob,eve", out=tmp_path / "model", learner="logistic")
+    fit(path, annotators="ann,bob,eve", out=tmp_path / "model", options=FitOptions(learner="logistic"))
     out = capsys.readouterr().out
     assert "annotators.csv" in out
     model = load(tmp_path / "model")

@@ -25,6 +25,7 @@ __all__ = [
     "data",
     "engine",
     "extended_logit_norm",
+    "find_issues",
     "fit",
     "l1_penalty",
     "linear_cross_entropy",
@@ -55,7 +56,7 @@ if TYPE_CHECKING:  # where each lives
     )
     from logitclip.criterion import LogitClip, Loss
     from logitclip.heads import LinearLogitClip, clip_hidden, linear_cross_entropy
-    from logitclip.own_data import fit, load
+    from logitclip.own_data import find_issues, fit, load
     from logitclip.runs.config import RunConfig
     from logitclip.runs.results import Result
     from logitclip.runs.train import train
@@ -69,7 +70,7 @@ _WHERE = {
     "runs.config": ("RunConfig",),
     "criterion": ("LogitClip", "Loss"),
     "heads": ("LinearLogitClip", "clip_hidden", "linear_cross_entropy"),
-    "own_data": ("fit", "load"),
+    "own_data": ("find_issues", "fit", "load"),
     "runs.results": ("Result",),
     "search": ("tune",),
     "runs.train": ("train",),

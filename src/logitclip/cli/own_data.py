@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,40 +26,83 @@ NAMES = ("row", "class")  # columns that a spreadsheet must not read as formulas
 SHOWN = 20  # suspicious labels on the terminal
 
 
+@dataclass(frozen=True)
+class FitOptions:
+    """What `fit` and `issues` have in common."""
+
+    label: Text = None
+    """The label column of a table. Rows without a label are predicted."""
+    text: Text = None
+    """Columns with free text, separated by commas."""
+    image: Text = None
+    """The column with image files, if there is one."""
+    folder: Text = None
+    """The folder of these files, if it is not that of the table."""
+    drop: Text = None
+    """Columns to leave out, separated by commas."""
+    weight: Text = None
+    """A column with a weight for each row."""
+    group: Text = None
+    """A column whose equal values belong together, such as a patient: they are in the same fold."""
+    time: Text = None
+    """A column with times: rows are judged only by what was learnt from earlier ones."""
+    val: Annotated[File, arg(metavar="FILE")] = None
+    """A file with labels that decide how much each learner counts, and that calibrate the probabilities."""
+    test: Annotated[File, arg(metavar="FILE")] = None
+    """A file with labels you trust, to measure the accuracy on."""
+    encoder: str = "none"
+    """A pretrained encoder of images or texts, as in hf:FOLDER; auto chooses one."""
+    bundle: Flag = False
+    """Copy the encoder into the model folder, so that it predicts on a machine without it."""
+    download: Flag = False
+    """Fetch the encoder from the hub if it is missing."""
+    learner: str = "auto"
+    """network, forest, logistic or neighbours, several separated by commas, or auto for all four."""
+    find_issues: Flag = False
+    """Let the network judge the labels in five folds instead of two: better, and 2.5 times as long."""
+    balance: Literal["on", "off", "auto"] = "off"
+    """Let every class count the same (on), or if one is five times as large as another (auto)."""
+    clip: str = "auto"
+    """The network's clip: auto chooses it, norm:temp=auto searches, norm:temp=grid tries the paper's values."""
+    loss: Text = None
+    """The network's loss, as in gce:q=0.7."""
+    model: Text = None
+    """The network, instead of the one that fits the data."""
+    epochs: Whole = None
+    """Passes of the network over the data."""
+    batch_size: Whole = None
+    """Examples in a batch of the network."""
+    lr: Number = None
+    """Learning rate of the network."""
+    augment: Text = None
+    """Augmentation of images, as in flip_crop:padding=4."""
+    seed: int = 0
+    """Seed of all learners."""
+    jobs: int = 1
+    """Cores to use."""
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The options that name columns or where their files are."""
+        return {name: getattr(self, name) for name in COLUMNS}
+
+
+COLUMNS = ("text", "image", "folder", "drop", "weight", "group", "time")
+DEFAULTS = FitOptions()
+Options = Annotated[FitOptions, arg(name="")]
+
+
 def fit(
     data: Data,
     /,
     *,
-    label: Text = None,
-    text: Text = None,
-    image: Text = None,
-    folder: Text = None,
-    drop: Text = None,
-    weight: Text = None,
-    group: Text = None,
-    time: Text = None,
-    test: Annotated[Path | None, arg(metavar="FILE")] = None,
+    options: Options = DEFAULTS,
     answers: File = None,
     annotators: Text = None,
     item: Text = None,
     annotator: Text = None,
     answer: Text = None,
     out: Out = Path("model"),
-    encoder: str = "none",
-    bundle: Flag = False,
-    download: Flag = False,
-    learner: str = "auto",
-    find_issues: Flag = False,
-    balance: Literal["on", "off", "auto"] = "off",
-    clip: str = "auto",
-    loss: Text = None,
-    model: Text = None,
-    epochs: Whole = None,
-    batch_size: Whole = None,
-    lr: Number = None,
-    augment: Text = None,
-    seed: int = 0,
-    jobs: int = 1,
     json: Flag = False,
 ) -> None:
     """Fit a model to your own data, with labels you do not trust.
@@ -72,52 +116,26 @@ def fit(
 
     Args:
         data: A csv, tsv, parquet or npz file, or a folder with one folder of images per class.
-        label: The label column of a table. Rows without a label are predicted.
-        text: Columns with free text, separated by commas.
-        image: The column with image files, if there is one.
-        folder: The folder of these files, if it is not that of the table.
-        drop: Columns to leave out, separated by commas.
-        weight: A column with a weight for each row.
-        group: A column whose equal values belong together, such as a patient: they are in the same fold.
-        time: A column with times: rows are judged only by what was learnt from earlier ones.
-        test: A file with labels you trust, to measure the accuracy on.
         answers: Answers of a review (answers.csv, or a model folder) to correct the labels of the model in --out with.
         annotators: Columns with the answers of one annotator each, separated by commas, instead of a label column.
         item: The column that names the item, in a table with one row per answer.
         annotator: The column that names the annotator in such a table.
         answer: The column with the answer in such a table.
         out: The model folder to write.
-        encoder: A pretrained encoder of images or texts, as in hf:FOLDER; auto chooses one.
-        bundle: Copy the encoder into the model folder, so that it predicts on a machine without it.
-        download: Fetch the encoder from the hub if it is missing.
-        learner: network, forest, logistic or neighbours, several separated by commas, or auto for all four.
-        find_issues: Let the network judge the labels in five folds instead of two: better, and 2.5 times as long.
-        balance: Let every class count the same (on), or if one is five times as large as another (auto).
-        clip: The network's clip: auto chooses it, norm:temp=auto searches, norm:temp=grid tries the paper's values.
-        loss: The network's loss, as in gce:q=0.7.
-        model: The network, instead of the one that fits the data.
-        epochs: Passes of the network over the data.
-        batch_size: Examples in a batch of the network.
-        lr: Learning rate of the network.
-        augment: Augmentation of images, as in flip_crop:padding=4.
-        seed: Seed of all learners.
-        jobs: Cores to use.
         json: Print the facts of the model as one JSON object on stdout.
     """
     from rich.markup import escape
 
-    columns = {"text": text, "image": image, "folder": folder, "drop": drop}
-    columns |= {"weight": weight, "group": group, "time": time}
-    network = {"loss": loss, "model": model, "epochs": epochs, "batch_size": batch_size, "lr": lr, "augment": augment}
-    options = {"learner": learner, "balance": balance, "clip": clip, "seed": seed, "jobs": jobs, "test": test}
-    options |= {"encoder": encoder, "bundle": bundle, "download": download}
+    columns = options.columns
     before = None
     if answers is not None:
         data, label, before = correct(data, answers, out, columns)
+        options = replace(options, label=label)
     elif annotators or item or annotator or answer:
         named = {"item": item, "annotator": annotator, "answer": answer}
         data, label = fuse(data, out, columns, annotators=_names(annotators), **named)
-    fitted = _fit(data, label, columns, out=out, find_issues=find_issues, **options, **network)
+        options = replace(options, label=label)
+    fitted = _fit(data, options, out=out, **columns)
     if json:
         show_json(fitted.facts)
         return
@@ -129,28 +147,7 @@ def fit(
 
 
 def issues(
-    data: Data,
-    /,
-    *,
-    label: Text = None,
-    text: Text = None,
-    image: Text = None,
-    folder: Text = None,
-    drop: Text = None,
-    weight: Text = None,
-    group: Text = None,
-    time: Text = None,
-    out: Out = Path("issues"),
-    fast: Flag = False,
-    encoder: str = "none",
-    download: Flag = False,
-    learner: str = "auto",
-    clip: str = "auto",
-    model: Text = None,
-    epochs: Whole = None,
-    seed: int = 0,
-    jobs: int = 1,
-    json: Flag = False,
+    data: Data, /, *, options: Options = DEFAULTS, out: Out = Path("issues"), fast: Flag = False, json: Flag = False
 ) -> None:
     """Find the labels of your own data that are probably wrong.
 
@@ -163,43 +160,17 @@ def issues(
 
     Args:
         data: A csv, tsv, parquet or npz file, or a folder with one folder of images per class.
-        label: The label column of a table.
-        text: Columns with free text, separated by commas.
-        image: The column with image files, if there is one.
-        folder: The folder of these files, if it is not that of the table.
-        drop: Columns to leave out, separated by commas.
-        weight: A column with a weight for each row.
-        group: A column whose equal values belong together, such as a patient: they are in the same fold.
-        time: A column with times: rows are judged only by what was learnt from earlier ones.
-        out: The folder to write issues.csv and page.html to.
+        out: The folder to write issues.csv and page.html to. A model that `fit` made there stays as it is.
         fast: Leave the network out: it takes most of the time.
-        encoder: A pretrained encoder of images or texts, as in hf:FOLDER; auto chooses one.
-        download: Fetch the encoder from the hub if it is missing.
-        learner: network, forest, logistic or neighbours, several separated by commas, or auto for all four.
-        clip: The network's clip; auto chooses it.
-        model: The network, instead of the one that fits the data.
-        epochs: Passes of the network over the data.
-        seed: Seed of all learners.
-        jobs: Cores to use.
         json: Print the ranking as a JSON list on stdout.
     """
     from rich.markup import escape
 
     from logitclip.own_data.issues import count_marked
 
-    columns = {
-        "text": text,
-        "image": image,
-        "folder": folder,
-        "drop": drop,
-        "weight": weight,
-        "group": group,
-        "time": time,
-    }
-    learner = "forest,logistic,neighbours" if fast and learner == "auto" else learner
-    options = {"learner": learner, "clip": clip, "seed": seed, "jobs": jobs, "model": model, "epochs": epochs}
-    options |= {"encoder": encoder, "download": download}
-    fitted = _fit(data, label, columns, out=out, **options)
+    if fast and options.learner == "auto":
+        options = replace(options, learner="forest,logistic,neighbours")
+    fitted = _fit(data, options, out=out, made_by="issues")
     if json:
         show_json(fitted.issues.to_dict("records"))
         return
@@ -266,15 +237,16 @@ def _write_predictions(parts: Iterable[Any], out: Path) -> Any:
     return pd.concat(classes, ignore_index=True)
 
 
-def _fit(data: Path, label: str | None, columns: dict[str, Any], **options: Any) -> Any:
+def _fit(data: Path, options: FitOptions, **others: Any) -> Any:
     from logitclip.own_data import fit
 
     stop_on_sigterm()
     pace, encoding = Pace(), EncodingBar()
-    lists = {name: _names(columns[name]) for name in ("text", "drop")}
+    given = {**vars(options), **others}
+    given |= {name: _names(given[name]) for name in ("text", "drop")}
     calls = {"on_plan": pace.plan, "on_progress": pace, "on_rows": encoding}
     try:
-        return fit(data, label, **calls, **{**columns, **lists}, **options)
+        return fit(data, **calls, **given)
     except Failed as error:
         fail(Exit.FAILED, str(error))
     finally:

@@ -60,6 +60,20 @@ def find_temperature(
     return float(around[np.argmax([likelihood(t) for t in around])])
 
 
+def match_confidence(logits: np.ndarray, accuracy: float) -> float:
+    """Return the temperature at which the mean probability of the predicted class is the accuracy.
+
+    >>> round(match_confidence(np.array([[2.0, 0.0], [0.0, 2.0]]), 0.75), 2)
+    1.82
+    """
+    low, high = 0.2, 5.0  # beyond them, the estimate of the accuracy is to blame
+    for _ in range(20):
+        middle = (low * high) ** 0.5
+        sure = calibrate(logits, middle).max(1).mean() > accuracy
+        low, high = (middle, high) if sure else (low, middle)
+    return float(middle)
+
+
 def given_the_label(probabilities: np.ndarray, labels: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
     """Return the probability of each true class given the input and the noisy label, [N, K].
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from logitclip.own_data.calibration import calibrate, find_temperature
-
 ADVISER = "neighbours"  # votes on labels, and is part of the model only if there is no other learner
-PRIOR = 5.0  # rows that each learner is taken to explain before any is looked at
-LEAST_SHARE = 0.1  # a learner with a smaller share is left out
-ROUNDS = 100
+LEAST_SHARE = 0.25  # a learner with a smaller share is left out of the model
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +46,8 @@ class Votes:
 def combine(votes: Mapping[str, Vote], labels: np.ndarray) -> Votes:
     """Combine what several learners say.
 
-    On the labels all learners vote alike; the mean is adjusted for classes that lose more labels than others. In the
-    final model the learners are mixed such that held-out noisy labels are most likely (stacking).
+    On the labels the learners vote with weights by `weigh`, and the mean is adjusted for classes that lose more labels
+    than others. In the final model they count by the same weights, without the adviser.
 
     Args:
         votes: The learners' votes by name.
@@ -61,45 +57,51 @@ def combine(votes: Mapping[str, Vote], labels: np.ndarray) -> Votes:
         The votes together.
     """
     held_out = {name: vote.held_out for name, vote in votes.items()}
-    each = [held_out[name] if vote.seen is None else (held_out[name] + vote.seen) / 2 for name, vote in votes.items()]
-    predictions = np.stack([found.argmax(1) for one in each for found in (one, adjust_for_classes(one, labels))])
-    mixed = [name for name in votes if name != ADVISER or len(votes) == 1]
-    shares = dict(zip(mixed, stack([held_out[name] for name in mixed], labels), strict=True))
+    right = {name: found.argmax(1) == labels for name, found in held_out.items()}
+    each = {
+        name: vote.held_out if vote.seen is None else (vote.held_out + vote.seen) / 2 for name, vote in votes.items()
+    }
+    both = [found.argmax(1) for one in each.values() for found in (one, adjust_for_classes(one, labels))]
+    predictions, trusted = np.stack(both), weigh(right)
     return Votes(
-        adjust_for_classes(np.mean(each, axis=0), labels),
+        adjust_for_classes(sum((trusted[name] * one for name, one in each.items()), np.zeros(1)), labels),
         np.where((predictions == predictions[0]).all(0), predictions[0], -1),
         float((predictions[1::2] != labels).mean(1).max()),
-        {name: shares.get(name, 0.0) for name in votes},
-        {name: float((found.argmax(1) == labels).mean()) for name, found in held_out.items()},
+        share_out(right),
+        {name: float(one.mean()) for name, one in right.items()},
     )
 
 
-def stack(probabilities: Sequence[np.ndarray], labels: np.ndarray) -> list[float]:
-    """Return the shares of learners in a mixture that makes the labels most likely.
+def weigh(right: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return the weights of learners: exp(-z) of one that is z paired standard errors behind the best.
 
-    Each learner's probabilities are first scaled to the noisy labels by a temperature. The shares are those of the EM
-    algorithm for a mixture, with a few rows' worth of equal shares before; small shares become 0.
+    Two learners differ only on the rows where one of them is right; of m such rows, chance alone makes a difference of
+    about sqrt(m).
 
     Args:
-        probabilities: Held-out probabilities [N, K] of each learner.
-        labels: Noisy labels [N].
+        right: Which of the held-out labels each learner predicts, bool [n], by name.
 
-    >>> sure, guessing = np.array([[0.9, 0.1], [0.1, 0.9]] * 50), np.full((100, 2), 0.5)
-    >>> stack([sure, guessing], np.array([0, 1] * 50))
-    [1.0, 0.0]
+    Returns:
+        The weights by name; they sum to 1.
+
+    >>> weights = weigh({"a": np.array([True] * 8 + [False]), "b": np.array([True] * 4 + [False] * 5)})
+    >>> {name: round(weight, 2) for name, weight in weights.items()}  # b is behind by 4 of 4 rows
+    {'a': 0.88, 'b': 0.12}
     """
-    scaled = []
-    for found in probabilities:
-        logits = np.log(np.maximum(found, 1e-6))
-        scaled.append(calibrate(logits, find_temperature(logits, labels, None))[np.arange(len(labels)), labels])
-    likelihood = np.stack(scaled, 1) + 1e-9
-    shares = np.full(len(scaled), 1 / len(scaled))
-    for _ in range(ROUNDS):
-        explained = likelihood * shares
-        explained /= explained.sum(1, keepdims=True)
-        shares = (explained.sum(0) + PRIOR) / (len(labels) + PRIOR * len(scaled))
-    shares = np.where(shares < LEAST_SHARE, 0.0, shares)
-    return (shares / shares.sum()).tolist()
+    best = max(right.values(), key=np.sum)
+    behind = {}
+    for name, one in right.items():
+        ahead, other = int((best & ~one).sum()), int((one & ~best).sum())
+        behind[name] = np.exp(-(ahead - other) / max(1, ahead + other) ** 0.5)
+    total = sum(behind.values())
+    return {name: float(weight / total) for name, weight in behind.items()}
+
+
+def share_out(right: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return the shares of learners in the model: their weights, without the adviser and without small ones."""
+    weights = weigh({name: one for name, one in right.items() if name != ADVISER or len(right) == 1})
+    kept = {name: weight for name, weight in weights.items() if weight >= LEAST_SHARE}
+    return {name: kept.get(name, 0.0) / sum(kept.values()) for name in right}
 
 
 def adjust_for_classes(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -20,11 +20,13 @@ from logitclip import engine, files, search
 from logitclip.data import hold_out
 from logitclip.encoders import downloads_allowed
 from logitclip.encoders.features import OnRows
-from logitclip.own_data.combining import Vote, Votes, combine
+from logitclip.own_data.calibration import find_temperature, match_confidence
+from logitclip.own_data.combining import ADVISER, Vote, Votes, combine, share_out
 from logitclip.own_data.encoded import Encoding, copy_encoder
 from logitclip.own_data.folds import MOST_CELLS, choose_rows, make_folds
 from logitclip.own_data.issues import Issues, judge_labels, spread_over, write_issues
-from logitclip.own_data.kind import Source
+from logitclip.own_data.kind import Rows, Source
+from logitclip.own_data.labelled import Labelled, read_labelled
 from logitclip.own_data.learners import STRENGTHS, Learner, Logistic
 from logitclip.own_data.model import ISSUES, MODEL, PAGE, PREDICTIONS, UNLABELLED, Model, load, write_model
 from logitclip.own_data.network import Network, predict, with_clip
@@ -44,6 +46,7 @@ log = logging.getLogger(__name__)
 DATA = "data.parquet"  # a data frame or an array that the model was fitted on
 UNBALANCED = 5.0  # ratio of the largest to the smallest class from which `balance` auto weights classes
 REVIEWED = 3.0  # weight of a row whose label a person has checked; measured by benchmarks/review.py
+CALIBRATED_ROWS = 2_000  # rows that the temperature is chosen on
 LEAST_LEFT = 3  # rows of a class that are left when the marked ones are not learnt from
 OnShare = Callable[[float], None]  # called with the share of the work that is done
 
@@ -59,8 +62,10 @@ def fit(
     weight: str | None = None,
     group: str | None = None,
     time: str | None = None,
+    val: Any = None,
     test: Any = None,
     out: str | Path = "model",
+    made_by: str = "fit",
     encoder: str = "none",
     bundle: bool = False,
     download: bool = False,
@@ -92,8 +97,11 @@ def fit(
         weight: A column with a weight for each row, at least 0.
         group: A column whose equal values belong together, as those of one patient: no group is in two folds.
         time: A column with times: rows are judged only by what was learnt from earlier ones.
-        test: Rows with labels you trust, of the same kind as `data`: the model's accuracy on them is measured.
+        val: Rows with labels, of the same kind as `data`, or a pair of rows and labels: they decide how much each
+            learner counts and calibrate the probabilities, instead of the noisy labels of held-out rows.
+        test: Rows with labels you trust, likewise: the model's accuracy on them is measured.
         out: The model folder to write.
+        made_by: The command, for model.json. If it is issues, a model in `out` that fit made is never changed.
         encoder: A pretrained encoder of images or texts, as in ``hf:FOLDER``; auto chooses one. The learners then see
             its features.
         bundle: Copy the encoder into the model folder, so that it predicts on a machine without it.
@@ -152,7 +160,13 @@ def fit(
             on_plan(plan)
         try:
             origin = {"path": _keep_data(data, source, out), "options": asdict(columns)}
-            model = _fit(plan, out, origin, test, on_progress)
+            named = {"val": val, "test": test}
+            beside = {
+                name: read_labelled(rows, source.kind, source.class_names, name)
+                for name, rows in named.items()
+                if rows is not None
+            }
+            model = _fit(plan, out, {"source": origin, "made_by": made_by}, beside, on_progress)
             if bundle:
                 copy_encoder(model.facts, out)
             return model
@@ -187,7 +201,7 @@ def find_issues(data: Any, label: Any = None, *, out: str | Path = "issues", fas
     """
     if fast:
         options = {"learner": "forest,logistic,neighbours", **options}
-    return fit(data, label, out=out, **options).issues
+    return fit(data, label, out=out, made_by="issues", **options).issues
 
 
 def _require_packages() -> None:
@@ -208,14 +222,15 @@ def _check_writable(out: Path) -> None:
 # -- the steps ---------------------------------------------------------------------------------------------------------
 
 
-def _fit(plan: Plan, out: Path, origin: dict[str, Any], test: Any, on_progress: OnShare | None) -> Model:
+def _fit(
+    plan: Plan, out: Path, origin: dict[str, Any], beside: dict[str, Labelled], on_progress: OnShare | None
+) -> Model:
     """Carry out a plan: votes, marks, learning again, and the model folder."""
     on_progress = on_progress or (lambda share: None)
     source, parts = plan.source, Parts(out, plan.source)
-    made_from = _digest(plan, parts)
-    kept = _kept_model(out, made_from)
+    origin |= {"made_from": _digest(plan, parts, beside), "data": parts.data}
+    kept = _kept_model(out, origin)
     if kept is not None:
-        log.warning("%s was made from the same data with the same settings: it is kept as it is.", out)
         return kept
     learners = _with_searched_clip(plan, parts)
     steps, votes = 2 * len(learners) + 1, {}
@@ -226,14 +241,17 @@ def _fit(plan: Plan, out: Path, origin: dict[str, Any], test: Any, on_progress: 
     combined = combine(votes, source.labels[judged])
     reviewed = None if source.reviewed is None else source.reviewed[judged]
     issues = spread_over(judge_labels(combined, source.labels[judged], reviewed), judged, source.labels)
-    weight = _weights(plan, issues)
-    final = []
+    weight, final = _weights(plan, issues), []
     for i, learner in enumerate(learners):
-        if combined.weights[learner.name] > 0:
-            final.append((_learn(plan, learner, weight, parts), combined.weights[learner.name]))
+        share = combined.weights[learner.name]
+        if share > 0 or ("val" in beside and learner.name != ADVISER):
+            final.append((_learn(plan, learner, weight, parts), share))
         on_progress((len(learners) + i + 1) / steps)
+    final, temperature = _calibrate(plan, final, issues, beside.get("val"))
     write_issues(out / ISSUES, issues, source)
-    model = _write_model(out, plan, final, combined, issues, {"made_from": made_from, "source": origin}, test)
+    found = {name: _accuracy(final, rows) for name, rows in beside.items()}
+    origin |= {"temperature": temperature, **{f"{name}_accuracy": share for name, share in found.items()}}
+    model = _write_model(out, plan, final, combined, issues, origin)
     if source.unlabelled is not None:
         _write_unlabelled(out / UNLABELLED, model, source)
     write_page(out / PAGE, model, source, issues)
@@ -263,7 +281,7 @@ def _keep_data(data: Any, source: Source, out: Path) -> str:
     return str((out / DATA).resolve())
 
 
-def _digest(plan: Plan, parts: Parts) -> str:
+def _digest(plan: Plan, parts: Parts, beside: dict[str, Labelled]) -> str:
     """Return a digest of the data and of all settings that change the model."""
     network = plan.network
     content = {
@@ -271,19 +289,34 @@ def _digest(plan: Plan, parts: Parts) -> str:
         "learners": [learner.name for learner in plan.learners],
         "recipe": None if network is None else vars(network.recipe),
         "settings": [plan.word, plan.network_folds, plan.seed, plan.balance, logitclip.__version__],
+        "beside": {name: rows.digest for name, rows in beside.items()},
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _kept_model(out: Path, made_from: str) -> Model | None:
-    """Return the model in the folder if it was made from the same data with the same settings."""
+def _kept_model(out: Path, origin: dict[str, Any]) -> Model | None:
+    """Return the model in the folder if it is to stay as it is.
+
+    It stays if it was made from the same data with the same settings; and if `fit` made it and the command is `issues`.
+
+    Raises:
+        ValueError: If `issues` would replace a model that `fit` made of other data.
+    """
     if not all((out / name).is_file() for name in (MODEL, ISSUES, PAGE)):
         return None
     try:
         model = load(out)
     except ValueError:
         return None
-    return model if model.facts.get("made_from") == made_from else None
+    if model.facts.get("made_from") == origin["made_from"]:
+        log.warning("%s was made from the same data with the same settings: it is kept as it is.", out)
+        return model
+    if origin["made_by"] != "issues" or model.facts.get("made_by") == "issues":
+        return None
+    if model.facts.get("data") != origin["data"]:
+        raise ValueError(f"{out} has a model that `fit` made of other data: name another folder with --out.")
+    log.warning("%s has a model that `fit` made of this data with other settings: these are its issues.", out)
+    return model
 
 
 def _with_searched_clip(plan: Plan, parts: Parts) -> list[Learner]:
@@ -370,8 +403,8 @@ def _weights(plan: Plan, issues: Issues) -> np.ndarray:
     weight = np.ones(len(source.labels)) if source.weight is None else source.weight.copy()
     if source.reviewed is not None:
         weight[source.reviewed] *= REVIEWED
-    left = np.bincount(source.labels[~issues.left_out], minlength=len(source.class_names))
-    weight[issues.left_out & (left >= LEAST_LEFT)[source.labels]] = 0.0
+    left = np.bincount(source.labels[~issues.wrong], minlength=len(source.class_names))
+    weight[issues.wrong & (left >= LEAST_LEFT)[source.labels]] = 0.0
     counts = np.maximum(np.bincount(source.labels, weight, minlength=len(source.class_names)), 1e-9)
     several = counts[source.counts > 1]  # a class of one is often a typing error
     if plan.balance == "on" or (plan.balance == "auto" and several.max() > UNBALANCED * several.min()):
@@ -403,6 +436,35 @@ def _learn(plan: Plan, learner: Learner, weight: np.ndarray, parts: Parts) -> Le
     return learner
 
 
+def _calibrate(
+    plan: Plan, final: list[tuple[Learner, float]], issues: Issues, val: Labelled | None
+) -> tuple[list[tuple[Learner, float]], float]:
+    """Return the learners with their shares, and the temperature of their mixture.
+
+    With `val` its labels decide both. Else the shares stay as they are, and on the training rows the mean probability
+    of the predicted class becomes the estimated accuracy of the votes.
+    """
+    if val is not None:
+        found = {learner.name: learner.predict_proba(val.rows) for learner, _ in final}
+        shares = share_out({name: one.argmax(1) == val.labels for name, one in found.items()})
+        final = [(learner, shares[learner.name]) for learner, _ in final if shares[learner.name] > 0]
+        return final, find_temperature(_log_mixture(final, val.rows), val.labels, None)
+    if not issues.learnt:
+        return final, 1.0
+    some = choose_rows(len(plan.source.labels), CALIBRATED_ROWS, plan.seed)
+    return final, match_confidence(_log_mixture(final, plan.source.rows.take(some)), issues.true_accuracy)
+
+
+def _log_mixture(final: list[tuple[Learner, float]], rows: Rows) -> np.ndarray:
+    mixed = sum((share * learner.predict_proba(rows) for learner, share in final), np.zeros(1))
+    return np.log(np.maximum(mixed[~np.isnan(mixed[:, 0])], 1e-12))
+
+
+def _accuracy(final: list[tuple[Learner, float]], beside: Labelled) -> float:
+    mixed = sum((share * learner.predict_proba(beside.rows) for learner, share in final), np.zeros(1))
+    return float((mixed.argmax(1) == beside.labels).mean())
+
+
 def _write_model(
     out: Path,
     plan: Plan,
@@ -410,7 +472,6 @@ def _write_model(
     combined: Votes,
     issues: Issues,
     origin: dict[str, Any],
-    test: Any,
 ) -> Model:
     source, noise = plan.source, issues.noise
     network = next((learner for learner, _ in final if isinstance(learner, Network)), plan.network)
@@ -424,7 +485,6 @@ def _write_model(
             {**learner.facts(), "weight": share, "noisy_accuracy": combined.accuracies[learner.name]}
             for learner, share in final
         ],
-        "temperature": 1.0,
         "log_prior": [0.0] * len(source.class_names),
         "noisy_accuracy": issues.accuracy,
         "largest_share": float(source.counts.max() / len(source.labels)),
@@ -452,21 +512,7 @@ def _write_model(
         every[~np.isnan(issues.scores)] = issues.probabilities
         contents[PREDICTIONS] = predictions_to_bytes(every)
     write_model(out, facts, contents)
-    model = load(out)
-    if test is not None:
-        write_model(out, {**facts, "test_accuracy": _accuracy_on(model, test)}, contents)
-        model = load(out)
-    return model
-
-
-def _accuracy_on(model: Model, test: Any) -> float:
-    """Return the accuracy on rows with labels that are trusted."""
-    text = model.given_labels(test)
-    if text is None:
-        raise ValueError(f"The test data has no column {model.facts['label']!r}.")
-    known = text.codes >= 0
-    predicted = np.array(model.class_names, dtype=object)[model.predict_proba(test).argmax(1)]
-    return float((np.array(text.values, dtype=object)[text.codes[known]] == predicted[known]).mean())
+    return load(out)
 
 
 def _versions() -> dict[str, str]:

@@ -18,10 +18,12 @@ from logitclip.own_data.kind import Source
 from logitclip.search import beats_chance
 from logitclip.text import guard_formula
 
-# Chosen on the sets of benchmarks/own_data_sets.py that are there to decide on:
-DOUBT = 0.4, -0.5  # slope and offset from the log-odds by Bayes' rule to those that hold: votes are too sure
-LEFT_OUT = 0.3775  # labels with a higher score are not learnt from: by Bayes' rule they are probably wrong
-SURE = 0.7  # score from which the class that all learners agree on is suggested
+# Chosen on the sets of benchmarks/own_data_sets.py that are there to decide on, by benchmarks/own_data_decide.py:
+DOUBT = 1.55, 1.29, -0.44  # weights of the odds by Bayes' rule and of agreement, and the offset, see `make_less_sure`
+ODDS = 4.0  # log-odds by Bayes' rule from which more say little more
+SURE = 0.85  # score from which the class that all learners agree on is suggested,
+MOST_NOISE = 0.4  # unless the noise rate is higher,
+LEAST_AGREEMENT = 0.5  # or the votes agree with fewer labels
 ERRORS = 2.0  # standard errors that the range of the noise rate is wider than the shares it is made of
 
 
@@ -31,10 +33,10 @@ class Issues:
 
     scores: np.ndarray  # [N] the probability that the label is wrong; NaN where it cannot be scored
     suggested: np.ndarray  # [N] class positions: the given class, unless all learners agree on another
-    wrong: np.ndarray  # [N] bool: more likely wrong than right
-    left_out: np.ndarray  # [N] bool: not learnt from
+    wrong: np.ndarray  # [N] bool: more likely wrong than right; not learnt from
     noise: NoiseEstimate
     accuracy: float  # share of the noisy labels that the votes predict
+    true_accuracy: float  # estimated share of the true classes that they predict
     probabilities: (
         np.ndarray
     )  # [n, K] of the rows that are judged: calibrated, by learners that have not seen the label
@@ -51,7 +53,8 @@ def judge_labels(votes: Votes, labels: np.ndarray, reviewed: np.ndarray | None =
     """Score labels by the votes of learners that have not seen them.
 
     The score is the probability that the label is wrong, by Bayes' rule from the calibrated vote and the estimated
-    noise, made less sure: on sets with known wrong labels, Bayes' rule was too sure, because learners share errors.
+    noise, and from whether all learners agree, made less sure: on sets with known wrong labels, Bayes' rule was too
+    sure, because learners share errors.
 
     Args:
         votes: The votes on n rows.
@@ -70,12 +73,14 @@ def judge_labels(votes: Votes, labels: np.ndarray, reviewed: np.ndarray | None =
         matrix = estimate_noise(labels[~reviewed], mixed[~reviewed]).matrix
     probabilities = calibrate(logits, find_temperature(logits, labels, matrix, true=reviewed))
     posterior = given_the_label(probabilities, labels, matrix)
-    scores = make_less_sure(1 - posterior[rows, labels])
-    wrong, left_out = (scores > 0.5) & learnt, (scores > LEFT_OUT) & learnt
-    sure = wrong & (scores >= SURE) & (votes.agreed >= 0)
-    suggested = np.where(sure, votes.agreed, labels)
+    agreement = np.where(votes.agreed < 0, 0, np.where(votes.agreed == labels, -1, 1))
+    scores = make_less_sure(1 - posterior[rows, labels], agreement)
     accuracy = float((mixed.argmax(1) == labels).mean())
-    found = Issues(scores, suggested, wrong, left_out, noise, accuracy, probabilities, learnt)
+    wrong = (scores > 0.5) & learnt
+    trusted = noise.rate <= MOST_NOISE and accuracy >= LEAST_AGREEMENT
+    suggested = np.where(wrong & (scores >= SURE) & (agreement == 1) & trusted, votes.agreed, labels)
+    true_accuracy = float(posterior[rows, mixed.argmax(1)].mean())
+    found = Issues(scores, suggested, wrong, noise, accuracy, true_accuracy, probabilities, learnt)
     return trust_reviewed(found, labels, reviewed)
 
 
@@ -88,28 +93,33 @@ def trust_reviewed(issues: Issues, labels: np.ndarray, reviewed: np.ndarray | No
         scores=np.where(reviewed, 0.0, issues.scores),
         suggested=np.where(reviewed, labels, issues.suggested),
         wrong=issues.wrong & ~reviewed,
-        left_out=issues.left_out & ~reviewed,
     )
 
 
 def spread_over(issues: Issues, judged: np.ndarray, labels: np.ndarray) -> Issues:
     """Return the issues of all N rows from those of the rows at the positions `judged`; the others have no score."""
-    scores, suggested = np.full(len(labels), np.nan), labels.copy()
-    wrong, left_out = np.zeros(len(labels), bool), np.zeros(len(labels), bool)
-    scores[judged], suggested[judged] = issues.scores, issues.suggested
-    wrong[judged], left_out[judged] = issues.wrong, issues.left_out
-    return replace(issues, scores=scores, suggested=suggested, wrong=wrong, left_out=left_out)
+    scores, suggested, wrong = np.full(len(labels), np.nan), labels.copy(), np.zeros(len(labels), bool)
+    scores[judged], suggested[judged], wrong[judged] = issues.scores, issues.suggested, issues.wrong
+    return replace(issues, scores=scores, suggested=suggested, wrong=wrong)
 
 
-def make_less_sure(chances: np.ndarray) -> np.ndarray:
-    """Return probabilities of being wrong that hold, from those by Bayes' rule.
+def make_less_sure(chances: np.ndarray, agreement: np.ndarray) -> np.ndarray:
+    """Return probabilities of being wrong that hold, from those by Bayes' rule and the agreement of the learners.
 
-    >>> make_less_sure(np.array([0.01, 0.5, 0.99])).round(2)
-    array([0.09, 0.38, 0.79])
+    The log-odds are a weighted sum of the agreement and of the log-odds by Bayes' rule, which count less the larger
+    they are.
+
+    Args:
+        chances: Probabilities by Bayes' rule [n].
+        agreement: 1 if all learners agree on another class, -1 if they agree with the label, 0 if they differ, [n].
+
+    >>> make_less_sure(np.array([0.001, 0.5, 0.999]), np.array([-1, 0, 1])).round(2)
+    array([0.04, 0.39, 0.91])
     """
-    slope, offset = DOUBT
+    by_odds, by_agreement, offset = DOUBT
     chances = np.clip(chances, 1e-9, 1 - 1e-9)
-    return 1 / (1 + np.exp(-offset - slope * np.log(chances / (1 - chances))))
+    odds = np.tanh(np.log(chances / (1 - chances)) / ODDS)
+    return 1 / (1 + np.exp(-(by_odds * odds + by_agreement * agreement + offset)))
 
 
 def _within_range(noise: NoiseEstimate, votes: Votes, labels: np.ndarray) -> NoiseEstimate:

@@ -108,6 +108,9 @@ class Model:
     def accuracy_summary(self) -> str:
         """The accuracy on held-out noisy labels in words, and what a perfect classifier would score on them."""
         text = f"Accuracy on held-out noisy labels: {self.facts['noisy_accuracy']:.1%}. "
+        for name in ("val", "test"):
+            if f"{name}_accuracy" in self.facts:
+                text += f"On your {name} data: {self.facts[f'{name}_accuracy']:.1%}. "
         if not self.learnt:
             share = self.facts.get("largest_share", 1 / len(self.class_names))  # older folders do not have it
             return f"{text}Guessing the largest class scores about {share:.1%}."

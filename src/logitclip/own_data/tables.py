@@ -67,7 +67,7 @@ class Table(Kind):
 
     def network(self, rows: int) -> dict[str, Any]:
         return {
-            "model": "mlp:width=256,depth=2",
+            "model": "mlp:width=128,depth=2",
             "lr": 0.1,
             "weight_decay": 1e-4,
             "batch_size": 128 if rows < 100_000 else 1024,
