@@ -190,14 +190,6 @@ def test_unknown_normalisation(tmp_path, ten):
         cifar10(tmp_path, normalisation="mine")
 
 
-def test_swap_trains_on_the_test_images(tmp_path, ten):
-    plain, swapped = cifar10(tmp_path), cifar10(tmp_path, swap=True)
-    assert torch.equal(swapped.train.x, plain.test.x)
-    assert torch.equal(swapped.test.labels, plain.train.labels)
-    with pytest.raises(ValueError, match="human does not go with swap"):
-        cifar10(tmp_path, swap=True, human=True)
-
-
 # -- damaged, missing and other files --------------------------------------------------------------------------------
 
 
@@ -356,7 +348,6 @@ def test_human_labels_are_found_and_checked(tmp_path, ten, monkeypatch):
     }
     for key, labels in data.label_sets.items():
         assert np.array_equal(labels.numpy(), sets[key])
-    assert cifar10(tmp_path, swap=True).label_sets == {}
     torch.save({"clean_label": np.zeros(COUNT, np.int64)}, path)
     with pytest.raises(ValueError, match=r"CIFAR-10_human\.pt"):
         cifar10(tmp_path)

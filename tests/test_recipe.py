@@ -46,10 +46,10 @@ WORST, FINE = "real:set=worst", "real:set=fine"
 FIVE, FOUR = [SYM20, SYM50, ASYM, DEPENDENT, WORST], [SYM50, ASYM, DEPENDENT, WORST]
 
 CE = "ce:label_smoothing=0"
-C10 = "cifar10:subset=false,human=false,swap=false,normalisation=logitclip"
+C10 = "cifar10:subset=false,human=false,normalisation=logitclip"
 C100 = "cifar100:labels=fine,subset=false,human=false,normalisation=logitclip"
-C10_DIVIDEMIX = "cifar10:subset=false,human=false,swap=false,normalisation=dividemix"
-C10_SOP = "cifar10:subset=false,human=false,swap=false,normalisation=sop"
+C10_DIVIDEMIX = "cifar10:subset=false,human=false,normalisation=dividemix"
+C10_SOP = "cifar10:subset=false,human=false,normalisation=sop"
 C100_SOP = "cifar100:labels=fine,subset=false,human=false,normalisation=sop"
 WEB = "webvision:subset=mini,test=ilsvrc,ilsvrc=none,size=256"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -174,7 +174,6 @@ def cifar10(
     *,
     subset: bool = False,
     human: bool = False,
-    swap: bool = False,
     normalisation: Normalisation = "logitclip",
     download: bool = False,
     mirror: str | Path | None = None,
@@ -186,13 +185,9 @@ def cifar10(
         subset: accept a part of the data, or changed data, without checking counts and checksums. Human labels then
             need ``train_index.npy`` beside the files, the positions of the images among the official 50,000.
         human: require CIFAR-10N: ``CIFAR-10_human.pt`` must be in `root`, or is downloaded.
-        swap: train on the 10,000 test images, those CIFAR-10H has votes for, and test on the 50,000.
         normalisation: whose mean and standard deviation: those of the code of LogitClip, DivideMix or SOP.
     """
-    if swap and human:
-        raise ValueError("CIFAR-10N has labels of the 50,000 training images only: human does not go with swap.")
-    data = _dataset(CIFAR10, "labels", Path(root), subset, human, normalisation, download, mirror)
-    return replace(data, train=data.test, test=data.train, label_sets={}) if swap else data
+    return _dataset(CIFAR10, "labels", Path(root), subset, human, normalisation, download, mirror)
 
 
 @DATASETS.register

@@ -191,7 +191,7 @@ def all_bounds(
 ) -> list[Bound]:
     """Every bound for one clip, loss and noise, in the order loss, p_y, risk gaps, with the smallest of each marked.
 
-    For p < inf each appears twice: as printed (max norm) and with the sharper range for this p.
+    The paper states them for p = inf. A smaller p gives sharper ones.
 
     Args:
         tau, num_classes, delta, p: as for `loss_bounds`.
@@ -217,33 +217,27 @@ def all_bounds(
     noisy-risk gap R^eta(f*) - R^eta(f~): 3.4155 (trivial)
     """
     theorems = _theorems(num_classes, noise, rate, transition, prior)
+    knobs = knobs or {}
+    bounds = base_loss_bounds(loss, tau, num_classes, delta, p, **knobs)
+    probabilities = probability_bounds(tau, num_classes, delta, p)
     rows: list[Bound] = []
-    for norm in dict.fromkeys((math.inf, p)):
-        sharper = f", for p={norm:g}" if norm < math.inf else ""
-        bounds = base_loss_bounds(loss, tau, num_classes, delta, norm, **(knobs or {}))
-        probabilities = probability_bounds(tau, num_classes, delta, norm)
-        if loss == "ce":
-            gap = 2 ** (1 - 1 / norm) * max(tau, delta or tau)  # no two entries differ by more than 2^(1-1/p) ||z||_p
-            rows.append(
-                Bound("ce loss", f"z_max - z_min <= {gap:.4g}", "Eq. 2", 0.0, ce_bound_from_gap(gap, num_classes))
-            )
-        rows.append(
-            Bound(f"{loss} loss", f"range{sharper}", "Prop 2.1" if loss == "ce" and not sharper else "", *bounds)
-        )
+    if loss == "ce":
+        gap = 2 ** (1 - 1 / p) * max(tau, delta or tau)  # no two entries differ by more than 2^(1-1/p) ||z||_p
+        rows.append(Bound("ce loss", f"z_max - z_min <= {gap:.4g}", "Eq. 2", 0.0, ce_bound_from_gap(gap, num_classes)))
+    printed = loss == "ce" and p == math.inf
+    rows.append(Bound(f"{loss} loss", "range", "Prop 2.1" if printed else "", *bounds))
+    try:
+        lipschitz = lipschitz_constant(loss, tau, num_classes, delta, p, **knobs)
+        limit = lipschitz_loss_bound(lipschitz, bounds[1], probabilities)
+        rows.append(Bound(f"{loss} loss", f"Lipschitz constant {lipschitz:.4g}", "Prop 2.4", -limit, limit))
+    except ValueError as error:
+        rows.append(Bound(f"{loss} loss", "Lipschitz constant", "Prop 2.4", reason=str(error)))
+    rows.append(Bound("p_y", "M and N", "Prop 2.4", *probabilities))
+    for quantity, name, paper, theorem in theorems:
         try:
-            lipschitz = lipschitz_constant(loss, tau, num_classes, delta, norm, **(knobs or {}))
-            limit = lipschitz_loss_bound(lipschitz, bounds[1], probabilities)
-            rows.append(
-                Bound(f"{loss} loss", f"Lipschitz constant {lipschitz:.4g}{sharper}", "Prop 2.4", -limit, limit)
-            )
+            rows.append(Bound(quantity, name, paper, 0.0, theorem(bounds)))
         except ValueError as error:
-            rows.append(Bound(f"{loss} loss", f"Lipschitz constant{sharper}", "Prop 2.4", reason=str(error)))
-        rows.append(Bound("p_y", f"M and N{sharper}", "Prop 2.4", *probabilities))
-        for quantity, name, paper, theorem in theorems:
-            try:
-                rows.append(Bound(quantity, name + sharper, paper, 0.0, theorem(bounds)))
-            except ValueError as error:
-                rows.append(Bound(quantity, name + sharper, paper, reason=str(error)))
+            rows.append(Bound(quantity, name, paper, reason=str(error)))
     groups = {row.quantity: [r for r in rows if r.quantity == row.quantity] for row in rows}
     best = [min((r for r in group if r.applies), key=lambda r: (r.upper, -r.lower)) for group in groups.values()]
     return [dataclasses.replace(r, smallest=any(r is b for b in best)) for group in groups.values() for r in group]
