@@ -159,7 +159,7 @@ def test_wrong_trees_are_one_sentence(tree, tmp_path_factory):
         webvision(tree, test="webvision")
     (info / "train_filelist_google.txt").write_text("google/q0001/a0.jpg 0\n", encoding="utf-8")
     with pytest.raises(
-        ValueError, match=f"class '{WNIDS[1]} name 1, other name' has no training image .nor have 48 others"
+        ValueError, match=f"class '{WNIDS[1]} name 1, other name' has no training image; 48 other classes have none"
     ):
         webvision(tree, test="webvision")
     (info / "synsets.txt").unlink()

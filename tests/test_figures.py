@@ -278,7 +278,7 @@ def test_figures_command(monkeypatch, capsys, folder, tmp_path):
     assert run("figure1")[0] == 2
     code, err = run("figure1", "-o", tmp_path / "figure.bmp")
     assert code == 2
-    assert err.startswith("logitclip: A figure is written as")
+    assert err.startswith("logitclip: Unknown format of a figure")
 
 
 def test_charts_are_valid_vega_lite(folder, rows):

@@ -622,7 +622,7 @@ def test_all_bounds_of_another_norm_are_sharper_than_the_printed_ones():
     assert one(rows, "ce loss", "").upper == loss_bounds(2.5, 10, p=2)[1] < loss_bounds(2.5, 10)[1]
     assert one(rows, "ce loss", "").smallest
     assert one(rows, NOISY_GAP, "Thm E.1").upper == instance_risk_gap(loss_bounds(2.5, 10, p=2), 10, 0.4)
-    assert "class alone" in one(rows, NOISY_GAP, "Thm 2.3").reason
+    assert "only on the class" in one(rows, NOISY_GAP, "Thm 2.3").reason
     assert "symmetric" in one(rows, CLEAN_GAP, "Thm 2.2").reason
     assert one(rows, "ce loss", "Eq. 2").upper == pytest.approx(ce_bound_from_gap(math.sqrt(2) * 2.5, 10))
 

@@ -23,7 +23,7 @@ NOTHING_LEARNT = (
     "No trial is better than chance, so the choice means nothing. Train longer, on more examples or with another "
     "learning rate."
 )
-ERRORS = 1.5  # values within so many standard errors of the highest accuracy are taken for equally accurate
+ERRORS = 1.5  # accuracies within this many standard errors of the best count as ties
 HELD_OUT = 0.51  # share of the examples to validate on; five trials on the rest cost a quarter of the paper's grid
 
 
@@ -87,7 +87,7 @@ def tune(
             held-out examples must be the same in every call. Return None if training failed.
         between: the smallest and the largest of the first three values. The search may leave this range.
         trials: how often to train, at least 3.
-        values: try exactly these values instead, and choose by validation accuracy alone, as the paper does.
+        values: try exactly these values instead, and choose only by validation accuracy, as the paper does.
 
     Returns:
         The validation accuracy of each value, and the best value: of those within 1.5 standard errors of the highest
@@ -219,7 +219,7 @@ def has_learnt(trial: Trial | None) -> bool:
 
 
 def beats_chance(hits: float, chance: float, count: int, errors: float = 2.0) -> bool:
-    """Whether the share of hits among `count` examples exceeds that of chance by so many standard errors.
+    """Whether the share of hits among `count` examples exceeds that of chance by `errors` standard errors.
 
     >>> beats_chance(0.55, 0.5, 1000), beats_chance(0.55, 0.5, 100)
     (True, False)

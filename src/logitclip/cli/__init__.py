@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def _flush_streams() -> None:
-    """Write what is buffered; if nobody reads it any more, to nowhere, or the interpreter would fail at exit."""
+    """Flush; on a broken pipe, redirect to /dev/null first, or the interpreter would fail at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

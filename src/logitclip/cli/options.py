@@ -42,7 +42,7 @@ class Place:
     """Where runs are made."""
 
     executor: Executor = "local"
-    """Where to run: processes on this machine (local), this process alone (inline), or a Ray cluster (ray)."""
+    """Where to run: processes on this machine (local), only this process (inline), or a Ray cluster (ray)."""
     jobs: Whole = None
     """Number of runs at the same time; as many as fit if not given."""
     per_device: int = 1

@@ -74,7 +74,7 @@ def read_table(path: str | Path, *, text: Collection[str] = ()) -> dict[str, Col
     if kind in (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"):
         raise ValueError(f"{path} is a spreadsheet: save the sheet as csv (UTF-8) and name that file.")
     if kind not in readers:
-        raise ValueError(f"{path} should be a csv, tsv, parquet or npz file, and its name should end so.")
+        raise ValueError(f"Unknown format of a table: {path}. Use .csv, .tsv, .parquet or .npz.")
     columns = readers[kind](path, text)
     if not columns or not row_count(columns):
         raise ValueError(f"{path} holds no rows.")
@@ -357,7 +357,7 @@ def _read_npz(path: Path, text: Collection[str]) -> dict[str, Column]:
         for part, values in parts.items():
             if columns and len(values) != row_count(columns):
                 raise ValueError(
-                    f"{path}: {part!r} has {len(values)} rows and others {row_count(columns)}; save as many of each."
+                    f"{path}: {part!r} has {len(values)} rows, others {row_count(columns)}: columns differ in length."
                 )
             columns[part] = from_numpy(values)
     return columns
@@ -406,7 +406,7 @@ def as_text(column: np.ndarray | TextColumn | Dates) -> TextColumn:
 
 
 def value_text(column: Column, row: int, digits: int = 6) -> str:
-    """Return a value as people read it, a number with so many digits; an empty text if it is missing."""
+    """Return a value as people read it, a number with `digits` digits; an empty text if it is missing."""
     if isinstance(column, TextColumn):
         return "" if column.codes[row] < 0 else column.values[column.codes[row]]
     if isinstance(column, Dates):

@@ -120,7 +120,8 @@ def check_every_class(labels: Tensor, classes: Sequence[str], source: str | Path
     """Raise a ValueError if a class has no training example."""
     empty = (torch.bincount(labels, minlength=len(classes)) == 0).nonzero().flatten().tolist()
     if empty:
-        others = f" (nor have {len(empty) - 1} others)" if len(empty) > 1 else ""
+        more = len(empty) - 1
+        others = f"; {more} other {'class has' if more == 1 else 'classes have'} none either" if more else ""
         raise ValueError(
             f"{source}: class {classes[empty[0]]!r} has no training image{others}; add some or remove the class "
             "(labels count from 0)."

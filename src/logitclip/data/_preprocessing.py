@@ -237,7 +237,7 @@ def _transformer(frame: Any, kinds: Mapping[str, ColumnKind]) -> Any:
 
     numbers = [name for name in frame if name in keys_of("number") or name.partition(":")[0] in keys_of("date")]
 
-    single: Any = np.float32  # scikit-learn's annotations know float64 alone
+    single: Any = np.float32  # scikit-learn's annotations know only float64
     # Dense features must fit in memory: at most a gigabyte for all rows.
     terms = max(128, min(MAX_TERMS, 250_000_000 // len(frame)))
 

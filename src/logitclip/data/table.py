@@ -321,7 +321,7 @@ def class_names(columns: Sequence[Column], label: str, path: str | Path) -> list
         raise ValueError(f"{path}: the label {label!r} has {len(values)} different values; at least two are needed.")
     if len(values) > max(2, rows / 2):
         raise ValueError(
-            f"{path}: the label {label!r} has {len(values)} different values in {rows} rows: those are no classes."
+            f"{path}: the label {label!r} has {len(values)} different values in {rows} rows: too many to be classes."
         )
     return sorted(values, key=float) if all(map(is_numeric_text, values)) else values
 

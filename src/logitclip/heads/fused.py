@@ -211,7 +211,8 @@ class _ClosedForm(_Blocked):
                 ones = self._upstream(upstream, result, rows)
                 given = [leaf for leaf in leaves if leaf is not None]
                 found = iter(torch.autograd.grad(result, given, ones, allow_unused=True, materialize_grads=True))
-                d_y, d_log_total, d_norm, d_mean, d_top, *d_sums = (None if x is None else next(found) for x in leaves)
+                each: Any = (None if leaf is None else next(found) for leaf in leaves)
+                d_y, d_log_total, d_norm, d_mean, d_top, *d_sums = each
                 if d_mean is not None:
                     terms.d_mean[rows] = d_mean
                 picks = [(self.target[rows], d_y), *([] if d_top is None else [(head.at_top, d_top)])]

@@ -127,7 +127,7 @@ class Standard:
         self.criterion.load_state_dict(state["criterion"])
 
     def _check_criterion(self) -> None:
-        """Refuse a criterion that a method with its own objective would ignore: it uses the clip alone."""
+        """Refuse a criterion that a method with its own objective would ignore: it uses only the clip."""
         if self.losses is None:
             return
         criterion = self.job.criterion

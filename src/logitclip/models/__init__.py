@@ -24,7 +24,7 @@ MODELS = Registry("model", injected=("in_channels", "in_features"), package=__na
 def build(spec: str, num_classes: int, input_shape: Sequence[int], *, seed: int = 0) -> nn.Module:
     """Build a network by name.
 
-    The initial weights depend on `seed` alone, and the global random state stays unchanged. A forward pass of zeros
+    The initial weights depend only on `seed`, and the global random state stays unchanged. A forward pass of zeros
     checks that the network accepts the input and returns logits.
 
     Args:
@@ -52,7 +52,7 @@ def build(spec: str, num_classes: int, input_shape: Sequence[int], *, seed: int 
     wanted = {k: known[k] for k in MODELS.injected if k in inspect.signature(make).parameters}
     if None in wanted.values():
         raise ValueError(f"The model {name!r} takes images (C, H, W), got inputs of shape {shape}; 'mlp' takes any.")
-    # torch.manual_seed would reseed every GPU too: seed and restore the CPU's generator alone.
+    # torch.manual_seed would reseed every GPU too: seed and restore only the CPU's generator.
     with torch.random.fork_rng(devices=()), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         model = make(num_classes, **wanted)

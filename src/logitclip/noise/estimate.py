@@ -46,7 +46,7 @@ def estimate_noise(
     surest half, by least squares, estimates the rate at u = 0. The labels of the surest half, by predicted class, give
     the transition matrix, with its noise scaled to that rate.
 
-    Noise must depend on the class alone. Where it follows from the features, as that of labelling rules does, the model
+    Noise must depend only on the class. Where it follows from the features, as that of labelling rules does, the model
     learns it and the estimate is too low. Where even the surest predictions are often wrong, it is too high.
 
     Args:
@@ -95,7 +95,7 @@ def estimate_noise(
         if resampled is not None:
             matrices.append(resampled)
     low, high = (float(end) for end in np.quantile([*rates, rate], [0.025, 0.975]))
-    unseen = min(1.0, 3 / int(sure.sum()))  # the rule of three: so much may be missed in so few rows
+    unseen = min(1.0, 3 / int(sure.sum()))  # rule of three: bound for an event never seen
     low, high = min(low, 1 - unseen), max(high, unseen)
     lower, upper = np.quantile(matrices, [0.025, 0.975], axis=0) if matrices else (None, None)
     if lower is not None and upper is not None:

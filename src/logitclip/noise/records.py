@@ -220,7 +220,7 @@ def apply(
 
     Args:
         spec: Name and knobs of the rule: ``"symmetric:rate=0.5"``.
-        data: A `Dataset`, or integer labels [N] alone, with `num_classes`.
+        data: A `Dataset`, or only integer labels [N], with `num_classes`.
         seed: Seed of the noise, independent of a model or loader with the same seed.
         num_classes: K; by default that of the dataset.
         images: [N, C, H, W] or [N, D], for rules that depend on them; by default those of the dataset.

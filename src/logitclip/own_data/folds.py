@@ -60,7 +60,7 @@ def make_folds(source: Source, count: int, seed: int) -> Folds:
 
 
 def choose_rows(count: int, most: int, seed: int) -> np.ndarray:
-    """Return all positions, or a random part of so many, sorted."""
+    """Return all positions, or `most` random ones, sorted."""
     if count <= most:
         return np.arange(count)
     return np.sort(np.random.default_rng(seed).choice(count, most, replace=False))

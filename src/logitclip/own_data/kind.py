@@ -85,7 +85,7 @@ class Kind(ABC):
 
     @abstractmethod
     def network(self, rows: int) -> dict[str, Any]:
-        """Return the settings of a network for so many rows: model, epochs, lr, batch_size and so on."""
+        """Return the settings of a network for `rows` rows: model, epochs, lr, batch_size and so on."""
 
     @abstractmethod
     def describe(self, rows: Rows) -> str:

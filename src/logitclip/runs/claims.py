@@ -149,7 +149,7 @@ def _who(owner: dict[str, Any]) -> str:
 def _machine() -> str:
     """Identifies the PID namespace: host, boot, container."""
     parts = [socket.gethostname()]
-    with contextlib.suppress(OSError):  # no /proc: the name alone
+    with contextlib.suppress(OSError):  # no /proc: only the name
         parts += [(PROC / "sys/kernel/random/boot_id").read_text("ascii").strip(), os.readlink(PROC / "self/ns/pid")]
     if WINDOWS:  # which cannot tell whether a process is alive: only the heartbeat decides
         parts.append(str(os.getpid()))

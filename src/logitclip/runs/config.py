@@ -506,7 +506,7 @@ def _digests(registry: Registry, spec: str, root: str | None) -> dict[str, str]:
     return found
 
 
-LISTED = 10.0  # a listing of files is used again for so many times the seconds that it took
+LISTED = 10.0  # a listing of files is reused for this many times the seconds that it took
 _listings: dict[tuple[str, str], tuple[float, str]] = {}
 
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from lightning_fabric import Fabric
 
-LoadDataset = Callable[[str], data.Dataset]  # from a spec
+LoadDataset = Callable[..., data.Dataset]  # from a spec, and `raw` as in `data.load`
 OnEpoch = Callable[[RunConfig, engine.EpochRow | None], None]
 OnBatch = Callable[[int], None]
 

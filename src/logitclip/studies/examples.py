@@ -40,7 +40,7 @@ class Comparison:
 
 
 def compare(rows: Sequence[CellOutcome], count: int = 8) -> Comparison | None:
-    """Compare the first two runs that differ in the clip alone; None if there are none, or they cannot be read.
+    """Compare the first two runs that differ only in the clip; None if there are none, or they cannot be read.
 
     Cross entropy is preferred. Plugins are never imported: a run that needs one is not shown.
     """

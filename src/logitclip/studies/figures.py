@@ -67,7 +67,7 @@ def check_suffix(path: Path) -> None:
     if path.name.lower() in SUFFIXES:
         raise ValueError(f"{str(path)!r} is only an ending: name the file, as in figure{path.name}.")
     if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"A figure is written as {', '.join(SUFFIXES)}, by the end of its name; got {str(path)!r}.")
+        raise ValueError(f"Unknown format of a figure: {str(path)!r}. Use {', '.join(SUFFIXES)}.")
 
 
 def save(chart: Any, path: Path) -> None:
@@ -459,7 +459,7 @@ def curve_chart(all_curves: Curves, shown: Any, *, norms: bool = False, legend: 
     dots = (
         base.transform_filter(shown)
         .mark_point(filled=True, size=45, tooltip=alt.expr(_tooltip(tooltip)))
-        # One epoch alone makes no line.
+        # A single epoch makes no line.
         .encode(y=y, opacity=alt.condition(near, alt.value(1), alt.value(0 if all_curves.epochs > 1 else 0.7)))
     )
     return alt.layer(band, line, dots.add_params(near))

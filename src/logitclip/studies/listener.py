@@ -46,7 +46,7 @@ class Listener:
         """Another process trains the run."""
 
     def on_tuning(self, config: RunConfig, cells: int) -> None:
-        """A value of the config is to be tuned; so many cells wait for it."""
+        """A value of the config is to be tuned; `cells` cells wait for it."""
 
     def on_chosen(self, config: RunConfig, decision: RunConfig | Failure) -> None:
         """The value is chosen: the tuned config, or a failure if no value could be chosen."""

@@ -227,7 +227,7 @@ def check_suffix(path: Path) -> None:
     if path.name.lower() in WRITERS:
         raise ValueError(f"{str(path)!r} is only an ending: name the file, as in report{path.name}.")
     if path.suffix.lower() not in WRITERS:
-        raise ValueError(f"A report is written as {', '.join(WRITERS)}, by the end of its name; got {str(path)!r}.")
+        raise ValueError(f"Unknown format of a report: {str(path)!r}. Use {', '.join(WRITERS)}.")
 
 
 CITATION = """@inproceedings{wei2023logitclip,

@@ -46,7 +46,7 @@ class Entry:
     ids: tuple[str, ...] = ()
     published: float | None = None
     published_std: float | None = None
-    best: bool = False  # of the cells that differ in clip or penalty alone
+    best: bool = False  # of the cells that differ only in clip or penalty
     comparable: bool = True  # the paper's number is for the same data
     chosen: str = ""  # the clip or penalty of the runs, if the row label does not show it
     diverged: bool = False  # a run of the cell has no number, and would have none again
@@ -192,7 +192,7 @@ class Table:
         spread = f" Mean ± sample standard deviation over {self.most} runs." if self.most > 1 else ""
         if spread and "gain" in self.statistics:
             spread += f" Gain ± half of its {100 * (1 - LEVEL):g} % confidence interval (Student's t, paired by seed)."
-        bold = " Bold: best within each group that differs in the clip or the penalty alone." if self.has_best else ""
+        bold = " Bold: best within each group that differs only in the clip or the penalty." if self.has_best else ""
         paper = " In parentheses: the paper's number." if self.compared else ""
         if any(entry.difference is not None for entry in self.entries.values()):
             paper = " In parentheses: the paper's number, and ours minus the paper's."
@@ -508,7 +508,7 @@ def label(axis: str, value: Any, bare: Collection[str] = ()) -> str:
 
 
 def bare_axes(axes: Mapping[str, Sequence[Any]]) -> frozenset[str]:
-    """The axes whose values can be told apart by name alone, without knobs: losses and methods."""
+    """The axes whose values can be told apart by name, without knobs: losses and methods."""
     names = {axis: [str(value).partition(":")[0] for value in axes.get(axis, ())] for axis in ("loss", "method")}
     return frozenset(axis for axis, found in names.items() if len(set(found)) == len(found))
 

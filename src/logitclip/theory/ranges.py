@@ -314,7 +314,7 @@ def _cores(ball: Ball, *, prior: str = "labels", **knobs: Any) -> Range:
 def lipschitz_constant(
     loss: str, tau: float, num_classes: int, delta: float | None = None, p: float = math.inf, **knobs: Any
 ) -> float:
-    """The Lipschitz constant on [M, N] of a loss that depends on p_y alone.
+    """The Lipschitz constant on [M, N] of a loss that depends only on p_y.
 
     Args:
         loss, tau, num_classes, delta, p, knobs: as for `base_loss_bounds`.
@@ -333,7 +333,7 @@ def lipschitz_constant(
     name, knobs = LOSSES.parse(loss, **knobs)
     function: Any = LOSSES[name]
     if function.takes[0] != "log_p" or "state" in function.takes or wanted_statistics(function, knobs).names:
-        raise ValueError(f"{name} depends on all probabilities, Prop 2.4 is about losses of p_y alone.")
+        raise ValueError(f"{name} depends on all probabilities, Prop 2.4 is about losses of only p_y.")
     slopes = _log_slopes(function, -_grid(_ball(tau, num_classes, delta, p)), knobs)
     if not _monotone(slopes, 0, tolerance=1e-6):
         raise ValueError(f"The slope of {name} in p_y is not monotone, so its largest value is not known.")

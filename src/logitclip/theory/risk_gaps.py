@@ -262,7 +262,7 @@ def _theorems(
     if matrix != (transition is not None) or (prior is not None and not matrix):
         raise ValueError("The noise 'transition' needs a transition matrix, and no other takes one or a prior.")
     if (noise is None or matrix) != (rate is None):
-        raise ValueError(f"A rate is needed for symmetric, asymmetric, pair and instance noise alone; got {rate!r}.")
+        raise ValueError(f"A rate is needed only for symmetric, asymmetric, pair and instance noise; got {rate!r}.")
     eta = 0.0 if rate is None else rate
     _check_rate(eta)
     if transition is not None:
@@ -282,7 +282,7 @@ def _theorems(
 
     def class_conditional(bounds: Range) -> float:
         if noise == "instance":
-            raise ValueError("It needs noise that depends on the class alone.")
+            raise ValueError("It needs noise that depends only on the class.")
         return noisy(bounds)
 
     trivial: list[_Theorem] = [(quantity, "trivial", "", trivial_risk_gap) for quantity in (CLEAN_GAP, NOISY_GAP)]
