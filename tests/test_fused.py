@@ -471,3 +471,51 @@ def test_targets_out_of_range(shape: tuple[int, int], bad: int) -> None:
     for function in (losses.ce, CRITERIA["ce"], CRITERIA["nce"]):
         with pytest.raises(ValueError, match=rf"Targets must lie in 0..{shape[1] - 1}, got {bad}"):
             function(z, y)
+
+
+# -- every loss of the registry ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*losses.LOSSES])
+def test_every_loss_differentiates_twice_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "MIN_BLOCKED", 0)
+    monkeypatch.setattr(fused, "BLOCK", 12)
+    z, y = batch()
+    direction = batch(seed=1)[0]
+
+    def product() -> Tensor:
+        x = z.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(LogitClip(name, tau=3.0)(x, y), x, create_graph=True)
+        return torch.autograd.grad(gradient, x, direction)[0]
+
+    got = product()
+    assert got.abs().max() > 0
+    with plain():
+        torch.testing.assert_close(got, product(), rtol=1e-9, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", [*losses.LOSSES])
+def test_every_loss_compiles_in_one_graph(name: str) -> None:
+    """With class weights and an ignored row, and for soft targets; a memory of gradients stays outside the graph."""
+    function: Any = losses.LOSSES[name]
+    z, y = batch(dtype=torch.float32)
+    y[2] = -100
+    weighted = LogitClip(Loss(name, weight=torch.linspace(0.5, 1.5, z.shape[1])), tau=3.0)
+    soft = 0.8 * F.one_hot(y.clamp(min=0), z.shape[1]) + 0.2 / z.shape[1]
+    for criterion, target in ((weighted, y), (LogitClip(name, tau=3.0), soft)):
+        torch.compiler.reset()
+        compiled = torch.compile(criterion, backend="eager", fullgraph="threshold" not in function.takes)
+        for a, b in zip(loss_and_gradient(compiled, z, target), loss_and_gradient(criterion, z, target), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [*losses.LOSSES])
+def test_every_loss_keeps_float32_under_autocast(name: str) -> None:
+    z, y = batch(dtype=torch.bfloat16)
+    criterion = LogitClip(name, tau=3.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, gradient = loss_and_gradient(criterion, z, y)
+    expected, wanted = loss_and_gradient(criterion, z.float(), y)
+    assert (loss.dtype, gradient.dtype) == (torch.float32, torch.bfloat16)
+    assert torch.equal(loss, expected)
+    assert torch.equal(gradient, wanted.bfloat16())

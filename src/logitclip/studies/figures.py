@@ -291,7 +291,7 @@ def ranks(recipe: Recipe, rows: Sequence[CellOutcome], *, x: str, colour: str) -
     base = alt.Chart(alt.Data(values=points)).encode(
         y=names, color=alt.Color("series:N", title=None), tooltip=_tooltips("row")
     )
-    spans = base.mark_rule(size=1.5).encode(x=alt.X("low:Q", title=f"mean rank over {len(found)} columns"), x2="high:Q")
+    spans = base.mark_rule(size=1.5).encode(x=alt.X("low:Q", title="mean rank"), x2="high:Q")
     return alt.layer(spans, base.mark_point(filled=True, size=36).encode(x="mean:Q")).properties(
         width=420, height={"step": 13}
     )
