@@ -316,7 +316,7 @@ CELLS = {  # smoke, cpu, mini, full
     "first_sight": (20, 60, 20, 60),
     "leaderboard": (16, 288, 1008, 1008),
     "memorisation": (2, 24, 30, 30),
-    "methods": (8, 114, 16, 114),
+    "methods": (11, 150, 22, 150),
     "quickstart": (12, 36, 12, 36),
     "readings": (4, 504, 60, 630),
     "table1": (4, 440, 70, 550),
