@@ -48,16 +48,16 @@ def make_clip(
     `temp` is the option of the released code and the "1/tau" of the paper's tables: threshold temp, scale 1/temp.
 
     Args:
-        tau: threshold on the norm.
-        delta: norm of a clipped vector; None means tau.
-        p: which norm, from 1 to `math.inf`.
-        temp: instead of tau and delta.
+        tau: Threshold on the norm.
+        delta: Norm of a clipped vector; None means tau.
+        p: Which norm, from 1 to `math.inf`.
+        temp: Instead of tau and delta.
 
     Returns:
         A `Clip`.
 
     Raises:
-        ValueError: if neither tau nor temp is given, or both, or if one is not a number or out of range.
+        ValueError: If neither tau nor temp is given, or both, or if one is not a number or out of range.
 
     >>> make_clip(1.0)
     Clip(tau=1.0, delta=1.0, p=2.0)
@@ -104,19 +104,19 @@ def clip_logits(
     the threshold (Eq. 3) and the function is continuous; with ``delta != tau`` it jumps at the threshold (Eq. 4).
 
     Args:
-        logits: any shape, with the classes along `dim`. A class is masked by a logit of -inf.
-        tau: threshold on the norm.
-        delta: norm of a clipped vector; None means tau.
-        p: which norm, from 1 to `math.inf`. Where the norm has no gradient, the usual subgradient is used: for p = 1,
+        logits: Any shape, with the classes along `dim`. A class is masked by a logit of -inf.
+        tau: Threshold on the norm.
+        delta: Norm of a clipped vector; None means tau.
+        p: Which norm, from 1 to `math.inf`. Where the norm has no gradient, the usual subgradient is used: for p = 1,
             sign(0) = 0; for p = inf, entries that tie for the maximum share the gradient evenly.
-        dim: the class dimension.
-        temp: instead of tau and delta: threshold temp and scale 1/temp.
+        dim: The class dimension.
+        temp: Instead of tau and delta: threshold temp and scale 1/temp.
 
     Returns:
         The clipped logits, in the shape and dtype of `logits`. In float16 and bfloat16 the norm is computed in float32.
 
     Raises:
-        ValueError: if an option is out of range or the logits are not floating-point.
+        ValueError: If an option is out of range or the logits are not floating-point.
 
     >>> clip_logits(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), tau=1.0)
     tensor([[0.6000, 0.8000],
@@ -199,22 +199,22 @@ class _Clip(torch.autograd.Function):
 
 
 def needs_plain_form(norm: Tensor) -> bool:
-    """Whether a 2-norm is infinite: the squares of a row overflowed, or a class is masked."""
+    """Return whether a 2-norm is infinite: the squares of a row overflowed, or a class is masked."""
     return bool(norm.isposinf().any())  # a NaN elsewhere does not hide it, as it would in the maximum
 
 
 def radial(along: Tensor, norm: Tensor, tau: float) -> Tensor:
-    """The multiple of z to subtract from a gradient with `along` = gradient.z: along/norm^2, and 0 below tau."""
+    """Return the multiple of z to subtract from a gradient with `along` = gradient.z: along/norm^2, and 0 below tau."""
     return along.div_(norm).div_(norm).masked_fill_(norm < tau, 0.0)
 
 
 def wants_plain_gradient(upstream: Tensor) -> bool:
-    """Whether a backward pass is itself differentiated, compiled, or batched as by `jacobian(..., vectorize=True)`."""
+    """Return whether a backward pass is itself differentiated, compiled, or batched (`jacobian(vectorize=True)`)."""
     return torch.is_grad_enabled() or not eager_on_cpu(upstream) or _is_batched is None or _is_batched(upstream)
 
 
 def plain_gradient(function: Callable[[Tensor], list[Tensor]], z: Tensor, upstream: list[Tensor | None]) -> Tensor:
-    """The gradient of the outputs of `function` by autograd; differentiable itself if gradients are enabled."""
+    """Return the gradient of the outputs of `function` by autograd; differentiable itself if gradients are enabled."""
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
         pairs = [(x, g) for x, g in zip(function(z), upstream, strict=True) if g is not None]
@@ -228,7 +228,7 @@ def full_precision(logits: Tensor) -> Tensor:
 
 
 def vector_norm(z: Tensor, p: float, dim: int) -> Tensor:
-    """The p-norm along `dim`, which is kept with size 1."""
+    """Return the p-norm along `dim`, which is kept with size 1."""
     if p in (1, math.inf):
         return torch.linalg.vector_norm(z, p, dim=dim, keepdim=True)
     # Powers may overflow (1e20 squared does in float32): divide by the largest entry first.
@@ -241,7 +241,7 @@ def vector_norm(z: Tensor, p: float, dim: int) -> Tensor:
 
 
 def logit_norms(logits: Tensor, p: float = 2.0, dim: int = -1) -> Tensor:
-    """The norms of logits along `dim`, as a clip compares them with tau: masked classes (at -inf) do not count.
+    """Return the norms of logits along `dim`, as a clip compares them with tau: masked classes (at -inf) do not count.
 
     >>> logit_norms(torch.tensor([[3.0, 4.0, -torch.inf], [0.0, 0.0, 0.0]]))
     tensor([5., 0.])
@@ -254,7 +254,7 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 def norm_quantiles(norms: Tensor) -> list[float]:
-    """The `QUANTILES` of norms [N]."""
+    """Return the `QUANTILES` of norms [N]."""
     few = norms[:: 1 + len(norms) // 2**24]  # torch.quantile is limited to 2**24 values
     return torch.quantile(few, few.new_tensor(QUANTILES)).tolist()
 
@@ -265,14 +265,14 @@ def clip_by_value(logits: Tensor, limit: float) -> Tensor:
     Clamped entries get no gradient, and the prediction may change (ties at the limit).
 
     Args:
-        logits: any shape. Masked classes stay at -inf.
-        limit: the largest absolute value, positive.
+        logits: Any shape. Masked classes stay at -inf.
+        limit: The largest absolute value, positive.
 
     Returns:
         The clamped logits, in the shape and dtype of `logits`.
 
     Raises:
-        ValueError: if limit is not positive and finite.
+        ValueError: If limit is not positive and finite.
 
     >>> clip_by_value(torch.tensor([3.0, -0.5, 2.0]), limit=1.0)
     tensor([ 1.0000, -0.5000,  1.0000])
@@ -289,15 +289,15 @@ def logit_norm(logits: Tensor, temperature: float, *, dim: int = -1) -> Tensor:
     """LogitNorm: scale every logit vector to norm 1/temperature, `z / (T (|z| + 1e-7))`.
 
     Args:
-        logits: any shape, with the classes along `dim`. Masked classes stay at -inf.
+        logits: Any shape, with the classes along `dim`. Masked classes stay at -inf.
         temperature: T, positive.
-        dim: the class dimension.
+        dim: The class dimension.
 
     Returns:
         The normalised logits, in the shape and dtype of `logits`.
 
     Raises:
-        ValueError: if temperature is not positive and finite.
+        ValueError: If temperature is not positive and finite.
 
     >>> logit_norm(torch.tensor([3.0, 4.0]), temperature=0.5)
     tensor([1.2000, 1.6000])
@@ -319,14 +319,14 @@ def softcap(logits: Tensor, cap: float) -> Tensor:
     A smooth form of `clip_by_value`: the order of the logits stays, and every entry keeps a gradient.
 
     Args:
-        logits: any shape. Masked classes stay at -inf.
-        cap: the bound, positive.
+        logits: Any shape. Masked classes stay at -inf.
+        cap: The bound, positive.
 
     Returns:
         The bounded logits, in the shape and dtype of `logits`.
 
     Raises:
-        ValueError: if cap is not positive and finite.
+        ValueError: If cap is not positive and finite.
 
     >>> softcap(torch.tensor([100.0, -0.5, 2.0]), cap=1.0)
     tensor([ 1.0000, -0.4621,  0.9640])
@@ -347,15 +347,15 @@ def extended_logit_norm(logits: Tensor, linear_weight: Tensor, *, dim: int = -1)
     ``Linked("ce", partial(extended_logit_norm, linear_weight=head.weight))``.
 
     Args:
-        logits: any shape, with the classes along `dim`.
-        linear_weight: weight of the last linear layer, [K, D].
-        dim: the class dimension.
+        logits: Any shape, with the classes along `dim`.
+        linear_weight: Weight of the last linear layer, [K, D].
+        dim: The class dimension.
 
     Returns:
         The normalised logits, in the shape and dtype of `logits`.
 
     Raises:
-        ValueError: if the weight has not one row per class.
+        ValueError: If the weight has not one row per class.
 
     >>> extended_logit_norm(torch.tensor([3.0, 1.0]), torch.eye(2))
     tensor([2.1213, 0.7071])
@@ -378,11 +378,11 @@ def extended_logit_norm(logits: Tensor, linear_weight: Tensor, *, dim: int = -1)
 
 
 def z_penalty(logits: Tensor, *, dim: int = -1) -> Tensor:
-    """The mean of `(log sum_k exp z_k)^2`, to be added to a loss with a weight: the z-loss of language models.
+    """Return the mean of `(log sum_k exp z_k)^2`, to be added to a loss with a weight: the z-loss of language models.
 
     Args:
-        logits: any shape, with the classes along `dim`.
-        dim: the class dimension.
+        logits: Any shape, with the classes along `dim`.
+        dim: The class dimension.
 
     Returns:
         The mean, a tensor of one number; float32 for half-precision logits.
@@ -397,7 +397,7 @@ def z_penalty(logits: Tensor, *, dim: int = -1) -> Tensor:
 
 
 def l1_penalty(parameters: Iterable[Tensor]) -> Tensor:
-    """The sum of the absolute values of all parameters, to be added to a loss with a weight: for `anl_ce` and `jal_ce`.
+    """Return the sum of all absolute parameters, to be added to a loss with a weight: for `anl_ce` and `jal_ce`.
 
     Args:
         parameters: ``model.parameters()``.
@@ -406,7 +406,7 @@ def l1_penalty(parameters: Iterable[Tensor]) -> Tensor:
         The sum, a tensor of one number.
 
     Raises:
-        ValueError: if there are no parameters.
+        ValueError: If there are no parameters.
 
     >>> l1_penalty(torch.nn.Linear(2, 1, bias=False).requires_grad_(False).parameters()) > 0
     tensor(True)
@@ -418,11 +418,11 @@ def l1_penalty(parameters: Iterable[Tensor]) -> Tensor:
 
 
 def norm_penalty(logits: Tensor, *, dim: int = -1) -> Tensor:
-    """The mean 2-norm of the logit vectors, to be added to a loss with a weight (not squared, as in the paper).
+    """Return the mean 2-norm of the logit vectors, to be added to a loss with a weight (not squared, as in the paper).
 
     Args:
-        logits: any shape, with the classes along `dim`.
-        dim: the class dimension.
+        logits: Any shape, with the classes along `dim`.
+        dim: The class dimension.
 
     Returns:
         The mean, a tensor of one number; float32 for half-precision logits.
@@ -467,10 +467,10 @@ def norm(
     """Clip the norm (Eq. 4): threshold tau and scale delta, or threshold temp and scale 1/temp.
 
     Args:
-        tau: threshold on the norm.
-        delta: norm of a clipped vector; tau if not given.
-        temp: instead of tau and delta: the threshold, with the scale 1/temp; the paper's tabulated 1/tau.
-        p: order of the norm, from 1 to inf.
+        tau: Threshold on the norm.
+        delta: Norm of a clipped vector; tau if not given.
+        temp: Instead of tau and delta: the threshold, with the scale 1/temp; the paper's tabulated 1/tau.
+        p: Order of the norm, from 1 to inf.
     """
     return clip_logits(logits, tau, delta, p=p, temp=temp)
 
@@ -480,7 +480,7 @@ def value(logits: Tensor, *, limit: float) -> Tensor:
     """Clamp each logit to [-limit, limit] (LC-V).
 
     Args:
-        limit: largest absolute value of a logit.
+        limit: Largest absolute value of a logit.
     """
     return clip_by_value(logits, limit)
 
@@ -489,7 +489,7 @@ def _logit_norm(logits: Tensor, *, temperature: float) -> Tensor:
     """Scale every logit vector to norm 1/temperature (LogitNorm).
 
     Args:
-        temperature: the inverse of the norm of every logit vector.
+        temperature: The inverse of the norm of every logit vector.
     """
     return logit_norm(logits, temperature)
 
@@ -501,7 +501,7 @@ def _softcap(logits: Tensor, *, cap: float) -> Tensor:
     """Bound each logit smoothly, `cap tanh(z / cap)`.
 
     Args:
-        cap: largest absolute value of a logit.
+        cap: Largest absolute value of a logit.
     """
     return softcap(logits, cap)
 
@@ -518,7 +518,7 @@ def _weighted_norm(logits: Tensor, *, weight: float) -> Tensor:
     """Add the mean norm of the logits times a weight (norm regularisation).
 
     Args:
-        weight: factor of the mean norm.
+        weight: Factor of the mean norm.
     """
     check_positive("weight", weight)
     return weight * norm_penalty(logits)
@@ -528,7 +528,7 @@ def _weighted_z(logits: Tensor, *, weight: float) -> Tensor:
     """Add the mean squared log-sum-exp of the logits times a weight (z-loss).
 
     Args:
-        weight: factor of the mean square.
+        weight: Factor of the mean square.
     """
     check_positive("weight", weight)
     return weight * z_penalty(logits)
@@ -538,7 +538,7 @@ def _weighted_l1(parameters: Iterable[Tensor], *, weight: float) -> Tensor:
     """Add the L1 norm of all parameters times a weight (for the active negative and joint asymmetric losses).
 
     Args:
-        weight: factor of the sum of absolute values.
+        weight: Factor of the sum of absolute values.
     """
     check_positive("weight", weight)
     return weight * l1_penalty(parameters)

@@ -40,13 +40,13 @@ class Loss(nn.Module):
     """Any loss by name, used like `nn.CrossEntropyLoss`.
 
     Args:
-        loss: a loss and its knobs, as in ``"gce:q=0.7"``; knobs may also be given as keywords, ``Loss("gce", q=0.7)``.
+        loss: A loss and its knobs, as in ``"gce:q=0.7"``; knobs may also be given as keywords, ``Loss("gce", q=0.7)``.
         reduction: "mean", "sum" or "none". As in `nn.CrossEntropyLoss`, the mean divides by the sum of the weights of
             the examples for class indices, and by the number of examples for probabilities. The mean of an empty batch
             is 0, not NaN.
-        class_weight: a weight per class, [K]; `weight`, the word of `nn.CrossEntropyLoss`, works too.
-        ignore_index: examples with this class index are left out.
-        **knobs: knobs of the loss.
+        class_weight: A weight per class, [K]; `weight`, the word of `nn.CrossEntropyLoss`, works too.
+        ignore_index: Examples with this class index are left out.
+        **knobs: Knobs of the loss.
 
     The call takes logits [N, K, ...] or [K], class indices [N, ...] or probabilities in the shape of the logits, and
     an optional `example_weight` [N, ...]. The result is float32 for half-precision logits. A class is masked by a logit
@@ -56,7 +56,7 @@ class Loss(nn.Module):
     compiled code too.
 
     Raises:
-        ValueError: if an option is out of range, or, in the call, if shapes or targets do not fit.
+        ValueError: If an option is out of range, or, in the call, if shapes or targets do not fit.
 
     >>> Loss("mae")(torch.zeros(2, 4), torch.tensor([0, 3]))
     tensor(1.5000)
@@ -105,8 +105,8 @@ class Loss(nn.Module):
         """Set the epoch of a loss with a schedule (CORES); the other losses ignore it.
 
         Args:
-            epoch: counted from 0.
-            class_counts: how many examples carry each label, [K]. The examples that the sieve left out in the previous
+            epoch: Counted from 0.
+            class_counts: How many examples carry each label, [K]. The examples that the sieve left out in the previous
                 epoch are subtracted.
         """
         if not self.scheduled:
@@ -123,7 +123,7 @@ class Loss(nn.Module):
         """Tell a loss that adapts to it (OGC) the learning rate; the other losses ignore it.
 
         Args:
-            lr: the learning rate of the coming steps.
+            lr: The learning rate of the coming steps.
         """
         if self.memory is not None:
             self.memory.lr.fill_(lr)
@@ -138,7 +138,7 @@ class Loss(nn.Module):
         """Sum the counts of this epoch over several processes; call it on each of them at the end of the epoch.
 
         Args:
-            reduce: returns the sum of a tensor over the processes, such as ``fabric.all_reduce`` with
+            reduce: Returns the sum of a tensor over the processes, such as ``fabric.all_reduce`` with
                 ``reduce_op="sum"``.
         """
         if self.removed is not None:
@@ -160,14 +160,14 @@ class Loss(nn.Module):
 
         Args:
             logits: [N, K, ...] or [K].
-            target: class indices [N, ...] or probabilities in the shape of the logits.
-            example_weight: a weight per example, [N, ...].
+            target: Class indices [N, ...] or probabilities in the shape of the logits.
+            example_weight: A weight per example, [N, ...].
 
         Returns:
             A scalar, or [N, ...] for ``reduction="none"``.
 
         Raises:
-            ValueError: if shapes or targets do not fit.
+            ValueError: If shapes or targets do not fit.
         """
         return self.compute(logits, target, example_weight)
 
@@ -240,13 +240,13 @@ def weights_of(
     kept: Tensor | None,
     class_weight: Tensor | None,
 ) -> Tensor | None:
-    """The weight of each value, or None if all weigh the same.
+    """Return the weight of each value, or None if all weigh the same.
 
     Args:
         values: [...]; only their dtype is used.
-        target: class indices [...], or probabilities [..., K], whose class weights are in the values already.
-        own: weights that the loss itself gives, such as those of a sieve, [...].
-        example_weight: weights that the caller gives, [...].
+        target: Class indices [...], or probabilities [..., K], whose class weights are in the values already.
+        own: Weights that the loss itself gives, such as those of a sieve, [...].
+        example_weight: Weights that the caller gives, [...].
         kept: False for examples that do not count, [...].
         class_weight: [K].
     """
@@ -267,7 +267,7 @@ def reduce(values: Tensor, weights: Tensor | None, reduction: Reduction, counted
         values: [...].
         weights: [...], or None.
         reduction: "mean", "sum" or "none".
-        counted: what a mean divides by is their sum; None means `weights`.
+        counted: What a mean divides by is their sum; None means `weights`.
     """
     if weights is None and counted is None and values.numel():
         return values.mean() if reduction == "mean" else values.sum() if reduction == "sum" else values
@@ -292,7 +292,7 @@ def _make_room_for_removed(loss: Any, state: dict[str, Tensor], prefix: str, *_:
 
 
 def _take_old_word(options: dict[str, Any], old: str, new: str, value: Any) -> Any:
-    """The value of an argument that had another name, which still works for a version."""
+    """Return the value of an argument that had another name, which still works for a version."""
     if old in options:
         warnings.warn(f"The argument {old} is called {new} now.", DeprecationWarning, stacklevel=3)
     return options.pop(old, value)
@@ -345,8 +345,8 @@ class Linked(_Wrapper):
     """A criterion after any link: ``criterion(link(logits), target)``.
 
     Args:
-        criterion: a loss by name, or any callable of logits and targets.
-        link: a function of logits with the classes in the last dimension.
+        criterion: A loss by name, or any callable of logits and targets.
+        link: A function of logits with the classes in the last dimension.
 
     >>> Linked("ce", torch.zeros_like)(torch.tensor([[30.0, 40.0]]), torch.tensor([0]))
     tensor(0.6931)
@@ -370,18 +370,18 @@ class LogitClip(_Wrapper):
     """A loss on clipped logits: Eq. 4, then the criterion.
 
     Args:
-        loss: a loss by name, ``"gce:q=0.7"``, or any criterion you already have, which is called with the clipped
+        loss: A loss by name, ``"gce:q=0.7"``, or any criterion you already have, which is called with the clipped
             logits.
-        tau: the threshold on the norm of the logits.
-        delta: the norm of clipped logits; None means tau (Eq. 3).
-        temp: instead of tau and delta, threshold temp and scale 1/temp: the released code, and the paper's tabulated
+        tau: The threshold on the norm of the logits.
+        delta: The norm of clipped logits; None means tau (Eq. 3).
+        temp: Instead of tau and delta, threshold temp and scale 1/temp: the released code, and the paper's tabulated
             "1/tau".
-        p: which norm, from 1 to `math.inf`.
-        **options: for a loss by name, the other arguments of `Loss`: reduction, class_weight, ignore_index and knobs.
+        p: Which norm, from 1 to `math.inf`.
+        **options: For a loss by name, the other arguments of `Loss`: reduction, class_weight, ignore_index and knobs.
 
     Raises:
-        TypeError: if the criterion is neither a name nor callable.
-        ValueError: if the clip or an option is out of range, or options are given with a criterion of your own.
+        TypeError: If the criterion is neither a name nor callable.
+        ValueError: If the clip or an option is out of range, or options are given with a criterion of your own.
 
     Use it for training only: predictions are the same with and without the clip. Set `tau`, `delta` or `temp` to follow
     a schedule; a delta that was not given follows tau.
@@ -460,16 +460,16 @@ class LogitClip(_Wrapper):
 
         Args:
             logits: [N, K, ...] or [K].
-            target: as the criterion takes it: for a loss by name, class indices [N, ...] or probabilities in the shape
+            target: As the criterion takes it: for a loss by name, class indices [N, ...] or probabilities in the shape
                 of the logits.
-            *args: more arguments of the criterion, such as `example_weight` of a loss by name.
-            **kwargs: the same by keyword.
+            *args: More arguments of the criterion, such as `example_weight` of a loss by name.
+            **kwargs: The same by keyword.
 
         Returns:
             What the criterion returns: for a loss by name, the reduced loss.
 
         Raises:
-            ValueError: if shapes or targets do not fit.
+            ValueError: If shapes or targets do not fit.
         """
         criterion = self.criterion
         if isinstance(criterion, Loss) and type(criterion).forward is Loss.forward:  # clip and loss in one
@@ -488,13 +488,13 @@ class LogitClip(_Wrapper):
 
         Args:
             logits: [N, K, ...] or [K].
-            target: as for the call, or None. Examples whose target is `ignore_index` do not count.
+            target: As for the call, or None. Examples whose target is `ignore_index` do not count.
 
         Returns:
             A `Diagnosis`.
 
         Raises:
-            ValueError: if there are no logits that count.
+            ValueError: If there are no logits that count.
 
         >>> report = LogitClip("ce", tau=1.0).diagnose(torch.tensor([[30.0, 40.0], [0.3, 0.4]]))
         >>> report.clipped, report.norm_quantiles[0.5]
@@ -534,7 +534,7 @@ class LogitClip(_Wrapper):
         return replace(report, lowest_loss=lowest)
 
     def _lowest_loss(self, loss: Loss, share: float, classes: int) -> float | None:
-        """The lowest mean loss with this share of the rows clipped, or None if the range of the loss is not known."""
+        """Return the lowest mean loss with this share of rows clipped; None if the range of the loss is not known."""
         # A clipped row has norm delta and, once fitted, no gradient that would take it below tau again.
         clipped, below = (
             theory.base_loss_bounds(loss.name, radius, classes, p=self.p, **loss.knobs)[0]
@@ -549,10 +549,10 @@ class Diagnosis:
     """How a clip acts on a batch; returned by `LogitClip.diagnose`.
 
     Attributes:
-        clipped: share of the rows whose norm is at least tau.
-        norm_quantiles: quantiles of the norms before the clip, by their level.
-        loss: the mean loss; None without targets, or if the criterion is not a loss by name.
-        lowest_loss: the lowest mean loss with this share of the rows clipped, if it is known.
+        clipped: Share of the rows whose norm is at least tau.
+        norm_quantiles: Quantiles of the norms before the clip, by their level.
+        loss: The mean loss; None without targets, or if the criterion is not a loss by name.
+        lowest_loss: The lowest mean loss with this share of the rows clipped, if it is known.
     """
 
     clipped: float
@@ -565,14 +565,14 @@ def build_criterion(criterion: str | Callable[..., Tensor], spec: str) -> nn.Mod
     """Put any clip, by name, before a criterion.
 
     Args:
-        criterion: a loss by name, or any callable of logits and targets.
-        spec: a clip, such as "none", "norm:tau=1", "norm:temp=1.5" or "value:limit=1".
+        criterion: A loss by name, or any callable of logits and targets.
+        spec: A clip, such as "none", "norm:tau=1", "norm:temp=1.5" or "value:limit=1".
 
     Returns:
         A module that is called with logits and targets.
 
     Raises:
-        ValueError: if the clip is unknown or a knob is out of range.
+        ValueError: If the clip is unknown or a knob is out of range.
 
     >>> build_criterion("ce", "value:limit=1")(torch.tensor([[30.0, 40.0]]), torch.tensor([0]))
     tensor(0.6931)

@@ -50,10 +50,10 @@ class Progress:
     """The state of training after an epoch; `fit` passes it to `after_epoch`.
 
     Attributes:
-        row: the numbers of the epoch, by name.
-        method: the training method with its network.
-        fabric: the Lightning Fabric of this process.
-        examples: per-example records [N] if `Settings.per_example` is set, after the last epoch also
+        row: The numbers of the epoch, by name.
+        method: The training method with its network.
+        fabric: The Lightning Fabric of this process.
+        examples: Per-example records [N] if `Settings.per_example` is set, after the last epoch also
             `test_prediction` and `test_confidence` [M]; and `val_prediction` [V] if there are held-out examples.
 
     Save `weights` and `state` after an epoch to resume from it:
@@ -76,11 +76,11 @@ class Progress:
     examples: dict[str, Tensor]
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights by name."""
+        """Return the weights by name."""
         return self.method.weights()
 
     def state(self) -> dict[str, Any]:
-        """All other state that resuming needs.
+        """Return all other state that resuming needs.
 
         Raises:
             ValueError: The method saves state that its `load` does not restore.
@@ -97,8 +97,8 @@ def learning_rate(settings: Settings, epoch: int) -> float:
     and "constant" keeps it.
 
     Args:
-        settings: uses `lr`, `schedule`, `milestones` and `epochs`.
-        epoch: from 0.
+        settings: Uses `lr`, `schedule`, `milestones` and `epochs`.
+        epoch: From 0.
 
     Returns:
         The learning rate.
@@ -137,29 +137,29 @@ def fit(
     logits.
 
     Args:
-        dataset: its training labels may be noisy. `train.clean_labels`, if known, are used to measure memorisation. If
+        dataset: Its training labels may be noisy. `train.clean_labels`, if known, are used to measure memorisation. If
             its test split is empty, `test_accuracy` is None.
-        model: a network that returns logits [N, K], or a function from a seed to one.
-        criterion: called with logits [N, K] and labels [N].
-        method: the training method; see `logitclip.methods`.
-        settings: epochs, batch size, learning rate and so on.
-        view: turns a batch of the dataset into the model's input: random with a generator, fixed without. By default
+        model: A network that returns logits [N, K], or a function from a seed to one.
+        criterion: Called with logits [N, K] and labels [N].
+        method: The training method; see `logitclip.methods`.
+        settings: Epochs, batch size, learning rate and so on.
+        view: Turns a batch of the dataset into the model's input: random with a generator, fixed without. By default
             the dataset's normalisation.
         index: [M] int64, the training examples to train on; by default all.
         held_out: [V] int64, the training examples to validate on, with their possibly wrong labels; by default none.
-        augment_held_out: validate on augmented inputs, as the released code does.
-        fabric: a launched Lightning Fabric; by default one for this process.
-        resume: weights, state and the number of epochs done, from an earlier `Progress`.
-        after_epoch: called with a `Progress` after each epoch.
-        after_batch: called after each training batch with the number of examples that this process has trained on in
+        augment_held_out: Validate on augmented inputs, as the released code does.
+        fabric: A launched Lightning Fabric; by default one for this process.
+        resume: Weights, state and the number of epochs done, from an earlier `Progress`.
+        after_epoch: Called with a `Progress` after each epoch.
+        after_batch: Called after each training batch with the number of examples that this process has trained on in
             the epoch.
 
     Returns:
         The method, with its trained network: ``predict`` gives logits and ``weights`` the weights by name.
 
     Raises:
-        Diverged: if the loss, the logits or their norms are not finite.
-        ValueError: if there is not one full batch to train on.
+        Diverged: If the loss, the logits or their norms are not finite.
+        ValueError: If there is not one full batch to train on.
 
     >>> import logitclip as lc
     >>> digits = lc.data.load("digits")

@@ -123,7 +123,7 @@ def explain_errors(path: Path) -> Iterator[None]:
 
 
 def scratch_name(path: Path) -> Path:
-    """A temporary name beside `path`."""
+    """Return a temporary name beside `path`."""
     return path.with_name(f"{SCRATCH}{uuid.uuid4().hex[:8]}-{path.name}")
 
 
@@ -151,7 +151,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def line_per_key(content: Mapping[str, Any]) -> bytes:
-    """A JSON object with one line for each key, however long its value."""
+    """Return a JSON object with one line for each key, however long its value."""
     lines = (f"{json.dumps(key)}: {json.dumps(value, allow_nan=False)}" for key, value in content.items())
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
@@ -214,13 +214,13 @@ def append(path: Path, line: bytes, *, sync: bool = False) -> None:
 
 
 def sha256(path: Path) -> str:
-    """The digest of a regular file."""
+    """Return the digest of a regular file."""
     with _open_regular(path, os.O_RDONLY) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def object_digest(content: Mapping[str, Any], name: str = "digest") -> str:
-    """The digest of a JSON object without its key `name`, whatever the order of its keys and its spaces.
+    """Return the digest of a JSON object without its key `name`, whatever the order of its keys and its spaces.
 
     >>> signed = {"accuracy": 90.5, "epochs": 2}
     >>> signed["digest"] = object_digest(signed)

@@ -115,14 +115,14 @@ def row_log_probs(
     Args:
         logits: [..., K].
         target: [...] class indices.
-        clip: the clip, or None.
-        wanted: names from `STATISTICS`.
+        clip: The clip, or None.
+        wanted: Names from `STATISTICS`.
 
     Returns:
         `log p_y` and then the wanted numbers, tensors of shape [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit.
+        ValueError: If the shapes do not fit.
 
     >>> row_log_probs(torch.zeros(1, 4), torch.tensor([2]))
     (tensor([-1.3863]), tensor([-5.5452]))
@@ -147,7 +147,7 @@ def row_log_probs(
 
 
 def statistics_of(log_probs: Tensor, logits: Tensor, wanted: Wanted) -> dict[str, Tensor]:
-    """The wanted numbers from all log-probabilities [..., K], in plain operations: [..., 1]; is_max is [..., K]."""
+    """Return the wanted numbers from all log-probabilities [..., K], in plain operations: [..., 1]; is_max has K."""
     found: dict[str, Tensor] = {}
     sums = wanted.sums()
     masked = log_probs.isneginf() if set(wanted.names) - {"sum_log_p"} else None
@@ -197,7 +197,7 @@ def _closed_form(logits: Tensor, target: Tensor, clip: Clip | None, wanted: Want
 
 
 def sum_log_probs(log_probs: Tensor, *, keepdim: bool = False) -> Tensor:
-    """The sum over the last dimension, where masked classes, with -inf, count as 0."""
+    """Return the sum over the last dimension, where masked classes, with -inf, count as 0."""
     total = log_probs.sum(-1, keepdim=keepdim)
     if eager_on_cpu(total) and not needs_plain_form(total.neg()):
         return total
@@ -205,7 +205,7 @@ def sum_log_probs(log_probs: Tensor, *, keepdim: bool = False) -> Tensor:
 
 
 def pick(log_probs: Tensor, target: Tensor) -> Tensor:
-    """The entries of `log_probs` [..., K] at `target` [...]."""
+    """Return the entries of `log_probs` [..., K] at `target` [...]."""
     return log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
 
 
@@ -369,7 +369,7 @@ def _block_statistics(z: Tensor, clip: Clip | None, mean: bool, out: Tensor | No
 
 
 def _row_dots(a: Tensor, b: Tensor) -> Tensor:
-    """The dot product of each row of `a` with that of `b`, a column.
+    """Return the dot product of each row of `a` with that of `b`, a column.
 
     A product as large as a block would not stay with malloc, which returns it to the OS; the next step page-faults.
     """
@@ -389,7 +389,7 @@ def _exponent(z: Tensor, scale: Tensor | None, shift: Tensor | None, out: Tensor
 
 
 def _blocks(matrix: Tensor, *others: Tensor | None) -> Iterable[tuple[Any, ...]]:
-    """The same rows of every argument, as many at a time as make a block of the first."""
+    """Return the same rows of every argument, as many at a time as make a block of the first."""
     if matrix.numel() <= BLOCK:
         return [(matrix, *others)]
     step = _rows(matrix)

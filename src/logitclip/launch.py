@@ -32,17 +32,17 @@ def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, 
     Several devices of one machine get a spawned process each. Several nodes need torchrun.
 
     Args:
-        accelerator: auto, cpu, cuda or mps.
-        devices: processes on this machine.
-        nodes: machines.
+        accelerator: Auto, cpu, cuda or mps.
+        devices: Processes on this machine.
+        nodes: Machines.
         precision: 32, 64, bf16-mixed, 16-mixed or bf16-true.
 
     Returns:
         The Fabric.
 
     Raises:
-        ValueError: if this machine does not have these devices, or cannot use the precision.
-        ImportError: if Lightning Fabric is not installed.
+        ValueError: If this machine does not have these devices, or cannot use the precision.
+        ImportError: If Lightning Fabric is not installed.
 
     >>> make_fabric(accelerator="cpu").world_size
     1
@@ -84,14 +84,14 @@ def launch(function: Callable[..., None], *args: Any, devices: int, **options: A
     processes that still run get SIGTERM, then SIGKILL.
 
     Args:
-        function: a module-level function; it and its arguments are pickled.
-        args: its arguments after the Fabric.
-        devices: number of processes.
-        options: of `make_fabric`.
+        function: A module-level function; it and its arguments are pickled.
+        args: Its arguments after the Fabric.
+        devices: Number of processes.
+        options: Options of `make_fabric`.
 
     Raises:
-        torch.multiprocessing.ProcessRaisedException: a process raised an exception.
-        torch.multiprocessing.ProcessExitedException: a process was killed or interrupted.
+        torch.multiprocessing.ProcessRaisedException: A process raised an exception.
+        torch.multiprocessing.ProcessExitedException: A process was killed or interrupted.
     """
     # As in torchrun, this process hosts the rendezvous store: no other program can take its port, and it outlives
     # the workers.

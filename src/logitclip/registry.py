@@ -27,7 +27,7 @@ F = typing.TypeVar("F", bound=Callable[..., Any])
 
 
 def suggest(name: str, known: typing.Iterable[str]) -> str:
-    """The end of an error message about an unknown name: a near miss, an abbreviation of it, or the list.
+    """Return the end of an error message about an unknown name: a near miss, an abbreviation of it, or the list.
 
     >>> suggest("GCEE", ["ce", "gce"]), suggest("cross_entropy", ["ce", "gce"])
     ("Did you mean 'gce'?", "Did you mean 'ce'?")
@@ -47,9 +47,9 @@ class UnknownName(ValueError):
     """A registry does not have this name.
 
     Args:
-        kind: what the registry holds, such as "loss".
-        name: the unknown name.
-        known: the names to suggest.
+        kind: What the registry holds, such as "loss".
+        name: The unknown name.
+        known: The names to suggest.
 
     >>> print(UnknownName("loss", "gcee", ["ce", "gce"]))
     Unknown loss 'gcee'. Did you mean 'gce'?
@@ -68,9 +68,9 @@ class Knob:
     """One keyword-only parameter of a registered function.
 
     Attributes:
-        name: its name.
-        annotation: its type.
-        default: its default; `inspect.Parameter.empty` if the knob must be given.
+        name: Its name.
+        annotation: Its type.
+        default: Its default; `inspect.Parameter.empty` if the knob must be given.
 
     >>> Knob("q", float, 0.7).required
     False
@@ -107,9 +107,9 @@ class Registry:
     """Functions by name.
 
     Attributes:
-        kind: what the functions are, for messages: "loss", "noise".
-        injected: keyword-only parameters that code supplies, so they are not knobs.
-        package: all its modules are imported before the first look-up, so that they can register their functions.
+        kind: What the functions are, for messages: "loss", "noise".
+        injected: Keyword-only parameters that code supplies, so they are not knobs.
+        package: All its modules are imported before the first look-up, so that they can register their functions.
 
     >>> shapes = Registry("shape")
     >>> @shapes.register
@@ -167,11 +167,11 @@ class Registry:
         return self._revisions.get(spec.partition(":")[0].strip(), 0)
 
     def knows(self, spec: str) -> bool:
-        """Whether the name of a spec is registered."""
+        """Return whether the name of a spec is registered."""
         return spec.partition(":")[0].strip() in self
 
     def knobs(self, name: str) -> dict[str, Knob]:
-        """The knobs of a name: the keyword-only parameters of its function, in order."""
+        """Return the knobs of a name: the keyword-only parameters of its function, in order."""
         function = self[name]
         hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
         return {
@@ -234,19 +234,19 @@ class Registry:
             raise ValueError(f"The {self.kind} {name!r} has no knob {key!r}. {suggest(key, knobs)}")
 
     def build(self, spec: str, **more: Any) -> Callable[..., Any]:
-        """The registered function with the knobs of `spec` bound."""
+        """Return the registered function with the knobs of `spec` bound."""
         name, knobs = self.parse(spec, **more)
         return functools.partial(self[name], **knobs)
 
     def canonical(self, spec: str) -> str:
-        """The canonical spelling: knobs in signature order, without those at their default."""
+        """Return the canonical spelling: knobs in signature order, without those at their default."""
         name, given = self.parse(spec)
         shown = {k: given[k] for k, knob in self.knobs(name).items() if k in given and given[k] != knob.default}
         return self.format(name, shown)
 
     @staticmethod
     def format(name: str, knobs: Mapping[str, Any]) -> str:
-        """The spec of a name and its knobs; the inverse of `split`.
+        """Return the spec of a name and its knobs; the inverse of `split`.
 
         >>> Registry.format("norm", {"tau": 1.0, "delta": 0.5}), Registry.format("ce", {})
         ('norm:tau=1,delta=0.5', 'ce')
@@ -309,7 +309,7 @@ def _is_union(annotation: Any) -> bool:
 
 
 def _shorten(value: Any) -> str:
-    """A knob's value for a listing.
+    """Return a knob's value for a listing.
 
     >>> _shorten(-9.210340371976182), _shorten(0.0625), _shorten("none")
     ('-9.21', '0.0625', 'none')
@@ -319,7 +319,7 @@ def _shorten(value: Any) -> str:
 
 
 def show_value(value: Any) -> str:
-    """A knob's value as a spec writes it.
+    """Return a knob's value as a spec writes it.
 
     >>> show_value(1.0), show_value(None), show_value(True)
     ('1', 'none', 'true')

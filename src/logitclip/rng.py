@@ -9,7 +9,7 @@ import torch
 
 
 def hashed_seed(text: str) -> int:
-    """A seed below 2**56 from a text, the same on every machine.
+    """Return a seed below 2**56 from a text, the same on every machine.
 
     >>> hashed_seed("label noise 0") == hashed_seed("label noise 0") != hashed_seed("label noise 1")
     True
@@ -18,7 +18,7 @@ def hashed_seed(text: str) -> int:
 
 
 def derived_seed(seed: int, purpose: str, *more: int | str) -> int:
-    """A seed for one purpose, epoch and rank.
+    """Return a seed for one purpose, epoch and rank.
 
     >>> derived_seed(0, "order", 1, 0) != derived_seed(0, "order", 0, 1)
     True
@@ -29,5 +29,5 @@ def derived_seed(seed: int, purpose: str, *more: int | str) -> int:
 
 
 def stream(device: torch.device | str, seed: int, purpose: str, *more: int | str) -> torch.Generator:
-    """A generator on `device`, seeded with `derived_seed`."""
+    """Return a generator on `device`, seeded with `derived_seed`."""
     return torch.Generator(device).manual_seed(derived_seed(seed, purpose, *more))

@@ -32,10 +32,10 @@ class Trial:
     """The result of training with one value, on held-out examples with their noisy labels.
 
     Attributes:
-        predictions: predicted classes [N].
-        labels: noisy labels [N].
-        train_accuracy: accuracy on the training labels, in [0, 1], if known.
-        val_accuracy: accuracy on the held-out labels, in [0, 1]; None: computed from `predictions`.
+        predictions: Predicted classes [N].
+        labels: Noisy labels [N].
+        train_accuracy: Accuracy on the training labels, in [0, 1], if known.
+        val_accuracy: Accuracy on the held-out labels, in [0, 1]; None: computed from `predictions`.
 
     >>> Trial(np.array([0, 1, 1]), np.array([0, 1, 0])).accuracy
     0.6666666666666666
@@ -57,8 +57,8 @@ class Tuned:
     """The result of `tune`.
 
     Attributes:
-        best: the value to use.
-        scores: the accuracy on the held-out noisy labels, in [0, 1], of each value in the order of the trials; None if
+        best: The value to use.
+        scores: The accuracy on the held-out noisy labels, in [0, 1], of each value in the order of the trials; None if
             training failed.
 
     >>> def train(temp):  # instead of training: predictions and labels
@@ -81,13 +81,13 @@ def tune(
     """Find a good temp (or tau) for your own training loop, without a clean label.
 
     Args:
-        train: trains a fresh model with the value it is given, and returns ``(predictions, labels)`` or
+        train: Trains a fresh model with the value it is given, and returns ``(predictions, labels)`` or
             ``(predictions, labels, train_accuracy)``: the predicted classes [N] or logits [N, K] for held-out examples,
             their noisy labels [N], and the share of the training labels that the model predicts, in [0, 1]. The
             held-out examples must be the same in every call. Return None if training failed.
-        between: the smallest and the largest of the first three values. The search may leave this range.
-        trials: how often to train, at least 3.
-        values: try exactly these values instead, and choose only by validation accuracy, as the paper does.
+        between: The smallest and the largest of the first three values. The search may leave this range.
+        trials: How often to train, at least 3.
+        values: Try exactly these values instead, and choose only by validation accuracy, as the paper does.
 
     Returns:
         The validation accuracy of each value, and the best value: of those within 1.5 standard errors of the highest
@@ -95,7 +95,7 @@ def tune(
         accuracy, minus the share of held-out examples for which the other trials agree on another class.
 
     Raises:
-        ValueError: if an argument is out of its range, or if all trials failed.
+        ValueError: If an argument is out of its range, or if all trials failed.
 
     >>> def train(temp):  # instead of training: predictions that are best at temp = 2.5
     ...     rng, labels = np.random.default_rng(round(100 * temp)), np.arange(1000) % 4
@@ -180,7 +180,7 @@ def contenders(done: Mapping[float, Trial | None]) -> list[float]:
     A model that learnt nothing has no gap. It is left out, unless no model learnt anything.
 
     Raises:
-        ValueError: if all trials failed.
+        ValueError: If all trials failed.
     """
     finished = {value: trial for value, trial in done.items() if trial is not None}
     trials = {value: trial for value, trial in finished.items() if has_learnt(trial)} or finished
@@ -219,7 +219,7 @@ def has_learnt(trial: Trial | None) -> bool:
 
 
 def beats_chance(hits: float, chance: float, count: int, errors: float = 2.0) -> bool:
-    """Whether the share of hits among `count` examples exceeds that of chance by `errors` standard errors.
+    """Return whether the share of hits among `count` examples exceeds that of chance by `errors` standard errors.
 
     >>> beats_chance(0.55, 0.5, 1000), beats_chance(0.55, 0.5, 100)
     (True, False)

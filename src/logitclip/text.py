@@ -68,7 +68,7 @@ def duration(seconds: float) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, without its full stop; the name of its type if it has no message.
+    """Return the first line of an error's message, without its full stop; the name of its type if it has no message.
 
     >>> first_line(OSError("The disk is full.\\nTraceback")), first_line(KeyError())
     ('The disk is full', 'KeyError')

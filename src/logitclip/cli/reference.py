@@ -171,7 +171,7 @@ def bound(
         delta: Norm of clipped logits; tau if not given.
         p: Order of the norm. The paper states its bounds for inf; those for a smaller p are sharper.
         loss: A loss spec such as gce:q=0.7.
-        noise: symmetric:rate=R, asymmetric:rate=R, pair:rate=R, instance:rate=R or transition:matrix=FILE.
+        noise: Symmetric:rate=R, asymmetric:rate=R, pair:rate=R, instance:rate=R or transition:matrix=FILE.
         data: The dataset whose classes asymmetric noise confuses, as in cifar10; otherwise each class becomes the next.
         json: Print a JSON list instead of a table.
     """

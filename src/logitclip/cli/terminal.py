@@ -39,10 +39,10 @@ class SweepBoard(Listener):
     """The state of a sweep, on stderr: a live table on a terminal, lines in a pipe or a log file.
 
     Args:
-        configs: the runs; a run is described by the options that differ between them.
-        tuned: the field that is being tuned, if any.
-        quiet: print only errors.
-        verbose: print every event.
+        configs: The runs; a run is described by the options that differ between them.
+        tuned: The field that is being tuned, if any.
+        quiet: Print only errors.
+        verbose: Print every event.
     """
 
     PAUSE = 5.0  # least seconds between two lines about runs that start or end
@@ -152,7 +152,7 @@ class SweepBoard(Listener):
         return text + (", tuning" if config.val else "") or self.name
 
     def state(self) -> str:
-        """The number of runs in each state, which add up to all runs, and an estimate of the time left."""
+        """Return the number of runs in each state, which add up to all runs, and an estimate of the time left."""
         total = self.queued + sum(self.undecided.values())
         done, running = self.done + self.before, len(self.running)
         left = total - done - running - self.failed
@@ -163,7 +163,7 @@ class SweepBoard(Listener):
         return text if seconds is None or not left + running else f"{text}, about {duration(seconds)}"
 
     def table(self) -> Any:
-        """The state, and the runs at work."""
+        """Return the state, and the runs at work."""
         from rich.console import Group
         from rich.markup import escape
 
@@ -217,8 +217,8 @@ class TrainingBar:
     and every epoch that ends `PAUSE` seconds or more after the last line.
 
     Args:
-        quiet: print nothing.
-        verbose: print a line for every epoch, also on a terminal.
+        quiet: Print nothing.
+        verbose: Print a line for every epoch, also on a terminal.
     """
 
     PAUSE = 30.0
@@ -301,7 +301,7 @@ def test_words(data: str) -> str:
 
 
 def result_table(result: Result) -> Any:
-    """The result of a run as a table, with its folder below."""
+    """Return the result of a run as a table, with its folder below."""
     from rich.console import Group
 
     from logitclip.data.dataset import trusted_test
@@ -377,7 +377,7 @@ def noise_preview(record: NoisyLabels, class_names: Sequence[str] | None = None)
 
 
 def _colour_cell(percent: float, *, right: bool) -> Any:
-    """A number on a background that brightens with it, green for right labels and red for wrong ones."""
+    """Return a number on a background that brightens with it, green for right labels and red for wrong ones."""
     from rich.text import Text
 
     if percent == 0:

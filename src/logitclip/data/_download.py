@@ -71,7 +71,7 @@ def fetch(remote: Remote, folder: str | Path, mirror: str | Path | None = None) 
     real name. Processes that want the same file wait for each other.
 
     Args:
-        mirror: a folder, or the beginning of an address, that has the file under the same name.
+        mirror: A folder, or the beginning of an address, that has the file under the same name.
     """
     folder = Path(folder)
     source = remote.url if mirror is None else f"{os.path.expanduser(mirror).rstrip('/')}/{remote.name}"
@@ -130,7 +130,7 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 
 def _one_process_in(folder: Path) -> contextlib.AbstractContextManager[Path]:
-    """The lock of a folder of downloads."""
+    """Return the lock of a folder of downloads."""
     return lock(
         folder / ".download.lock",
         _PATIENCE,

@@ -138,7 +138,7 @@ def find_images(folder: Path, under: str = "") -> Iterator[str]:
 
 
 def png_address(pixels: Tensor) -> str:
-    """An image [C, H, W] of bytes, grey or RGB, as a PNG in a data: address."""
+    """Return an image [C, H, W] of bytes, grey or RGB, as a PNG in a data: address."""
     content = io.BytesIO()
     values = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)
     _pillow().fromarray(np.ascontiguousarray(values.numpy())).save(content, "PNG")
@@ -146,7 +146,7 @@ def png_address(pixels: Tensor) -> str:
 
 
 def as_address(png: bytes) -> str:
-    """A PNG file as a data: address, for a page in one file."""
+    """Return a PNG file as a data: address, for a page in one file."""
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 

@@ -18,9 +18,9 @@ class Holdout(NamedTuple):
     """A split of the training examples into a training and a validation part.
 
     Attributes:
-        train: sorted positions of the training part, int64 [M].
-        val: sorted positions of the validation part, int64 [V].
-        augmented: whether to augment validation inputs.
+        train: Sorted positions of the training part, int64 [M].
+        val: Sorted positions of the validation part, int64 [V].
+        augmented: Whether to augment validation inputs.
 
     >>> Holdout(train=torch.tensor([0, 2]), val=torch.tensor([1]), augmented=False).val
     tensor([1])
@@ -99,9 +99,9 @@ class Part:
     """The part of a dataset to test on.
 
     Attributes:
-        share: share of each class.
-        fold: which of the `1 / share` disjoint parts, from 0.
-        seed: seed of the split.
+        share: Share of each class.
+        fold: Which of the `1 / share` disjoint parts, from 0.
+        seed: Seed of the split.
     """
 
     share: float = 0.2

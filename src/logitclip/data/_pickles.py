@@ -43,12 +43,12 @@ class _Array:
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """A stand-in for _codecs.encode, which old pickles use for bytes."""
+    """Encode as _codecs.encode does, which old pickles use for bytes."""
     return text.encode("latin1")
 
 
 def _scalar(dtype: _DType, raw: bytes | str) -> int:
-    """A stand-in for the function that makes a numpy number."""
+    """Make a numpy number, as the function does that pickles name."""
     return int(np.frombuffer(raw.encode("latin1") if isinstance(raw, str) else raw, dtype.code)[0])
 
 
@@ -159,9 +159,9 @@ def human_labels(
     """Read the label sets of a CIFAR-N file and check them against the dataset's own labels.
 
     Args:
-        clean: the dataset's labels, [N]; those that the file has under `clean_key` must be the same.
-        keys: the sets to read, each with the MD5 of its labels as bytes, or None where there is nothing to compare.
-        positions: which labels of the file are those of the N examples, if these are a part of the data.
+        clean: The dataset's labels, [N]; those that the file has under `clean_key` must be the same.
+        keys: The sets to read, each with the MD5 of its labels as bytes, or None where there is nothing to compare.
+        positions: Which labels of the file are those of the N examples, if these are a part of the data.
     """
     arrays, found = read_labels(path), {}
     for key in (clean_key, *keys):

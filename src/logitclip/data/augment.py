@@ -33,7 +33,7 @@ def flip_crop(x: Tensor, generator: Generator | None = None, *, padding: int = 4
     The padding is black *before* normalisation. Returns a tensor of the shape and type of `x`, [N, C, H, W].
 
     Args:
-        padding: black pixels on each side.
+        padding: Black pixels on each side.
 
     >>> x = torch.arange(2 * 3 * 8 * 8, dtype=torch.uint8).view(2, 3, 8, 8)
     >>> flip_crop(x, torch.Generator().manual_seed(0), padding=2).shape
@@ -54,7 +54,7 @@ def crop(x: Tensor, generator: Generator | None = None, *, size: int = 224) -> T
     """Random square crop of `size` and random horizontal flip; in evaluation, the centre crop.
 
     Args:
-        size: side of the crop in pixels.
+        size: Side of the crop in pixels.
     """
     _check_images(x, "crop")
     height, width = x.shape[-2:]

@@ -181,11 +181,11 @@ def cifar10(
     """CIFAR-10: 50,000 + 10,000 photos of 32x32 pixels in 10 classes, and the CIFAR-10N labels if they are there.
 
     Args:
-        root: has ``cifar-10-batches-bin``, ``cifar-10-batches-py`` or one of their archives.
-        subset: accept a part of the data, or changed data, without checking counts and checksums. Human labels then
+        root: Has ``cifar-10-batches-bin``, ``cifar-10-batches-py`` or one of their archives.
+        subset: Accept a part of the data, or changed data, without checking counts and checksums. Human labels then
             need ``train_index.npy`` beside the files, the positions of the images among the official 50,000.
-        human: require CIFAR-10N: ``CIFAR-10_human.pt`` must be in `root`, or is downloaded.
-        normalisation: whose mean and standard deviation: those of the code of LogitClip, DivideMix or SOP.
+        human: Require CIFAR-10N: ``CIFAR-10_human.pt`` must be in `root`, or is downloaded.
+        normalisation: Whose mean and standard deviation: those of the code of LogitClip, DivideMix or SOP.
     """
     return _dataset(CIFAR10, "labels", Path(root), subset, human, normalisation, download, mirror)
 
@@ -205,12 +205,12 @@ def cifar100(
     """CIFAR-100: 50,000 + 10,000 photos of 32x32 pixels in 100 classes, and the CIFAR-100N labels if they are there.
 
     Args:
-        root: has ``cifar-100-binary``, ``cifar-100-python`` or one of their archives.
-        labels: the 100 fine classes, or the 20 coarse ones.
-        subset: accept a part of the data, or changed data, without checking counts and checksums. Human labels then
+        root: Has ``cifar-100-binary``, ``cifar-100-python`` or one of their archives.
+        labels: The 100 fine classes, or the 20 coarse ones.
+        subset: Accept a part of the data, or changed data, without checking counts and checksums. Human labels then
             need ``train_index.npy`` beside the files, the positions of the images among the official 50,000.
-        human: require CIFAR-100N: ``CIFAR-100_human.pt`` must be in `root`, or is downloaded.
-        normalisation: whose mean and standard deviation: those of the code of LogitClip, DivideMix or SOP.
+        human: Require CIFAR-100N: ``CIFAR-100_human.pt`` must be in `root`, or is downloaded.
+        normalisation: Whose mean and standard deviation: those of the code of LogitClip, DivideMix or SOP.
     """
     if labels not in ("fine", "coarse"):
         raise ValueError(f"labels must be 'fine' or 'coarse', got {labels!r}.")

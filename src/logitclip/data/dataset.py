@@ -28,10 +28,10 @@ def with_defaults(
     """Attach the training defaults of a benchmark to a dataset function, so that they are known without its data.
 
     Args:
-        defaults: training defaults under the names of `RunConfig`'s fields: model, epochs, batch_size, lr, momentum,
+        defaults: Training defaults under the names of `RunConfig`'s fields: model, epochs, batch_size, lr, momentum,
             nesterov, weight_decay, schedule, milestones (shares of the epochs), augment, drop_last; or a function from
             knobs of the dataset to these.
-        asymmetric: source class -> target class of asymmetric noise; None: each class to the next.
+        asymmetric: Source class -> target class of asymmetric noise; None: each class to the next.
         num_classes: K, which `asymmetric` belongs to.
 
     Returns:
@@ -46,7 +46,7 @@ def with_defaults(
 
 
 def with_protocol(*args: Any, **options: Any) -> Callable[[F], F]:
-    """The old name of `with_defaults`; it works until version 0.3."""
+    """Do what `with_defaults` does, under its old name, until version 0.3."""
     warnings.warn("with_protocol is called with_defaults now.", DeprecationWarning, stacklevel=2)
     return with_defaults(*args, **options)
 
@@ -154,13 +154,13 @@ class Split:
 
     Attributes:
         x: uint8 images [N, C, H, W] or float32 features [N, D].
-        labels: the given labels, which may be noisy: int64 [N], or float32 [N, K] if they are soft.
-        clean_labels: the true labels, int64 [N], if known.
-        rows: the row of the file or listing that each example comes from, int64 [N].
-        beside: features that an encoder leaves as they are, float32 [N, D].
+        labels: The given labels, which may be noisy: int64 [N], or float32 [N, K] if they are soft.
+        clean_labels: The true labels, int64 [N], if known.
+        rows: The row of the file or listing that each example comes from, int64 [N].
+        beside: Features that an encoder leaves as they are, float32 [N, D].
 
     Raises:
-        ValueError: if the inputs and labels differ in number.
+        ValueError: If the inputs and labels differ in number.
 
     >>> split = Split(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
     >>> noisy = split.relabel(torch.tensor([0, 1, 1, 1]))
@@ -208,19 +208,19 @@ class Dataset:
     """A training split, a test split and metadata.
 
     Attributes:
-        name: name of the dataset.
-        train: training split.
-        test: test split; it may be empty.
+        name: Name of the dataset.
+        train: Training split.
+        test: Test split; it may be empty.
         num_classes: K.
         class_names: K names.
-        asymmetric: source class -> target class of asymmetric noise; None: each class to the next.
-        mean: mean of each channel of inputs scaled to [0, 1]; empty: inputs are not shifted.
-        std: standard deviation of each channel; empty: inputs are not rescaled.
-        label_sets: human labels [N] of the training split, by name.
-        features: keys of the cached features that the inputs are, if an encoder computed them.
+        asymmetric: Source class -> target class of asymmetric noise; None: each class to the next.
+        mean: Mean of each channel of inputs scaled to [0, 1]; empty: inputs are not shifted.
+        std: Standard deviation of each channel; empty: inputs are not rescaled.
+        label_sets: Human labels [N] of the training split, by name.
+        features: Keys of the cached features that the inputs are, if an encoder computed them.
 
     Raises:
-        ValueError: if there are not K class names, or if a label is outside 0..K-1.
+        ValueError: If there are not K class names, or if a label is outside 0..K-1.
 
     >>> split = Split(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
     >>> Dataset("toy", split, split, num_classes=2, class_names=("cat", "dog"))

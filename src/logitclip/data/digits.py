@@ -55,7 +55,7 @@ def digits(root: str | Path | None = None) -> Dataset:
 
 
 def _rows() -> np.ndarray:
-    """The grey levels and the label of each digit, [1797, 65]."""
+    """Return the grey levels and the label of each digit, [1797, 65]."""
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
         raise ImportError("The digits come with scikit-learn: pip install 'logitclip[train]'.")

@@ -64,9 +64,9 @@ def fashion_mnist(
     """Fashion-MNIST: 60,000 + 10,000 grey pictures of clothes, 28x28 pixels, in 10 classes.
 
     Args:
-        root: has the four IDX files, gzipped or not, itself or in ``fashion-mnist``, ``fashion_mnist`` or
+        root: Has the four IDX files, gzipped or not, itself or in ``fashion-mnist``, ``fashion_mnist`` or
             ``FashionMNIST/raw``; otherwise those of Debian's package dataset-fashion-mnist are used, if installed.
-        subset: accept a part of the data, or changed data, without checking checksums.
+        subset: Accept a part of the data, or changed data, without checking checksums.
     """
     folder = _find(Path(root))
     if folder is None:

@@ -36,12 +36,12 @@ def webvision(
     Classes are numbered in the order of their WordNet ids, so that ILSVRC12's numbers are the same.
 
     Args:
-        subset: mini or full.
-        test: the test images: the validation images of ILSVRC12 or of WebVision, of the same classes.
-        ilsvrc: path of the ILSVRC12 images, as written or within `root`; by default `ilsvrc12` in either folder. It is
+        subset: Mini or full.
+        test: The test images: the validation images of ILSVRC12 or of WebVision, of the same classes.
+        ilsvrc: Path of the ILSVRC12 images, as written or within `root`; by default `ilsvrc12` in either folder. It is
             a folder with one folder per WordNet id, in it or in its `val`; a folder with the images and a list
             `val.txt`; or such a list of lines `name label`, with names relative to its folder or to `val` there.
-        size: side of the decoded images; training crops 7/8 of it, 224 of 256.
+        size: Side of the decoded images; training crops 7/8 of it, 224 of 256.
     """
     places = (Path(root), Path(root) / "webvision")
     folder = next((place for place in places if (place / "info").is_dir()), None)

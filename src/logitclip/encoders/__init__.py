@@ -110,7 +110,7 @@ def build(spec: str, takes: InputKind, *, accelerator: str = "auto") -> Encoder:
     Args:
         spec: Name and knobs: ``"hf:FOLDER"``.
         takes: What it gets: images or texts.
-        accelerator: auto, cpu, cuda or mps. On a GPU the encoder computes in half precision.
+        accelerator: Auto, cpu, cuda or mps. On a GPU the encoder computes in half precision.
 
     Returns:
         The encoder, in evaluation mode.

@@ -74,7 +74,7 @@ def model_files(name: str, **_: Any) -> list[Path]:
 
 
 def _counts(path: Path) -> bool:
-    """Whether a file can change features; exports to other runtimes and the model card cannot."""
+    """Return whether a file can change features; exports to other runtimes and the model card cannot."""
     others = ("onnx", "openvino", ".cache")
     return not any(part in others for part in path.parts) and path.name != "data_config.json"
 

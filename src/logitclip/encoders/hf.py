@@ -29,7 +29,7 @@ def hf(
 
     Args:
         name: A folder, or a name on the hub.
-        pooling: mean (of the tokens), cls (the first token) or pooler (the model's own). By default texts take the
+        pooling: Mean (of the tokens), cls (the first token) or pooler (the model's own). By default texts take the
             mean, and images the model's own where the weights have one, else the first token.
         prompt: Words to put before each text.
         tokens: The longest text, in tokens; the rest is cut off.

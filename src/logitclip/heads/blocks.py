@@ -45,7 +45,7 @@ class Shard:
         return x
 
     def norm(self, x: Tensor) -> Tensor:
-        """The norms of vectors whose parts have the norms `x`."""
+        """Return the norms of vectors whose parts have the norms `x`."""
         return x if self.group is None else self.sum(x.square()).sqrt()
 
     def max(self, x: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class BlockedHead:
         self.scratch = torch.empty(size * self.step, **make)
 
     def statistics(self, rows: slice) -> tuple[Tensor | None, Tensor, Tensor | None]:
-        """The norm, `log sum exp(s z)` and the expectation of z under p; without a clip, only the second."""
+        """Return the norm, `log sum exp(s z)` and the expectation of z under p; without a clip, only the second."""
         self.rows = rows
         self.norm, self.top = self._norm_and_largest()
         self.scale = None if self.norm is None or self.clip is None else clip_factor(self.norm, self.clip)
@@ -160,7 +160,7 @@ class BlockedHead:
         return None if self.norm is None else self.norm.clone(), log_total, expected
 
     def _norm_and_largest(self) -> tuple[Tensor | None, Tensor | None]:
-        """The norm of each row of logits, if there is a clip, and the largest logit, if exponentials need a shift."""
+        """Return the norm of each row of logits, if there is a clip, and its largest, if exponentials need a shift."""
         norms, largest = [], []
         for part, _, z, _ in self._chunks(1):
             if self.clip is not None:
@@ -211,10 +211,10 @@ class BlockedHead:
         """Add the contributions of the block's logits to the gradients.
 
         Args:
-            picks: classes, and the gradients with respect to their logits: those of the labels, and of the largest.
-            d_log_total: gradient with respect to the log-sum-exp.
-            d_norm: gradient with respect to the norm, if there is a clip.
-            d_sums: gradients with respect to the sums.
+            picks: Classes, and the gradients with respect to their logits: those of the labels, and of the largest.
+            d_log_total: Gradient with respect to the log-sum-exp.
+            d_norm: Gradient with respect to the norm, if there is a clip.
+            d_sums: Gradients with respect to the sums.
         """
         h = self.hidden[self.rows]
         of_e = (d_log_total / self.total).unsqueeze(1)

@@ -45,7 +45,7 @@ def _eager_loss(
     example_weight: Tensor | None,
     group: dist.ProcessGroup | None,
 ) -> Tensor:
-    """The reduced loss of `criterion` on the logits of a linear layer."""
+    """Return the reduced loss of `criterion` on the logits of a linear layer."""
     if not isinstance(criterion, Loss):  # made here, as torch.compile cannot trace that
         criterion = criterion()
     check_layer(hidden, weight, bias)
@@ -147,12 +147,12 @@ class _Blocked:
     """A `Compute`: the loss of `criterion` on the logits of a linear layer, with its gradients.
 
     Attributes:
-        criterion: the loss.
-        target: classes [N], or probabilities [N, K].
-        clip: the clip of the logits.
-        row_weight: weights of the rows [N].
-        dtype: of the matrix products; statistics of rows have `full`, which is at least float32.
-        shard: the classes of this process.
+        criterion: The loss.
+        target: Classes [N], or probabilities [N, K].
+        clip: The clip of the logits.
+        row_weight: Weights of the rows [N].
+        dtype: Type of the matrix products; statistics of rows have `full`, which is at least float32.
+        shard: The classes of this process.
     """
 
     criterion: Loss
@@ -169,7 +169,7 @@ class _Blocked:
         self.smoothing: float = self.knobs.pop("label_smoothing", 0.0)
 
     def _upstream(self, upstream: Tensor | None, result: Tensor, rows: slice) -> Tensor:
-        """The upstream gradient of the values of a block."""
+        """Return the upstream gradient of the values of a block."""
         if upstream is None:
             return torch.ones_like(result)
         return upstream.expand(len(self.target))[rows].to(self.full)
@@ -232,7 +232,7 @@ class _ClosedForm(_Blocked):
     def _values(
         self, head: BlockedHead, terms: LinearTerms, rows: slice, grad: bool
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """The weighted losses of a block, and the numbers per row that they are computed from."""
+        """Return the weighted losses of a block, and the numbers per row that they are computed from."""
         norm, log_total, expected = head.statistics(rows)
         of_sums = head.sum_statistics(log_total)
         z_y, mean = terms.at_target[rows], None if terms.mean is None else terms.mean[rows]
@@ -322,7 +322,7 @@ class _ByAutograd(_Blocked):
         return reduce(values, weights, self.criterion.reduction), gradients
 
     def _values(self, logits: Tensor, rows: slice, count: bool) -> tuple[Tensor, Tensor]:
-        """The losses of a block, and their weights."""
+        """Return the losses of a block, and their weights."""
         criterion, y, knobs = self.criterion, self.target[rows], self.knobs
         if self.soft and self.smoothing:
             y = y * (1 - self.smoothing) + self.smoothing / self.shard.num_classes

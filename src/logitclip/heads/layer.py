@@ -43,20 +43,20 @@ def linear_cross_entropy(
     megabytes and two more products, as logits are computed again. There is no second derivative.
 
     Args:
-        input: hidden states, [..., D].
+        input: Hidden states, [..., D].
         linear_weight: [K, D].
         linear_bias: [K] or None; finite, so it cannot mask a class. With a clip, -inf is refused on a CPU and gives NaN
             elsewhere, as do logits whose norm overflows when it is squared (1.8e19 in float32).
-        target: class indices [...], or probabilities [..., K].
-        class_weight, weight: a weight per class, [K]; `weight` is torch's word.
+        target: Class indices [...], or probabilities [..., K].
+        class_weight, weight: A weight per class, [K]; `weight` is torch's word.
         reduction: "mean", "sum" or "none". The mean divides by the sum of the weights of the class indices, or by the
             number of probability targets. The mean over nothing at all is 0, not NaN.
-        ignore_index: class indices with this value do not count; None means -100.
-        label_smoothing: share of the target that is spread evenly over all classes.
-        tau, delta, temp: threshold and scale of the clip, or temp for both (threshold temp, scale 1/temp). Without
+        ignore_index: Class indices with this value do not count; None means -100.
+        label_smoothing: Share of the target that is spread evenly over all classes.
+        tau, delta, temp: Threshold and scale of the clip, or temp for both (threshold temp, scale 1/temp). Without
             them nothing is clipped.
-        example_weight: a weight per example or token, [...], which also counts in the mean.
-        group: processes that share the classes. Each has its own rows of `linear_weight` and `linear_bias` in the order
+        example_weight: A weight per example or token, [...], which also counts in the mean.
+        group: Processes that share the classes. Each has its own rows of `linear_weight` and `linear_bias` in the order
             of the ranks, and all have the same `input`, `target` (indices of all classes) and `weight` [K]. Each gets
             the loss, the gradient of its rows and the whole gradient of `input`.
 
@@ -64,7 +64,7 @@ def linear_cross_entropy(
         A scalar, or [...] for "none"; float32 for half-precision arguments.
 
     Raises:
-        ValueError: if shapes do not fit, a target is out of range or an option is invalid; also if a target or a weight
+        ValueError: If shapes do not fit, a target is out of range or an option is invalid; also if a target or a weight
             of examples or classes requires a gradient, as it would get none.
 
     >>> hidden, head = torch.ones(2, 3), torch.zeros(1000, 3)
@@ -90,15 +90,15 @@ class LinearLogitClip(nn.Linear):
     Args:
         in_features: D.
         num_classes: K.
-        loss: a loss and its knobs, as in ``"gce:q=0.7"``; knobs may also be given as keywords.
-        tau, delta, temp: the clip, as in `LogitClip`; without them nothing is clipped.
-        bias: whether the layer has a bias.
-        reduction, ignore_index: as in `Loss`.
-        class_weight: a weight per class, [K].
-        group: processes that share the classes, see `linear_cross_entropy`. Each owns its part of the weight: K is
+        loss: A loss and its knobs, as in ``"gce:q=0.7"``; knobs may also be given as keywords.
+        tau, delta, temp: The clip, as in `LogitClip`; without them nothing is clipped.
+        bias: Whether the layer has a bias.
+        reduction, ignore_index: As in `Loss`.
+        class_weight: A weight per class, [K].
+        group: Processes that share the classes, see `linear_cross_entropy`. Each owns its part of the weight: K is
             split as evenly as possible, and the first ranks have one class more. CORES cannot be shared.
-        device, dtype: device and dtype of the weight and the bias.
-        **knobs: knobs of the loss.
+        device, dtype: Device and dtype of the weight and the bias.
+        **knobs: Knobs of the loss.
 
     The call takes hidden states [..., D], targets [...] (or probabilities [..., K]) and optionally `example_weight`
     [...], and returns the loss. `logits(hidden)` returns [..., K] for predictions. See `linear_cross_entropy` for time
@@ -171,7 +171,7 @@ def clip_hidden(
     Args:
         hidden: [..., D].
         weight: [K, D].
-        tau, delta, temp: the clip, as in `LogitClip`.
+        tau, delta, temp: The clip, as in `LogitClip`.
         bias: [K] or None. A kernel whose bias is the same for all rows needs it as one more feature: give it
             ``torch.cat([hidden, factor], -1)`` and ``torch.cat([weight, bias[:, None]], 1)``.
         gram: `gram_matrix(weight, bias)` of a frozen head, computed once; the weight then gets no gradient from the
@@ -181,7 +181,7 @@ def clip_hidden(
         The rescaled hidden states, [..., D], and the factor s, [..., 1].
 
     Raises:
-        ValueError: if shapes do not fit, the bias masks a class, or the clip is not exactly one of tau and temp.
+        ValueError: If shapes do not fit, the bias masks a class, or the clip is not exactly one of tau and temp.
 
     >>> hidden, head = torch.tensor([[3.0, 4.0]]), torch.eye(2)
     >>> clip_hidden(hidden, head, tau=1.0)

@@ -38,14 +38,14 @@ def loss_func(
     gathers their logits, and the loss is that of the whole batch.
 
     Args:
-        loss: a loss and its knobs, as in ``"gce:q=0.7"``; or your own criterion, a function of clipped logits [M, K]
+        loss: A loss and its knobs, as in ``"gce:q=0.7"``; or your own criterion, a function of clipped logits [M, K]
             and labels [M] that returns the sum over them, such as ``nn.CrossEntropyLoss(reduction="sum")``.
-        clip: the clip of the logits before the loss: ``"norm:temp=1.5"``, ``"norm:tau=1"``, ``"none"``.
-        label_smoothing: share of the target that is spread evenly over all classes. Use this instead of
+        clip: The clip of the logits before the loss: ``"norm:temp=1.5"``, ``"norm:tau=1"``, ``"none"``.
+        label_smoothing: Share of the target that is spread evenly over all classes. Use this instead of
             `TrainingArguments.label_smoothing_factor`, which Trainer ignores beside a `compute_loss_func`.
-        class_weight: a weight per class, [K].
-        ignore_index: the label that does not count; image models often use 255.
-        shift: whether the logits at a position predict the next label, as in causal language models. None decides by
+        class_weight: A weight per class, [K].
+        ignore_index: The label that does not count; image models often use 255.
+        shift: Whether the logits at a position predict the next label, as in causal language models. None decides by
             the type of the model's output.
 
     Returns:
@@ -54,7 +54,7 @@ def loss_func(
         [N, H, W]; or probabilities, in the shape of the logits.
 
     Raises:
-        ValueError: if a spec is invalid, label_smoothing is not in [0, 1), or an option does not go with your own
+        ValueError: If a spec is invalid, label_smoothing is not in [0, 1), or an option does not go with your own
             criterion.
 
     >>> import torch
@@ -120,7 +120,7 @@ class WeightColumn:
         """Compute the loss of a batch with the weights in its column `weight`.
 
         Raises:
-            ValueError: if a training batch has no such column.
+            ValueError: If a training batch has no such column.
         """
         weight, compute = inputs.pop(WEIGHT, None), self.compute_loss_func
         if weight is None and model.training:

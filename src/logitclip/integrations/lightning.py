@@ -41,8 +41,8 @@ class ClipMonitor(Callback):
     With several devices, the logged values are means over the devices.
 
     Args:
-        true_labels: a function from a training batch to the true labels of its examples, in the shape of the targets.
-        criterion: the name of the criterion in the LightningModule, as in ``"criterion"`` or ``"heads.main"``; needed
+        true_labels: A function from a training batch to the true labels of its examples, in the shape of the targets.
+        criterion: The name of the criterion in the LightningModule, as in ``"criterion"`` or ``"heads.main"``; needed
             only if there are several.
 
     >>> from lightning.pytorch import Trainer

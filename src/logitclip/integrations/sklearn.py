@@ -38,27 +38,27 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
     Scale the features, as for scikit-learn's own networks: ``make_pipeline(StandardScaler(), LogitClipClassifier())``.
 
     Args:
-        loss: a loss and its knobs, as in ``"gce:q=0.7"``.
-        temp: the clip: threshold temp, scale 1/temp. None trains without a clip; "auto" finds a value with
+        loss: A loss and its knobs, as in ``"gce:q=0.7"``.
+        temp: The clip: threshold temp, scale 1/temp. None trains without a clip; "auto" finds a value with
             `logitclip.tune`, which takes five trainings on half of the examples before the one on all of them.
-        tau: the clip of Eq. 3, threshold and scale tau. If it is given, it is used instead of temp.
-        width: units of a hidden layer.
-        depth: number of hidden layers; 0 is multinomial logistic regression.
-        epochs: passes over the training data.
-        batch_size: examples of one step.
-        lr: learning rate, divided by 10 after 40 % and again after 70 % of the epochs.
-        momentum: of SGD.
-        weight_decay: of SGD.
-        class_weight: a weight by class label, or "balanced": the inverse of a class's share of the examples.
+        tau: The clip of Eq. 3, threshold and scale tau. If it is given, it is used instead of temp.
+        width: Units of a hidden layer.
+        depth: Number of hidden layers; 0 is multinomial logistic regression.
+        epochs: Passes over the training data.
+        batch_size: Examples of one step.
+        lr: Learning rate, divided by 10 after 40 % and again after 70 % of the epochs.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay of SGD.
+        class_weight: A weight by class label, or "balanced": the inverse of a class's share of the examples.
         device: "auto", "cpu", "cuda" or "mps", for the training; the trained model is on the CPU.
-        random_state: seed of the initial weights and of the order of the examples. An int makes `fit` reproducible.
+        random_state: Seed of the initial weights and of the order of the examples. An int makes `fit` reproducible.
 
     Attributes:
-        classes_: the labels [K], sorted.
-        model_: the trained `nn.Module`, from features [N, D] to logits [N, K], in float64 on the CPU.
-        temp_: the temp used for training, found or given; None if tau is given.
-        tuned_: with ``temp="auto"``, the validation accuracies of the values tried (`logitclip.search.Tuned`).
-        n_features_in_, feature_names_in_: as in every estimator.
+        classes_: The labels [K], sorted.
+        model_: The trained `nn.Module`, from features [N, D] to logits [N, K], in float64 on the CPU.
+        temp_: The temp used for training, found or given; None if tau is given.
+        tuned_: With ``temp="auto"``, the validation accuracies of the values tried (`logitclip.search.Tuned`).
+        n_features_in_, feature_names_in_: As in every estimator.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -102,15 +102,15 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
         """Train on features and noisy labels.
 
         Args:
-            X: features [N, D]: an array, a data frame or a sparse matrix.
-            y: labels [N] of any type.
-            sample_weight: a weight per example, [N], at least 0; only their ratios matter.
+            X: Features [N, D]: an array, a data frame or a sparse matrix.
+            y: Labels [N] of any type.
+            sample_weight: A weight per example, [N], at least 0; only their ratios matter.
 
         Returns:
             This classifier.
 
         Raises:
-            ValueError: if the data or a parameter is invalid, or if training diverges.
+            ValueError: If the data or a parameter is invalid, or if training diverges.
         """
         X, y = validate_data(self, X, y, accept_sparse="csr", dtype=np.float32)
         check_classification_targets(y)

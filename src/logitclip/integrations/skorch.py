@@ -27,12 +27,12 @@ class LogitClipNet(NeuralNetClassifier):
     either, temp is 1.5.
 
     Args:
-        module: a module, or a class of modules, that returns logits [N, K].
-        *args: as for `NeuralNetClassifier`.
-        criterion: the criterion.
-        criterion__loss: the loss behind the clip, as in ``"gce:q=0.7"``.
-        predict_nonlinearity: from logits [N, K] to probabilities [N, K].
-        **kwargs: as for `NeuralNetClassifier`.
+        module: A module, or a class of modules, that returns logits [N, K].
+        *args: As for `NeuralNetClassifier`.
+        criterion: The criterion.
+        criterion__loss: The loss behind the clip, as in ``"gce:q=0.7"``.
+        predict_nonlinearity: From logits [N, K] to probabilities [N, K].
+        **kwargs: As for `NeuralNetClassifier`.
 
     >>> from torch import nn
     >>> net = LogitClipNet(nn.Linear, module__in_features=2, module__out_features=3, criterion__tau=1.0, verbose=0)

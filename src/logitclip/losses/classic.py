@@ -26,15 +26,15 @@ def ce(log_p: Tensor, sum_log_p: Tensor | None, classes: Tensor | None, *, label
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        label_smoothing: r, at most 1: the share of the target that is spread evenly over all classes. Below 0 it is
+        target: Class indices [...], or probabilities [..., K].
+        label_smoothing: R, at most 1: the share of the target that is spread evenly over all classes. Below 0 it is
             negative label smoothing, which is not bounded below without a clip.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or label_smoothing is above 1.
+        ValueError: If the shapes do not fit or label_smoothing is above 1.
 
     >>> ce(torch.zeros(1, 4), torch.tensor([2]))
     tensor([1.3863])
@@ -59,16 +59,16 @@ def focal(log_p: Tensor, *, gamma: float = 0.5, detach_weight: bool = False) -> 
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        gamma: how strongly well-classified examples are down-weighted, at least 0; 0 is cross entropy.
-        detach_weight: treat the factor `(1-p_y)^gamma` as a constant in the gradient, as the public code bases of
+        target: Class indices [...], or probabilities [..., K].
+        gamma: How strongly well-classified examples are down-weighted, at least 0; 0 is cross entropy.
+        detach_weight: Treat the factor `(1-p_y)^gamma` as a constant in the gradient, as the public code bases of
             robust losses do. The default is the gradient of the published formula.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or gamma is below 0.
+        ValueError: If the shapes do not fit or gamma is below 0.
 
     >>> focal(torch.zeros(1, 4), torch.tensor([2]), gamma=2.0)
     tensor([0.7798])
@@ -93,14 +93,14 @@ def mae(log_p: Tensor, *, scale: float = 2.0) -> Tensor:
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        scale: the factor before `1-p_y`, at least 0; 1 is the "reduced" MAE of other code bases.
+        target: Class indices [...], or probabilities [..., K].
+        scale: The factor before `1-p_y`, at least 0; 1 is the "reduced" MAE of other code bases.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or scale is below 0.
+        ValueError: If the shapes do not fit or scale is below 0.
 
     >>> mae(torch.zeros(1, 4), torch.tensor([2]))
     tensor([1.5000])
@@ -120,14 +120,14 @@ def phuber_ce(log_p: Tensor, *, threshold: float = 10.0) -> Tensor:
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        threshold: above 1; the largest slope in `p_y`. The paper uses 10 on CIFAR-10 and 30 on CIFAR-100 and WebVision.
+        target: Class indices [...], or probabilities [..., K].
+        threshold: Above 1; the largest slope in `p_y`. The paper uses 10 on CIFAR-10 and 30 on CIFAR-100 and WebVision.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or threshold is not above 1.
+        ValueError: If the shapes do not fit or threshold is not above 1.
 
     >>> phuber_ce(torch.zeros(1, 4), torch.tensor([2]), threshold=2.0)
     tensor([1.1931])
@@ -147,14 +147,14 @@ def rce(log_p: Tensor, *, log_zero: float = LOG_ZERO) -> Tensor:
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        log_zero: the value that stands for log 0, negative.
+        target: Class indices [...], or probabilities [..., K].
+        log_zero: The value that stands for log 0, negative.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or log_zero is not negative.
+        ValueError: If the shapes do not fit or log_zero is not negative.
 
     >>> rce(torch.zeros(1, 4), torch.tensor([2]), log_zero=-4.0)
     tensor([3.])
@@ -175,16 +175,16 @@ def sce(log_p: Tensor, *, alpha: float = 0.5, beta: float = 1.0, log_zero: float
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        alpha: weight of cross entropy, at least 0.
-        beta: weight of reverse cross entropy, at least 0.
-        log_zero: the value that stands for log 0, see `rce`.
+        target: Class indices [...], or probabilities [..., K].
+        alpha: Weight of cross entropy, at least 0.
+        beta: Weight of reverse cross entropy, at least 0.
+        log_zero: The value that stands for log 0, see `rce`.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a knob is out of its range.
+        ValueError: If the shapes do not fit or a knob is out of its range.
 
     >>> sce(torch.zeros(1, 4), torch.tensor([2]), alpha=1.0, beta=0.0)
     tensor([1.3863])
@@ -204,14 +204,14 @@ def gce(log_p: Tensor, *, q: float = 0.7) -> Tensor:
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        q: positive; cross entropy in the limit of 0, reduced MAE at 1.
+        target: Class indices [...], or probabilities [..., K].
+        q: Positive; cross entropy in the limit of 0, reduced MAE at 1.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or q is not positive.
+        ValueError: If the shapes do not fit or q is not positive.
 
     >>> gce(torch.zeros(1, 4), torch.tensor([2]), q=1.0)
     tensor([0.7500])
@@ -231,15 +231,15 @@ def taylor_ce(log_p: Tensor, *, order: int = 2) -> Tensor:
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        order: how many terms, from 1 (the reduced MAE) to 1000 (nearly cross entropy). The paper does not state its
+        target: Class indices [...], or probabilities [..., K].
+        order: How many terms, from 1 (the reduced MAE) to 1000 (nearly cross entropy). The paper does not state its
             order; 2 is this project's choice.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or the order is out of its range.
+        ValueError: If the shapes do not fit or the order is out of its range.
 
     >>> taylor_ce(torch.zeros(1, 4), torch.tensor([2]), order=1)
     tensor([0.7500])
@@ -264,14 +264,14 @@ def nce(log_p: Tensor, sum_log_p: Tensor, *, scale: float = 1.0) -> Tensor:
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        scale: a factor, at least 0.
+        target: Class indices [...], or probabilities [..., K].
+        scale: A factor, at least 0.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or scale is below 0.
+        ValueError: If the shapes do not fit or scale is below 0.
 
     >>> nce(torch.zeros(1, 4), torch.tensor([2]))
     tensor([0.2500])
@@ -294,14 +294,14 @@ def ael(log_p: Tensor, *, a: float = 2.5) -> Tensor:
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        a: positive; the larger, the closer to a straight line in `p_y`, and the flatter.
+        target: Class indices [...], or probabilities [..., K].
+        a: Positive; the larger, the closer to a straight line in `p_y`, and the flatter.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a is not positive.
+        ValueError: If the shapes do not fit or a is not positive.
 
     >>> ael(torch.zeros(1, 4), torch.tensor([2]), a=0.25)
     tensor([0.3679])
@@ -322,15 +322,15 @@ def aul(log_p: Tensor, *, a: float = 5.5, q: float = 3.0) -> Tensor:
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        a: above 1; the larger, the closer to a straight line in `p_y`.
-        q: positive; 1 is the reduced MAE.
+        target: Class indices [...], or probabilities [..., K].
+        a: Above 1; the larger, the closer to a straight line in `p_y`.
+        q: Positive; 1 is the reduced MAE.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a knob is out of its range.
+        ValueError: If the shapes do not fit or a knob is out of its range.
 
     >>> aul(torch.zeros(1, 4), torch.tensor([2]), a=2.0, q=1.0)
     tensor([0.7500])
@@ -351,15 +351,15 @@ def agce(log_p: Tensor, *, a: float = 0.6, q: float = 0.6) -> Tensor:
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        a: positive; the larger, the closer to a straight line in `p_y`. In the limit of 0 it is GCE.
-        q: positive; 1 is the reduced MAE.
+        target: Class indices [...], or probabilities [..., K].
+        a: Positive; the larger, the closer to a straight line in `p_y`. In the limit of 0 it is GCE.
+        q: Positive; 1 is the reduced MAE.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a knob is out of its range.
+        ValueError: If the shapes do not fit or a knob is out of its range.
 
     >>> agce(torch.zeros(1, 4), torch.tensor([2]), a=1.0, q=1.0)
     tensor([0.7500])
@@ -393,18 +393,18 @@ def cores(
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        beta: the largest weight of the regulariser, at least 0.
-        warmup: the number of epochs with weight 0.
-        ramp: the number of epochs over which the weight then rises linearly to beta.
-        sieve_after: after this epoch, examples with a CE above the mean of `l_k` are left out.
-        prior: pi is the share of each label ("labels") or uniform.
+        target: Class indices [...], or probabilities [..., K].
+        beta: The largest weight of the regulariser, at least 0.
+        warmup: The number of epochs with weight 0.
+        ramp: The number of epochs over which the weight then rises linearly to beta.
+        sieve_after: After this epoch, examples with a CE above the mean of `l_k` are left out.
+        prior: Pi is the share of each label ("labels") or uniform.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a knob is out of its range.
+        ValueError: If the shapes do not fit or a knob is out of its range.
 
     >>> cores(torch.zeros(1, 4), torch.tensor([2]), beta=0.0)
     tensor([1.3863])
@@ -442,16 +442,16 @@ def nce_mae(log_p: Tensor, sum_log_p: Tensor, *, alpha: float = 50.0, beta: floa
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        alpha: weight of NCE, at least 0.
-        beta: weight of MAE, at least 0.
-        scale: the factor of MAE; 1 is the reduced MAE, which the authors use.
+        target: Class indices [...], or probabilities [..., K].
+        alpha: Weight of NCE, at least 0.
+        beta: Weight of MAE, at least 0.
+        scale: The factor of MAE; 1 is the reduced MAE, which the authors use.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a knob is out of its range.
+        ValueError: If the shapes do not fit or a knob is out of its range.
 
     >>> nce_mae(torch.zeros(1, 4), torch.tensor([2]), alpha=1.0)
     tensor([1.])
@@ -473,17 +473,17 @@ def nce_agce(
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        alpha: weight of NCE, at least 0.
-        beta: weight of AGCE, at least 0.
-        a: the a of AGCE, positive; the paper uses 2.5 on WebVision.
-        q: the q of AGCE, positive.
+        target: Class indices [...], or probabilities [..., K].
+        alpha: Weight of NCE, at least 0.
+        beta: Weight of AGCE, at least 0.
+        a: The a of AGCE, positive; the paper uses 2.5 on WebVision.
+        q: The q of AGCE, positive.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a knob is out of its range.
+        ValueError: If the shapes do not fit or a knob is out of its range.
 
     >>> nce_agce(torch.zeros(1, 4), torch.tensor([2]), alpha=1.0, beta=1.0, a=1.0, q=1.0)
     tensor([1.])
@@ -505,16 +505,16 @@ def nce_rce(
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        alpha: weight of NCE, at least 0.
-        beta: weight of RCE, at least 0.
-        log_zero: the value that stands for log 0, see `rce`.
+        target: Class indices [...], or probabilities [..., K].
+        alpha: Weight of NCE, at least 0.
+        beta: Weight of RCE, at least 0.
+        log_zero: The value that stands for log 0, see `rce`.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a knob is out of its range.
+        ValueError: If the shapes do not fit or a knob is out of its range.
 
     >>> nce_rce(torch.zeros(1, 4), torch.tensor([2]), log_zero=-1.0)
     tensor([1.])

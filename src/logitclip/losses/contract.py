@@ -71,24 +71,24 @@ def loss(
     """Make the public function of a loss from its `phi`, and register it under the name of phi.
 
     Args:
-        phi: called with tensors of one shape; returns values of that shape. The names of its positional parameters say
+        phi: Called with tensors of one shape; returns values of that shape. The names of its positional parameters say
             what it gets. The first is `log_p`, the log-probability of the label; then come any of the names in
             `logitclip.fused.STATISTICS`, such as `sum_log_p`, the sum over the classes, or `max_log_p`. If the first is
             `log_probs`, all log-probabilities [..., K], or `logits`, the clipped logits, phi returns the loss of every
             possible label instead, [..., K]. A loss with a schedule takes `log_p`, `log_probs` and `state`, a
             `TrainingState` or None, and returns its values with a weight per example, or None.
-        tune: its main knob and five values to try of it, in order, the default among the inner three; a spec with the
+        tune: Its main knob and five values to try of it, in order, the default among the inner three; a spec with the
             word `auto`, as in ``mine:a=auto``, then chooses one of them on noisy labels.
-        settings: the settings of its authors, by dataset: the options of `logitclip train`, as in
+        settings: The settings of its authors, by dataset: the options of `logitclip train`, as in
             ``{"CIFAR-10": "mine:a=2 --penalty l1:weight=1e-5"}``.
-        optional: a statistic and the knob it belongs to: it is None where the knob is 0, and then costs nothing.
+        optional: A statistic and the knob it belongs to: it is None where the knob is 0, and then costs nothing.
 
     Returns:
         ``fn(logits, target, **knobs)``, which returns one value per example. Its knobs are the keyword-only parameters
         of phi, and its docstring is that of phi.
 
     Raises:
-        ValueError: if the name is taken, or a positional parameter is unknown.
+        ValueError: If the name is taken, or a positional parameter is unknown.
 
     >>> import torch
     >>> from logitclip.losses import one_minus_p
@@ -156,13 +156,13 @@ def evaluate(
     """Compute a loss over the last dimension of `logits`.
 
     Args:
-        function: a loss from `LOSSES`.
+        function: A loss from `LOSSES`.
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        knobs: knobs of the loss.
-        clip: the clip, or None.
-        class_weight: weights of the terms of soft targets, [K]; ignored for class indices.
-        state: a `TrainingState` for a loss with a schedule, a `GradientMemory` for one with a threshold.
+        target: Class indices [...], or probabilities [..., K].
+        knobs: Knobs of the loss.
+        clip: The clip, or None.
+        class_weight: Weights of the terms of soft targets, [K]; ignored for class indices.
+        state: A `TrainingState` for a loss with a schedule, a `GradientMemory` for one with a threshold.
         kept: [...], False for examples that do not count; their values are finite, whatever their targets are.
 
     Returns:
@@ -204,7 +204,7 @@ def evaluate(
 
 
 def wanted_statistics(function: Any, knobs: dict[str, Any]) -> Wanted:
-    """The statistics that a loss needs with these knobs."""
+    """Return the statistics that a loss needs with these knobs."""
     names = function.statistics
     if function.optional:
         names = tuple(name for name in names if knobs.get(function.optional.get(name), name not in function.optional))

@@ -20,8 +20,8 @@ class GradientMemory(nn.Module):
     """The recent -log p_y, and the probability below which the gradient of a loss is clipped.
 
     Args:
-        function: the loss.
-        knobs: its knobs; `epsilon` says how much more gradient noisy labels may have.
+        function: The loss.
+        knobs: Its knobs; `epsilon` says how much more gradient noisy labels may have.
 
     Every 32 steps a mixture of two Gaussians is fitted to the last 4,096 values of -log p_y: the one with the lower
     mean stands for clean labels. The threshold is where the mean clipped gradient of noisy labels is 1 + lr epsilon
@@ -82,12 +82,12 @@ def _read_counts(memory: GradientMemory, _: Any) -> None:
 
 
 def find_threshold(recent: Tensor, slope: Callable[[Tensor], Tensor], most: float) -> float:
-    """The probability t at which clipped gradients of noisy labels are `most` times those of clean ones, on average.
+    """Return the probability at which clipped gradients of noisy labels are `most` times those of clean ones.
 
     Args:
         recent: -log p_y of recent examples, [N].
-        slope: the absolute slope of the loss in p; it falls.
-        most: the ratio.
+        slope: The absolute slope of the loss in p; it falls.
+        most: The ratio.
 
     Returns:
         t, by ten bisections; an end of the interval if the ratio is not reached in it.

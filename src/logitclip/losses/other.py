@@ -33,14 +33,14 @@ def js(log_p: Tensor, *, pi: float = 0.7) -> Tensor:
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        pi: weight of the label, between 0 and 1.
+        target: Class indices [...], or probabilities [..., K].
+        pi: Weight of the label, between 0 and 1.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or pi is not between 0 and 1.
+        ValueError: If the shapes do not fit or pi is not between 0 and 1.
 
     >>> js(torch.zeros(1, 4), torch.tensor([2]), pi=0.5)
     tensor([1.0976])
@@ -64,14 +64,14 @@ def poly1(log_p: Tensor, *, epsilon: float = 2.0) -> Tensor:
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        epsilon: at least -1; the authors use 2 on ImageNet, and -1 to 6 elsewhere.
+        target: Class indices [...], or probabilities [..., K].
+        epsilon: At least -1; the authors use 2 on ImageNet, and -1 to 6 elsewhere.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or epsilon is below -1.
+        ValueError: If the shapes do not fit or epsilon is below -1.
 
     >>> poly1(torch.zeros(1, 4), torch.tensor([2]), epsilon=1.0)
     tensor([2.1363])
@@ -93,13 +93,13 @@ def unhinged(log_p: Tensor, sum_log_p: Tensor, classes: Tensor) -> Tensor:
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
+        target: Class indices [...], or probabilities [..., K].
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit.
+        ValueError: If the shapes do not fit.
 
     >>> unhinged(torch.tensor([[0.0, 0.0, 3.0, 0.0]]), torch.tensor([2]))
     tensor([-2.2500])
@@ -118,14 +118,14 @@ def bootstrap_soft(log_p: Tensor, sum_p_log_p: Tensor, *, beta: float = 0.95) ->
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        beta: trust in the label, from 0 to 1.
+        target: Class indices [...], or probabilities [..., K].
+        beta: Trust in the label, from 0 to 1.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or beta is not from 0 to 1.
+        ValueError: If the shapes do not fit or beta is not from 0 to 1.
 
     >>> bootstrap_soft(torch.zeros(1, 4), torch.tensor([2]))
     tensor([1.3863])
@@ -145,14 +145,14 @@ def bootstrap_hard(log_p: Tensor, max_log_p: Tensor, *, beta: float = 0.8) -> Te
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        beta: trust in the label, from 0 to 1.
+        target: Class indices [...], or probabilities [..., K].
+        beta: Trust in the label, from 0 to 1.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or beta is not from 0 to 1.
+        ValueError: If the shapes do not fit or beta is not from 0 to 1.
 
     >>> bootstrap_hard(torch.zeros(1, 4), torch.tensor([2]))
     tensor([1.3863])
@@ -186,15 +186,15 @@ def ldr_kl(logits: Tensor, *, lam: float = 10.0, margin: float = 0.1) -> Tensor:
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        lam: positive; small values look at the strongest rival, large ones at all classes.
-        margin: how far the label should be ahead, at least 0.
+        target: Class indices [...], or probabilities [..., K].
+        lam: Positive; small values look at the strongest rival, large ones at all classes.
+        margin: How far the label should be ahead, at least 0.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a knob is out of its range.
+        ValueError: If the shapes do not fit or a knob is out of its range.
 
     >>> ldr_kl(torch.zeros(1, 4), torch.tensor([2]), lam=1.0)
     tensor([0.0759])
@@ -228,15 +228,15 @@ def bi_tempered(logits: Tensor, *, t1: float = 0.8, t2: float = 1.2) -> Tensor:
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        t1: temperature of the logarithm, from 0 to 1.
-        t2: temperature of the exponential, from 1 to 5.
+        target: Class indices [...], or probabilities [..., K].
+        t1: Temperature of the logarithm, from 0 to 1.
+        t2: Temperature of the exponential, from 1 to 5.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a knob is out of its range.
+        ValueError: If the shapes do not fit or a knob is out of its range.
 
     >>> bi_tempered(torch.zeros(1, 4), torch.tensor([2]), t1=1.0, t2=1.0)
     tensor([1.3863])
@@ -288,7 +288,7 @@ def forward(log_probs: Tensor, *, rate: float = 0.2, matrix: str | None = None) 
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
+        target: Class indices [...], or probabilities [..., K].
         rate: T is that of symmetric noise with this rate, from 0 to below 1.
         matrix: T instead, [K, K] with rows that sum to 1: the path of a .npy, .npz or .csv file, or in Python an array.
 
@@ -296,7 +296,7 @@ def forward(log_probs: Tensor, *, rate: float = 0.2, matrix: str | None = None) 
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or T is not a transition matrix.
+        ValueError: If the shapes do not fit or T is not a transition matrix.
 
     >>> forward(torch.tensor([[30.0, 0.0]]), torch.tensor([1]), rate=0.5)
     tensor([0.6931])
@@ -324,7 +324,7 @@ def backward(log_probs: Tensor, *, rate: float = 0.2, matrix: str | None = None)
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
+        target: Class indices [...], or probabilities [..., K].
         rate: T is that of symmetric noise with this rate, from 0 to below 1; it must not be 1 - 1/K.
         matrix: T instead, [K, K] with rows that sum to 1: the path of a .npy, .npz or .csv file, or in Python an array.
 
@@ -332,7 +332,7 @@ def backward(log_probs: Tensor, *, rate: float = 0.2, matrix: str | None = None)
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or T is not a transition matrix with an inverse.
+        ValueError: If the shapes do not fit or T is not a transition matrix with an inverse.
 
     >>> backward(torch.zeros(1, 4), torch.tensor([2]))
     tensor([1.3863])

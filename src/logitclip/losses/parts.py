@@ -37,7 +37,7 @@ def check_at_least(least: float, **knobs: float) -> None:
     """Refuse the first of `knobs` that is below `least` or not finite.
 
     Raises:
-        ValueError: such as "gamma must be at least 0 and finite, got -1."
+        ValueError: Such as "gamma must be at least 0 and finite, got -1."
     """
     for name, value in knobs.items():
         if not least <= value < math.inf:
@@ -48,7 +48,7 @@ def check_above(limit: float, **knobs: float) -> None:
     """Refuse the first of `knobs` that is not above `limit` or not finite.
 
     Raises:
-        ValueError: such as "threshold must be above 1 and finite, got 1."
+        ValueError: Such as "threshold must be above 1 and finite, got 1."
     """
     for name, value in knobs.items():
         if not limit < value < math.inf:

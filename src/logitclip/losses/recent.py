@@ -31,14 +31,14 @@ def nfl(log_p: Tensor, sum_focal: Tensor, *, gamma: float = 0.5) -> Tensor:
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        gamma: how strongly well-classified examples are down-weighted, at least 0; 0 is `nce`.
+        target: Class indices [...], or probabilities [..., K].
+        gamma: How strongly well-classified examples are down-weighted, at least 0; 0 is `nce`.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or gamma is below 0.
+        ValueError: If the shapes do not fit or gamma is below 0.
 
     >>> nfl(torch.zeros(1, 4), torch.tensor([2]))
     tensor([0.2500])
@@ -69,15 +69,15 @@ def anl_ce(
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        alpha: weight of NCE, at least 0.
-        beta: weight of NNCE, at least 0.
+        target: Class indices [...], or probabilities [..., K].
+        alpha: Weight of NCE, at least 0.
+        beta: Weight of NNCE, at least 0.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a knob is out of its range.
+        ValueError: If the shapes do not fit or a knob is out of its range.
 
     >>> anl_ce(torch.zeros(1, 4), torch.tensor([2]), alpha=1.0, beta=1.0)
     tensor([1.])
@@ -116,16 +116,16 @@ def anl_fl(
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        alpha: weight of NFL, at least 0.
-        beta: weight of NNFL, at least 0.
-        gamma: the gamma of both focal losses, at least 0.
+        target: Class indices [...], or probabilities [..., K].
+        alpha: Weight of NFL, at least 0.
+        beta: Weight of NNFL, at least 0.
+        gamma: The gamma of both focal losses, at least 0.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a knob is out of its range.
+        ValueError: If the shapes do not fit or a knob is out of its range.
 
     >>> anl_fl(torch.zeros(1, 4), torch.tensor([2]), alpha=1.0, beta=1.0)
     tensor([1.])
@@ -167,16 +167,16 @@ def eps_ce_mae(log_p: Tensor, is_max: Tensor, *, alpha: float = 0.01, beta: floa
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        alpha: weight of the cross entropy, at least 0.
-        beta: weight of MAE, at least 0.
-        m: what the arg max gets on top of its probability, at least 0; 0 is CE + MAE with a clamp.
+        target: Class indices [...], or probabilities [..., K].
+        alpha: Weight of the cross entropy, at least 0.
+        beta: Weight of MAE, at least 0.
+        m: What the arg max gets on top of its probability, at least 0; 0 is CE + MAE with a clamp.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a knob is out of its range.
+        ValueError: If the shapes do not fit or a knob is out of its range.
 
     >>> eps_ce_mae(torch.zeros(1, 4), torch.tensor([2]), alpha=0.0, beta=1.0)
     tensor([1.5000])
@@ -207,17 +207,17 @@ def eps_focal_mae(
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        alpha: weight of the focal loss, at least 0.
-        beta: weight of MAE, at least 0.
-        m: what the arg max gets on top of its probability, at least 0.
-        gamma: the gamma of the focal loss, at least 0.
+        target: Class indices [...], or probabilities [..., K].
+        alpha: Weight of the focal loss, at least 0.
+        beta: Weight of MAE, at least 0.
+        m: What the arg max gets on top of its probability, at least 0.
+        gamma: The gamma of the focal loss, at least 0.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a knob is out of its range.
+        ValueError: If the shapes do not fit or a knob is out of its range.
 
     >>> eps_focal_mae(torch.zeros(1, 4), torch.tensor([2]), alpha=0.0, beta=1.0)
     tensor([1.5000])
@@ -241,15 +241,15 @@ def amse(log_p: Tensor, sum_p2: Tensor, classes: Tensor, *, a: float = 30.0) -> 
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        a: above 1; asymmetric, and so robust, if it is large enough for the noise (9 for ten classes and 80 %
+        target: Class indices [...], or probabilities [..., K].
+        a: Above 1; asymmetric, and so robust, if it is large enough for the noise (9 for ten classes and 80 %
             symmetric noise).
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a is not above 1.
+        ValueError: If the shapes do not fit or a is not above 1.
 
     >>> amse(torch.zeros(1, 4), torch.tensor([2]), a=2.0)
     tensor([0.8125])
@@ -287,16 +287,16 @@ def jal_ce(
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        alpha: weight of NCE, at least 0.
-        beta: weight of AMSE, at least 0.
-        a: the a of AMSE, above 1.
+        target: Class indices [...], or probabilities [..., K].
+        alpha: Weight of NCE, at least 0.
+        beta: Weight of AMSE, at least 0.
+        a: The a of AMSE, above 1.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a knob is out of its range.
+        ValueError: If the shapes do not fit or a knob is out of its range.
 
     >>> jal_ce(torch.zeros(1, 4), torch.tensor([2]), a=2.0)
     tensor([1.0625])
@@ -333,17 +333,17 @@ def jal_fl(
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        alpha: weight of NFL, at least 0.
-        beta: weight of AMSE, at least 0.
-        a: the a of AMSE, above 1.
-        gamma: the gamma of NFL, at least 0.
+        target: Class indices [...], or probabilities [..., K].
+        alpha: Weight of NFL, at least 0.
+        beta: Weight of AMSE, at least 0.
+        a: The a of AMSE, above 1.
+        gamma: The gamma of NFL, at least 0.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a knob is out of its range.
+        ValueError: If the shapes do not fit or a knob is out of its range.
 
     >>> jal_fl(torch.zeros(1, 4), torch.tensor([2]), a=2.0)
     tensor([1.0625])
@@ -359,7 +359,7 @@ def jal_fl(
 
 
 def _tangent(values: Tensor, log_p: Tensor, threshold: Tensor | None, at: Any, slope: Any) -> Tensor:
-    """The loss above the threshold t, and below it the line L(t) + |L'(t)| (t - p).
+    """Return the loss above the threshold t, and below it the line L(t) + |L'(t)| (t - p).
 
     The authors' line starts at L(t) + 1 instead, so that for focal loss and GCE the value jumps at t; the gradients are
     the same. Before there is a threshold, it is 1e-7, the authors' lower end of p_y.
@@ -382,14 +382,14 @@ def ogc_ce(log_p: Tensor, threshold: Tensor | None, *, epsilon: float = 20.0) ->
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        epsilon: noisy labels may have 1 + lr epsilon times the mean gradient of clean ones; at least 0.
+        target: Class indices [...], or probabilities [..., K].
+        epsilon: Noisy labels may have 1 + lr epsilon times the mean gradient of clean ones; at least 0.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or epsilon is below 0.
+        ValueError: If the shapes do not fit or epsilon is below 0.
 
     >>> ogc_ce(torch.zeros(1, 4), torch.tensor([2]))
     tensor([1.3863])
@@ -412,15 +412,15 @@ def ogc_focal(log_p: Tensor, threshold: Tensor | None, *, epsilon: float = 20.0,
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        epsilon: noisy labels may have 1 + lr epsilon times the mean gradient of clean ones; at least 0.
-        gamma: the gamma of focal loss, at least 0.
+        target: Class indices [...], or probabilities [..., K].
+        epsilon: Noisy labels may have 1 + lr epsilon times the mean gradient of clean ones; at least 0.
+        gamma: The gamma of focal loss, at least 0.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a knob is out of its range.
+        ValueError: If the shapes do not fit or a knob is out of its range.
 
     >>> ogc_focal(torch.zeros(1, 4), torch.tensor([2]), gamma=2.0)
     tensor([0.7798])
@@ -447,15 +447,15 @@ def ogc_gce(log_p: Tensor, threshold: Tensor | None, *, epsilon: float = 20.0, q
 
     Args:
         logits: [..., K].
-        target: class indices [...], or probabilities [..., K].
-        epsilon: noisy labels may have 1 + lr epsilon times the mean gradient of clean ones; at least 0.
-        q: the q of GCE, positive.
+        target: Class indices [...], or probabilities [..., K].
+        epsilon: Noisy labels may have 1 + lr epsilon times the mean gradient of clean ones; at least 0.
+        q: The q of GCE, positive.
 
     Returns:
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: if the shapes do not fit or a knob is out of its range.
+        ValueError: If the shapes do not fit or a knob is out of its range.
 
     >>> ogc_gce(torch.zeros(1, 4), torch.tensor([2]), q=1.0)
     tensor([0.7500])

@@ -45,16 +45,16 @@ def check_target(
 
     Args:
         logits: [N, K, ...] for ``dim=1``.
-        target: class indices [N, ...], or probabilities in the shape of the logits.
-        ignore_index: a class index that marks examples to leave out.
-        dim: the class dimension.
+        target: Class indices [N, ...], or probabilities in the shape of the logits.
+        ignore_index: A class index that marks examples to leave out.
+        dim: The class dimension.
 
     Returns:
         The target, with 0 in place of `ignore_index`, and the mask of the examples to keep, or None for all of them.
 
     Raises:
-        TypeError: if the target is not a tensor.
-        ValueError: if its shape does not fit or its values are out of range.
+        TypeError: If the target is not a tensor.
+        ValueError: If its shape does not fit or its values are out of range.
     """
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a tensor, got {type(target).__name__}: use torch.as_tensor(target).")

@@ -27,14 +27,14 @@ class Job:
     """The arguments of a method.
 
     Attributes:
-        train: training split.
+        train: Training split.
         num_classes: K.
-        index: positions in `train` of the examples to train on, int64 [M].
-        view: turns a batch into the model's input: random with a generator, fixed without.
-        make_model: from a seed to a network.
-        criterion: called with logits [N, K] and labels [N].
-        settings: how to train.
-        fabric: a launched Lightning Fabric.
+        index: Positions in `train` of the examples to train on, int64 [M].
+        view: Turns a batch into the model's input: random with a generator, fixed without.
+        make_model: From a seed to a network.
+        criterion: Called with logits [N, K] and labels [N].
+        settings: How to train.
+        fabric: A launched Lightning Fabric.
 
     >>> import logitclip as lc
     >>> from logitclip.launch import make_fabric
@@ -63,7 +63,7 @@ class Step(NamedTuple):
     """The report of one training step.
 
     Attributes:
-        loss: mean over the batch, a scalar.
+        loss: Mean over the batch, a scalar.
         logits: [N, K], before any clip; None if the step has none.
 
     >>> Step(torch.tensor(0.5), torch.zeros(2, 3)).loss
@@ -78,9 +78,9 @@ class Method(Protocol):
     """Protocol of training methods, which are built as `Method(job, *, knobs)`.
 
     Attributes:
-        losses: names of the losses that the method accepts; None: any criterion.
-        distributed: whether it can train in several processes.
-        criterion: the criterion of the job.
+        losses: Names of the losses that the method accepts; None: any criterion.
+        distributed: Whether it can train in several processes.
+        criterion: The criterion of the job.
 
     Most methods change one step of `Standard`:
 

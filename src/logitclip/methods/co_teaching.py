@@ -33,8 +33,8 @@ class CoTeaching(TwoNetworks):
     def __init__(self, job: Job, *, forget_rate: float = 0.2, gradual: int = 10) -> None:
         """
         Args:
-            forget_rate: share of a batch that is left out; the authors use the noise rate, which they assume known.
-            gradual: epochs until that share is reached.
+            forget_rate: Share of a batch that is left out; the authors use the noise rate, which they assume known.
+            gradual: Epochs until that share is reached.
         """
         if not 0 <= forget_rate < 1:
             raise ValueError(f"forget_rate must be at least 0 and below 1, got {forget_rate}.")
@@ -48,7 +48,7 @@ class CoTeaching(TwoNetworks):
 
     @staticmethod
     def preset(data: str, noise: str) -> dict[str, Any]:
-        """The authors' setting: the rate of the noise, if it has one, is left out.
+        """Return the authors' setting: the rate of the noise, if it has one, is left out.
 
         >>> CoTeaching.preset("cifar10", "pair:rate=0.45")
         {'forget_rate': 0.45}
@@ -84,7 +84,7 @@ class CoTeaching(TwoNetworks):
 
 
 def left_out(epoch: int, forget_rate: float, gradual: int) -> float:
-    """The share of a batch that is left out in an epoch, from 0: linear up to `forget_rate`.
+    """Return the share of a batch that is left out in an epoch, from 0: linear up to `forget_rate`.
 
     >>> [round(left_out(epoch, 0.5, 5), 3) for epoch in (0, 1, 4, 5)]
     [0.0, 0.125, 0.5, 0.5]

@@ -71,19 +71,19 @@ class DivideMix(TwoNetworks):
     ) -> None:
         """
         Args:
-            warm_up: epochs of plain training on all labels.
-            lambda_u: final weight of the unsupervised term.
-            p_threshold: probability of a clean label above which an example is labelled.
-            temperature: sharpens guessed labels, `p^(1/temperature)`.
-            alpha: parameter of the Beta distribution for mixing examples.
-            views: augmented views of each example (M).
-            ramp: epochs after the warm-up until the unsupervised term has its full weight.
-            loss_window: epochs over which losses are averaged before the split.
-            confidence_penalty: penalise confident predictions in the warm-up; meant for asymmetric noise.
-            clip_warm_up: clip the logits of the warm-up loss.
-            clip_guesses: clip the logits behind guessed and refined labels.
-            clip_mixed: clip the logits of mixed examples.
-            clip_mixture: clip the logits behind the losses that are split.
+            warm_up: Epochs of plain training on all labels.
+            lambda_u: Final weight of the unsupervised term.
+            p_threshold: Probability of a clean label above which an example is labelled.
+            temperature: Sharpens guessed labels, `p^(1/temperature)`.
+            alpha: Parameter of the Beta distribution for mixing examples.
+            views: Augmented views of each example (M).
+            ramp: Epochs after the warm-up until the unsupervised term has its full weight.
+            loss_window: Epochs over which losses are averaged before the split.
+            confidence_penalty: Penalise confident predictions in the warm-up; meant for asymmetric noise.
+            clip_warm_up: Clip the logits of the warm-up loss.
+            clip_guesses: Clip the logits behind guessed and refined labels.
+            clip_mixed: Clip the logits of mixed examples.
+            clip_mixture: Clip the logits behind the losses that are split.
         """
         check_at_least(0, warm_up=warm_up, lambda_u=lambda_u)
         check_at_least(1, views=views, loss_window=loss_window)
@@ -104,7 +104,7 @@ class DivideMix(TwoNetworks):
 
     @staticmethod
     def preset(data: str, noise: str) -> dict[str, Any]:
-        """The published settings for a dataset and a noise.
+        """Return the published settings for a dataset and a noise.
 
         cifar100 and webvision have their own settings; all other datasets use those of CIFAR-10. Symmetric noise uses
         the published table at the nearest rate; asymmetric noise lambda_u = 0 and the confidence penalty. Nothing is
@@ -198,7 +198,7 @@ class DivideMix(TwoNetworks):
 
     @torch.no_grad()
     def clean_probability(self, number: int, epoch: int) -> Tensor:
-        """The probability [N] that each training label is right, by the losses of one network."""
+        """Return the probability [N] that each training label is right, by the losses of one network."""
         network, model, _ = self.nets[number]
         network.eval()
         losses = []
@@ -220,7 +220,7 @@ class DivideMix(TwoNetworks):
         return self.lambda_u * min(max((epoch - self.warm_up) / self.ramp, 0.0), 1.0)
 
     def predict(self, x: Tensor) -> Tensor:
-        """The sum of both networks' logits, never clipped."""
+        """Return the sum of both networks' logits, never clipped."""
         for network, _, _ in self.nets:
             network.eval()
         return self.nets[0][1](x) + self.nets[1][1](x)
@@ -301,18 +301,18 @@ def mix_up(x: Tensor, target: Tensor, weight: float, order: Tensor) -> tuple[Ten
 
 
 def negative_entropy(logits: Tensor) -> Tensor:
-    """The mean of `sum_k p_k log p_k`."""
+    """Return the mean of `sum_k p_k log p_k`."""
     log_p = logits.log_softmax(1)
     return (log_p.exp() * log_p).sum(1).mean()
 
 
 def mixmatch_losses(logits: Tensor, target: Tensor, labelled: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The three terms of MixMatch's loss.
+    """Return the three terms of MixMatch's loss.
 
     Args:
         logits: [N, K].
         target: [N, K], probabilities.
-        labelled: number of labelled rows, which come first.
+        labelled: Number of labelled rows, which come first.
 
     Returns:
         Cross entropy of the labelled rows, squared error of the others, and the divergence of the mean prediction from

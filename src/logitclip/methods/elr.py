@@ -37,8 +37,8 @@ class ELR(Standard):
     def __init__(self, job: Job, *, beta: float = 0.7, weight: float = 3.0) -> None:
         """
         Args:
-            beta: share of the old target that is kept at each visit of an example.
-            weight: weight of the term, the authors' lambda.
+            beta: Share of the old target that is kept at each visit of an example.
+            weight: Weight of the term, the authors' lambda.
         """
         check_at_least(0, weight=weight)
         if not 0 <= beta < 1:
@@ -49,7 +49,7 @@ class ELR(Standard):
 
     @staticmethod
     def preset(data: str, noise: str) -> dict[str, Any]:
-        """The authors' settings for a dataset and a noise; datasets without their own use those of CIFAR-10.
+        """Return the authors' settings for a dataset and a noise; datasets without their own use those of CIFAR-10.
 
         >>> ELR.preset("cifar100", "symmetric:rate=0.5")
         {'beta': 0.9, 'weight': 7.0}
@@ -92,6 +92,6 @@ def updated_targets(targets: Tensor, logits: Tensor, beta: float) -> Tensor:
 
 
 def elr_term(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean of `log(1 - sum_k t_k p_k)` over the rows of logits [N, K]; p is clamped."""
+    """Return the mean of `log(1 - sum_k t_k p_k)` over the rows of logits [N, K]; p is clamped."""
     p = logits.softmax(1).clamp(FLOOR, 1 - FLOOR)
     return (1 - (targets * p).sum(1)).log().mean()

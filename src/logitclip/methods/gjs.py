@@ -45,7 +45,7 @@ class GJS(Standard):
     def __init__(self, job: Job, *, weight: float = 0.5) -> None:
         """
         Args:
-            weight: weight of the label, the authors' pi_1, between 0 and 1.
+            weight: Weight of the label, the authors' pi_1, between 0 and 1.
         """
         if not 0 < weight < 1:
             raise ValueError(f"weight must lie between 0 and 1, got {weight}.")
@@ -54,7 +54,7 @@ class GJS(Standard):
 
     @staticmethod
     def preset(data: str, noise: str) -> dict[str, Any]:
-        """The authors' weight for a dataset and a noise, at the nearest rate; other datasets use those of CIFAR-10.
+        """Return the authors' weight for a dataset and a noise, at the nearest rate; by default that of CIFAR-10.
 
         >>> GJS.preset("cifar10", "symmetric:rate=0.4")
         {'weight': 0.9}
@@ -78,12 +78,12 @@ class GJS(Standard):
 
 
 def gjs_loss(logits: list[Tensor], target: Tensor, weight: float) -> Tensor:
-    """The mean GJS loss of a batch.
+    """Return the mean GJS loss of a batch.
 
     Args:
         logits: [N, K] of each view.
         target: [N, K], one-hot or probabilities.
-        weight: weight of the target; the views share the rest.
+        weight: Weight of the target; the views share the rest.
 
     Returns:
         A scalar.

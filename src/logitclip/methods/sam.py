@@ -26,7 +26,7 @@ class SAM(Standard):
     def __init__(self, job: Job, *, rho: float = 0.05) -> None:
         """
         Args:
-            rho: distance to the worst nearby point.
+            rho: Distance to the worst nearby point.
         """
         if not rho > 0:
             raise ValueError(f"rho must be positive, got {rho}.")

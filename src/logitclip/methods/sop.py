@@ -34,8 +34,8 @@ class SOP(Standard):
     def __init__(self, job: Job, *, lr_u: float = 10.0, lr_v: float = 10.0) -> None:
         """
         Args:
-            lr_u: learning rate of u, the noise of the given class.
-            lr_v: learning rate of v, the noise of the other classes.
+            lr_u: Learning rate of u, the noise of the given class.
+            lr_v: Learning rate of v, the noise of the other classes.
         """
         check_at_least(0, lr_u=lr_u, lr_v=lr_v)
         super().__init__(job)
@@ -101,10 +101,10 @@ class SOPPlus(SOP):
     ) -> None:
         """
         Args:
-            lr_u, lr_v: as in SOP.
-            ratio_balance: weight of the balance term.
-            ratio_consistency: weight of the consistency term.
-            strong: augment the second view strongly; needs images. False: the usual augmentation.
+            lr_u, lr_v: As in SOP.
+            ratio_balance: Weight of the balance term.
+            ratio_consistency: Weight of the consistency term.
+            strong: Augment the second view strongly; needs images. False: the usual augmentation.
         """
         check_at_least(0, ratio_balance=ratio_balance, ratio_consistency=ratio_consistency)
         if strong and not _is_images(job.train.x[job.index[:1]]):
@@ -117,7 +117,7 @@ class SOPPlus(SOP):
         self.views = stream(self.fabric.device, self.settings.seed, "strong view", epoch, self.fabric.global_rank)
 
     def second_view(self, x: Tensor, augment: Augment) -> Tensor:
-        """The view whose prediction must agree with that of the first."""
+        """Return the view whose prediction must agree with that of the first."""
         return cutout(augment(autoaugment(x, self.views)), self.views) if self.strong else augment(x)
 
     def loss(self, x: Tensor, y: Tensor, u: Tensor, v: Tensor, augment: Augment) -> tuple[Tensor, Tensor]:

@@ -58,7 +58,7 @@ class Standard:
             self.criterion.set_lr(lr)
 
     def optimizers(self) -> list[Optimizer]:
-        """The optimisers that follow the learning-rate schedule."""
+        """Return the optimisers that follow the learning-rate schedule."""
         return [self.optimizer]
 
     def train_epoch(
@@ -83,11 +83,11 @@ class Standard:
         return Step(loss.detach(), logits.detach())
 
     def objective(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The criterion, plus the penalty on the logits if there is one."""
+        """Return the criterion, plus the penalty on the logits if there is one."""
         return self.add_penalty(self.criterion(logits, y), logits)
 
     def add_penalty(self, loss: Tensor, logits: Tensor) -> Tensor:
-        """The loss, plus the penalty on the logits or the parameters if there is one."""
+        """Return the loss, plus the penalty on the logits or the parameters if there is one."""
         penalty = self.settings.penalty
         if penalty is None:
             return loss
@@ -113,11 +113,11 @@ class Standard:
             return precision.convert_output(self.network.eval()(precision.convert_input(x)))
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights to keep, by name."""
+        """Return the weights to keep, by name."""
         return self.network.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
-        """All other state that resuming needs: tensors, numbers and strings in dicts and lists."""
+        """Return all other state that resuming needs: tensors, numbers and strings in dicts and lists."""
         return {"optimizer": self.optimizer.state_dict(), "criterion": self.criterion.state_dict()}
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:

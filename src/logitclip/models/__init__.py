@@ -28,16 +28,16 @@ def build(spec: str, num_classes: int, input_shape: Sequence[int], *, seed: int 
     checks that the network accepts the input and returns logits.
 
     Args:
-        spec: name and knobs: ``"wrn:depth=40,width=2"``.
+        spec: Name and knobs: ``"wrn:depth=40,width=2"``.
         num_classes: K, at least 2.
         input_shape: `(C, H, W)` of images or `(D,)` of features, without the batch.
-        seed: seed of the initial weights.
+        seed: Seed of the initial weights.
 
     Returns:
         A network from inputs [N, ...] to logits [N, K], on the CPU and in training mode.
 
     Raises:
-        ValueError: if the name or a knob is unknown, a number is out of range, or the network cannot take such inputs.
+        ValueError: If the name or a knob is unknown, a number is out of range, or the network cannot take such inputs.
 
     >>> build("mlp:width=64", num_classes=10, input_shape=(1, 8, 8))(torch.zeros(5, 1, 8, 8)).shape
     torch.Size([5, 10])

@@ -44,7 +44,7 @@ def at_most(maximum: int, **values: int) -> None:
 
 
 def make_activation(name: str) -> nn.Module:
-    """The activation of that name. `relu6`, min(max(0, x), 6), is the paper's comparison with bounded features.
+    """Return the activation of that name. `relu6`, min(max(0, x), 6), is the paper's comparison with bounded features.
 
     Paper: ReLU6.
     """
@@ -52,12 +52,12 @@ def make_activation(name: str) -> nn.Module:
 
 
 def sequence(**parts: nn.Module) -> nn.Sequential:
-    """A sequence with named parts, such as `model.head`."""
+    """Return a sequence with named parts, such as `model.head`."""
     return nn.Sequential(OrderedDict(parts))
 
 
 def conv(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, *, bias: bool = False) -> nn.Conv2d:
-    """A padded convolution: the image keeps its size, divided by `stride`."""
+    """Return a padded convolution: the image keeps its size, divided by `stride`."""
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=bias)
 
 
@@ -68,7 +68,7 @@ def conv_norm(inputs: int, outputs: int, kernel: int = 3, stride: int = 1, activ
 
 
 def make_stem(kind: str, in_channels: int, width: int, activation: str) -> nn.Sequential:
-    """The first layer: `imagenet` divides the image by 4 (7x7 stride 2, max-pool), `cifar` keeps its size (3x3)."""
+    """Return the first layer: `imagenet` divides the image by 4 (7x7, max-pool), `cifar` keeps its size (3x3)."""
     if one_of("stem", kind, ("imagenet", "cifar")) == "cifar":
         return conv_norm(in_channels, width, activation=activation)
     return conv_norm(in_channels, width, 7, 2, activation).append(nn.MaxPool2d(3, 2, padding=1))
@@ -96,7 +96,7 @@ class PreActBlock(nn.Module):
     """Norm and activation before each of two 3x3 convolutions, with a 1x1 shortcut where the shape changes.
 
     Args:
-        activated_shortcut: an identity shortcut carries the activated input (as DivideMix's network does), not the
+        activated_shortcut: An identity shortcut carries the activated input (as DivideMix's network does), not the
             raw one (as in He et al., 2016). A 1x1 shortcut always starts from the activated input.
     """
 

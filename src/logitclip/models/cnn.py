@@ -33,10 +33,10 @@ def cnn(
     About a ninth of WRN-40-2's work at 32 px. Without norms, keep the learning rate at 0.02 or less.
 
     Args:
-        width: channels of the first two convolutions.
-        norm: batch, or none.
-        activation: relu, relu6, leaky_relu, gelu, silu or tanh.
-        dropout: share that dropout sets to 0 after each of the two max-pools.
+        width: Channels of the first two convolutions.
+        norm: Batch, or none.
+        activation: Relu, relu6, leaky_relu, gelu, silu or tanh.
+        dropout: Share that dropout sets to 0 after each of the two max-pools.
     """
     check_sizes(1, width=width)
     normed = one_of("norm", norm, ("none", "batch")) == "batch"
@@ -71,10 +71,10 @@ def strided_cnn(
     torch's default initialisation. The features are pooled to 4x4, which changes nothing at 32 px.
 
     Args:
-        width: channels of the first convolution.
-        hidden: units of the layer before the head.
-        norm: batch, or none.
-        activation: relu, relu6, leaky_relu, gelu, silu or tanh.
+        width: Channels of the first convolution.
+        hidden: Units of the layer before the head.
+        norm: Batch, or none.
+        activation: Relu, relu6, leaky_relu, gelu, silu or tanh.
     """
     check_sizes(1, width=width, hidden=hidden)
     normed = one_of("norm", norm, ("none", "batch")) == "batch"

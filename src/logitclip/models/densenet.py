@@ -55,7 +55,7 @@ def densenet(
     Args:
         depth: 121, 169 or 201.
         stem: "imagenet" has stride 4; "cifar" has stride 1, for small images.
-        activation: relu, relu6, leaky_relu, gelu, silu or tanh.
+        activation: Relu, relu6, leaky_relu, gelu, silu or tanh.
     """
     counts = COUNTS[one_of("depth of a densenet", depth, COUNTS)]
     width = 64

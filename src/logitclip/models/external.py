@@ -16,8 +16,8 @@ def timm(num_classes: int, *, name: str, pretrained: bool = False, in_channels: 
     """Any model of timm: `timm:resnet18`.
 
     Args:
-        name: its name in timm.
-        pretrained: download its weights, all but the head's.
+        name: Its name in timm.
+        pretrained: Download its weights, all but the head's.
     """
     create = _load("timm", "timm").create_model
     return _make("timm", create, name, pretrained=pretrained, num_classes=num_classes, in_chans=in_channels)
@@ -28,7 +28,7 @@ def torchvision(num_classes: int, *, name: str, in_channels: int = 3) -> nn.Modu
     """Any classifier of torchvision, with new weights: `torchvision:resnet18`.
 
     Args:
-        name: its name in torchvision.
+        name: Its name in torchvision.
     """
     if in_channels != 3:
         raise ValueError(f"torchvision's models take 3 channels, got {in_channels}; 'timm:NAME' takes any number.")

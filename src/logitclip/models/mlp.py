@@ -24,11 +24,11 @@ def mlp(
     `depth=0` is multinomial logistic regression. Weights are initialised as `nn.Linear` does.
 
     Args:
-        width: units of each hidden layer.
-        depth: number of hidden layers.
-        norm: batch, or none.
-        activation: relu, relu6, leaky_relu, gelu, silu or tanh.
-        dropout: share of the units of each hidden layer that dropout sets to 0.
+        width: Units of each hidden layer.
+        depth: Number of hidden layers.
+        norm: Batch, or none.
+        activation: Relu, relu6, leaky_relu, gelu, silu or tanh.
+        dropout: Share of the units of each hidden layer that dropout sets to 0.
     """
     check_sizes(1, width=width)
     check_sizes(0, depth=depth)

@@ -40,9 +40,9 @@ def preact_resnet(
 
     Args:
         depth: 18 or 34.
-        final_norm: add norm and activation after the last block.
-        shortcut: what identity shortcuts carry: the activated input, or the raw one.
-        activation: relu, relu6, leaky_relu, gelu, silu or tanh.
+        final_norm: Add norm and activation after the last block.
+        shortcut: What identity shortcuts carry: the activated input, or the raw one.
+        activation: Relu, relu6, leaky_relu, gelu, silu or tanh.
     """
     counts = COUNTS[one_of("depth of a preact_resnet", depth, COUNTS)]
     activated = one_of("shortcut", shortcut, ("activated", "raw")) == "activated"

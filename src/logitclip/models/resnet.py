@@ -65,7 +65,7 @@ def resnet(
         stem: "imagenet" has stride 4; "cifar" has stride 1, for small images.
         init: "he" initialises convolutions as torchvision does (He et al., fan-out); "torch" keeps the default
             initialisation of torch's layers, as in SOP's code.
-        activation: relu, relu6, leaky_relu, gelu, silu or tanh.
+        activation: Relu, relu6, leaky_relu, gelu, silu or tanh.
     """
     counts = COUNTS[one_of("depth of a resnet", depth, COUNTS)]
     bottleneck = depth >= 50

@@ -36,9 +36,9 @@ def squeezenet(
     """SqueezeNet 1.1, as in torchvision, for images of 17 pixels and more.
 
     Args:
-        dropout: share that dropout sets to 0 before the head.
-        activation: relu, relu6, leaky_relu, gelu, silu or tanh.
-        last_activation: also apply the activation to the class scores, as torchvision does: with `relu` no logit is
+        dropout: Share that dropout sets to 0 before the head.
+        activation: Relu, relu6, leaky_relu, gelu, silu or tanh.
+        last_activation: Also apply the activation to the class scores, as torchvision does: with `relu` no logit is
             negative, with `relu6` none exceeds 6. Trained from scratch at learning rates of 0.01 and more, soon all
             logits are 0, with no gradient to recover: then use False.
     """

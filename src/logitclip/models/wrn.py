@@ -34,11 +34,11 @@ def wrn(
     """Wide ResNet: three stages of (depth - 4) / 6 pre-activation blocks, `width` times 16, 32 and 64 channels.
 
     Args:
-        depth: number of layers: 4 more than a multiple of 6.
-        width: factor of the channels.
-        dropout: between the two convolutions of a block. The paper does not mention dropout. Its recipes use 0.3, the
+        depth: Number of layers: 4 more than a multiple of 6.
+        width: Factor of the channels.
+        dropout: Between the two convolutions of a block. The paper does not mention dropout. Its recipes use 0.3, the
             authors' value in their related code (LogitNorm, ODNL) and the unused default of the released script.
-        activation: relu, relu6, leaky_relu, gelu, silu or tanh.
+        activation: Relu, relu6, leaky_relu, gelu, silu or tanh.
     """
     check_sizes(1, width=width)
     if depth < 10 or (depth - 4) % 6:

@@ -23,13 +23,13 @@ def read_noise_file(path: str) -> Tensor | None:
     """Read the labels in a .json, .csv or .npy file.
 
     Args:
-        path: the file.
+        path: The file.
 
     Returns:
         Labels int64 [N], soft labels float32 [N, K], or pairs int64 [M, 2] of replaced images; None for a record.
 
     Raises:
-        ValueError: if the file is missing, or holds something else.
+        ValueError: If the file is missing, or holds something else.
     """
     file = Path(os.path.expanduser(path))
     if file.suffix not in READERS or (file.suffix == ".json" and record_files(path)[0].is_file()):

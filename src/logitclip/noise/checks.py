@@ -22,7 +22,7 @@ def read_matrix(matrix: Any, num_classes: int | None = None) -> Tensor:
         The matrix, float64 [K, K].
 
     Raises:
-        ValueError: if it is not square, or a row is not a distribution.
+        ValueError: If it is not square, or a row is not a distribution.
 
     >>> read_matrix([[0.75, 0.25], [0.0, 1.0]]).tolist()
     [[0.75, 0.25], [0.0, 1.0]]

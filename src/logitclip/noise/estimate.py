@@ -18,13 +18,13 @@ class NoiseEstimate:
     """An estimate of label noise. Intervals cover 95 % of the bootstrap; they do not cover the bias of the model.
 
     Attributes:
-        rate: share of wrong labels.
-        rate_interval: its interval.
-        at_most: the upper end of the interval or, if that is larger, the share of labels that predictions contradict,
+        rate: Share of wrong labels.
+        rate_interval: Its interval.
+        at_most: The upper end of the interval or, if that is larger, the share of labels that predictions contradict,
             which is the rate if no prediction is wrong.
-        matrix: transition matrix [K, K]: row = true class, column = given label, rows sum to 1; None for many classes.
-        matrix_lower: lower ends of the intervals of its cells, [K, K].
-        matrix_upper: upper ends, [K, K].
+        matrix: Transition matrix [K, K]: row = true class, column = given label, rows sum to 1; None for many classes.
+        matrix_lower: Lower ends of the intervals of its cells, [K, K].
+        matrix_upper: Upper ends, [K, K].
     """
 
     rate: float

@@ -163,7 +163,7 @@ def _moments(images: Any, rows: int) -> tuple[Tensor, Tensor]:
 
 
 def _part(images: Any, index: Tensor) -> Tensor:
-    """The images at these positions as float32 [n, ...]; only these are converted or decoded."""
+    """Return the images at these positions as float32 [n, ...]; only these are converted or decoded."""
     if isinstance(images, Tensor):
         x = images.index_select(0, index.to(images.device))  # copies whole rows, five times as fast as images[index]
     else:

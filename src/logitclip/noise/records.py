@@ -30,14 +30,14 @@ class NoisyLabels:
     """Noisy labels, clean labels, and the rule that made one from the other. `apply` makes it.
 
     Attributes:
-        labels: noisy labels: int64 [N], or float32 [N, K] if they are soft.
+        labels: Noisy labels: int64 [N], or float32 [N, K] if they are soft.
         clean_labels: int64 [N].
         num_classes: K.
-        rule: canonical spec of the rule.
-        options: every knob of the rule with its value, and the arrows of asymmetric noise if given.
-        seed: seed of the noise.
-        replaced: for open_set, int64 [M, 2]: the position of each replaced image and the index of its source image.
-        images: for open_set, the inputs after replacement; `save` leaves them out.
+        rule: Canonical spec of the rule.
+        options: Every knob of the rule with its value, and the arrows of asymmetric noise if given.
+        seed: Seed of the noise.
+        replaced: For open_set, int64 [M, 2]: the position of each replaced image and the index of its source image.
+        images: For open_set, the inputs after replacement; `save` leaves them out.
 
     >>> from logitclip.noise import apply
     >>> record = apply("pair:rate=0.5", [0, 1, 2, 0], seed=3, num_classes=3)
@@ -156,17 +156,17 @@ class NoisyLabels:
         """Read a record that `save` wrote, or a file of labels, and check that it fits the data.
 
         Args:
-            path: a record; or a .json, .csv or .npy file with a label for each example; or, as released with the
+            path: A record; or a .json, .csv or .npy file with a label for each example; or, as released with the
                 LogitClip code, pairs of the position of an example and the index of the source image that replaces it.
             clean_labels: [N] int64.
             num_classes: K.
-            source: the dataset that these images are from.
+            source: The dataset that these images are from.
 
         Returns:
             The record.
 
         Raises:
-            ValueError: if the file is missing, damaged or made for other data.
+            ValueError: If the file is missing, damaged or made for other data.
         """
         content = read_noise_file(path)
         if content is None:
@@ -303,14 +303,14 @@ def reads_inputs(spec: str) -> bool:
 
 
 def _generator(seed: int) -> torch.Generator:
-    """A generator for noise only: a loader that shuffles with the bare seed would see all flipped labels first."""
+    """Return a generator only for noise: a loader that shuffles with the seed would see flipped labels first."""
     if not is_integer(seed):
         raise ValueError(f"The seed of the noise must be an integer, got {seed!r}.")
     return torch.Generator().manual_seed(hashed_seed(f"label noise {operator.index(seed)}"))
 
 
 def _describe_knob(value: Any) -> Any:
-    """A keyword knob in a record: a plain value as it is, a dataset by name, an array by its hash."""
+    """Return a keyword knob in a record: a plain value as it is, a dataset by name, an array by its hash."""
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, (str, int, float, os.PathLike)):
@@ -336,7 +336,7 @@ def _with_images(record: NoisyLabels, images: Any, source: Any) -> NoisyLabels:
 
 
 def _sha256(*parts: Any) -> str:
-    """The hash of strings and arrays, the same on every platform."""
+    """Return the hash of strings and arrays, the same on every platform."""
     digest = hashlib.sha256()
     for part in parts:
         array = np.asarray(part.detach().cpu() if isinstance(part, Tensor) else part)

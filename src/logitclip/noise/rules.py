@@ -432,7 +432,7 @@ def arrow_matrix(
 
     Args:
         num_classes: K.
-        rate, variant, mapping: as for `asymmetric`.
+        rate, variant, mapping: As for `asymmetric`.
 
     Returns:
         The matrix, float64 [K, K].
@@ -452,7 +452,7 @@ def arrow_matrix(
 
 
 def inverse_cdf(probabilities: Tensor, u: Tensor) -> Tensor:
-    """The first class whose cumulative probability exceeds u; probabilities are [K], or [n, K], a row for each u."""
+    """Return the first class whose cumulative probability exceeds u; probabilities are [K], or a row for each u."""
     cdf = probabilities.double().cumsum(-1)
     u = u * cdf[..., -1]  # rows sum to one up to rounding; no class of probability zero is ever drawn
     return torch.searchsorted(cdf, u if cdf.ndim == 1 else u[:, None], right=True).view(-1)

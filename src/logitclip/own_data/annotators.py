@@ -26,12 +26,12 @@ class Answers:
     """Answers of annotators, one entry per answer.
 
     Attributes:
-        item: position of the item, int [A] in 0..N-1.
-        annotator: position in `annotators`, int [A].
-        answer: position in `class_names`, int [A].
-        items: names of the items, [N].
-        annotators: names of the annotators, [R].
-        class_names: the classes, [K].
+        item: Position of the item, int [A] in 0..N-1.
+        annotator: Position in `annotators`, int [A].
+        answer: Position in `class_names`, int [A].
+        items: Names of the items, [N].
+        annotators: Names of the annotators, [R].
+        class_names: The classes, [K].
     """
 
     item: np.ndarray
@@ -54,8 +54,8 @@ class FusedLabels:
     """What the answers say.
 
     Attributes:
-        probabilities: of the true class of each item, [N, K].
-        confusion: of each annotator, [R, K, K]: row = true class, column = answer, rows sum to 1.
+        probabilities: Probabilities of the true class of each item, [N, K].
+        confusion: Confusion matrix of each annotator, [R, K, K]: row = true class, column = answer, rows sum to 1.
     """
 
     probabilities: np.ndarray

@@ -31,7 +31,7 @@ class Answer:
 
     Attributes:
         row: Row number or file name.
-        digest: Of the content of the row.
+        digest: Digest of the content of the row.
         kind: `class`, `unsure`, `none` (it is in no class) or `undo` (the reviewer takes back the answer to this row).
         label: The true class, if the kind is `class`.
         reviewer: Name of the reviewer.

@@ -16,8 +16,8 @@ class Vote:
     """What one learner says of every row.
 
     Attributes:
-        held_out: class probabilities [n, K] by models that have not seen the row's label.
-        seen: class probabilities [n, K] by models that have, averaged over their training; None if there are none.
+        held_out: Class probabilities [n, K] by models that have not seen the row's label.
+        seen: Class probabilities [n, K] by models that have, averaged over their training; None if there are none.
     """
 
     held_out: np.ndarray
@@ -29,11 +29,11 @@ class Votes:
     """What the learners say together.
 
     Attributes:
-        probabilities: of the true class, [n, K].
-        agreed: the class that every learner predicts, with and without the adjustment, [n]; -1 if they differ.
-        doubted: the largest share of the labels that any learner contradicts.
-        weights: the share of each learner in the final model, by name; they sum to 1.
-        accuracies: the share of the noisy labels that each learner predicts out of fold.
+        probabilities: Probabilities of the true class, [n, K].
+        agreed: The class that every learner predicts, with and without the adjustment, [n]; -1 if they differ.
+        doubted: The largest share of the labels that any learner contradicts.
+        weights: The share of each learner in the final model, by name; they sum to 1.
+        accuracies: The share of the noisy labels that each learner predicts out of fold.
     """
 
     probabilities: np.ndarray

@@ -33,9 +33,9 @@ class Encoding:
     """How `fit` should encode.
 
     Attributes:
-        spec: an encoder, or auto.
-        jobs: processes that encode.
-        on_rows: called with the rows done and all rows.
+        spec: An encoder, or auto.
+        jobs: Processes that encode.
+        on_rows: Called with the rows done and all rows.
     """
 
     spec: str

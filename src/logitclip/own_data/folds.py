@@ -20,8 +20,8 @@ class Folds:
     """Pairs of positions: to train on, and to predict.
 
     Attributes:
-        parts: the pairs.
-        free: whether any row may be learnt from for any other: there are neither groups nor times.
+        parts: The pairs.
+        free: Whether any row may be learnt from for any other: there are neither groups nor times.
     """
 
     parts: Pairs

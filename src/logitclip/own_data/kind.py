@@ -30,9 +30,9 @@ class Rows:
     """Rows as the learners see them.
 
     Attributes:
-        names: row numbers (from 1, without the header) or file names, [N].
-        features: standardised features, float32 [N, D].
-        inputs: what the network sees; the features, unless the kind has something better, such as images.
+        names: Row numbers (from 1, without the header) or file names, [N].
+        features: Standardised features, float32 [N, D].
+        inputs: What the network sees; the features, unless the kind has something better, such as images.
     """
 
     names: Sequence[str]
@@ -105,19 +105,19 @@ class Source:
     """Data with labels, read once.
 
     Attributes:
-        path: where it comes from, for messages.
-        kind: how it was read.
-        rows: the rows with a label.
-        labels: positions in `class_names`, int64 [N].
+        path: Where it comes from, for messages.
+        kind: How it was read.
+        rows: The rows with a label.
+        labels: Positions in `class_names`, int64 [N].
         class_names: K names, sorted.
-        label_type: type of the labels in a data frame or an array: "int", "float", "bool" or "text".
-        used: column -> number, category, date, text or image.
-        left_out: column -> why.
-        weight: a weight for each row, [N], if there is a column of weights.
-        groups: the group of each row as a number, [N], if there is a column of groups.
-        times: a time for each row, [N], if there is a column of times.
-        unlabelled: names of the rows without a label.
-        reviewed: whether a person has confirmed or corrected the label of a row, bool [N], if there was a review.
+        label_type: Type of the labels in a data frame or an array: "int", "float", "bool" or "text".
+        used: Column -> number, category, date, text or image.
+        left_out: Column -> why.
+        weight: A weight for each row, [N], if there is a column of weights.
+        groups: The group of each row as a number, [N], if there is a column of groups.
+        times: A time for each row, [N], if there is a column of times.
+        unlabelled: Names of the rows without a label.
+        reviewed: Whether a person has confirmed or corrected the label of a row, bool [N], if there was a review.
     """
 
     path: Path

@@ -23,8 +23,8 @@ class Labelled:
     """Rows with their labels.
 
     Attributes:
-        rows: the rows that have a label.
-        labels: positions in the classes of the training data, int64 [N]; -1 for another class.
+        rows: The rows that have a label.
+        labels: Positions in the classes of the training data, int64 [N]; -1 for another class.
     """
 
     rows: Rows
@@ -45,7 +45,7 @@ def read_labelled(data: Any, kind: Kind, classes: Sequence[str], what: str) -> L
             rows and labels.
         kind: How the training data was read.
         classes: Its classes.
-        what: val or test, for messages; `val` may hold no other class.
+        what: Val or test, for messages; `val` may hold no other class.
 
     Raises:
         ValueError: If there are no labels, or one of `val` is no class of the training data.

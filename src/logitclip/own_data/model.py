@@ -43,10 +43,10 @@ class Model:
     """A fitted model in its folder. `fit` makes it, `load` reads it.
 
     Attributes:
-        folder: the model folder.
-        facts: the content of model.json.
-        kind: how new data is read.
-        learners: fitted learners with their weights; the probabilities are their average.
+        folder: The model folder.
+        facts: The content of model.json.
+        kind: How new data is read.
+        learners: Fitted learners with their weights; the probabilities are their average.
 
     >>> import tempfile
     >>> import logitclip as lc

@@ -65,10 +65,10 @@ class Network(Learner):
     """A network trained with the clip.
 
     Attributes:
-        network: from inputs to logits [N, K].
-        averaged: after `fit`, the class probabilities of the training rows, averaged over the epochs [N, K]. A clipped
+        network: From inputs to logits [N, K].
+        averaged: After `fit`, the class probabilities of the training rows, averaged over the epochs [N, K]. A clipped
             network learns wrong labels late or never, so they say what the network believed before.
-        seen: after `out_of_fold`, the same for the rows that are held out, by the networks that were trained on them.
+        seen: After `out_of_fold`, the same for the rows that are held out, by the networks that were trained on them.
     """
 
     name = "network"

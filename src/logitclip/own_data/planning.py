@@ -112,7 +112,7 @@ def make_plan(
         source: The data.
         clip: The clip; auto chooses it, and a number of it may be the word auto or grid.
         learner: One of `LEARNERS`, several of them separated by commas, or auto.
-        balance: on, off or auto: let every class count the same.
+        balance: On, off or auto: let every class count the same.
         five_folds: Judge by five folds of the network instead of two.
         jobs: Cores to use.
         seed: Seed of all learners.

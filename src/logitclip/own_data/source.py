@@ -35,13 +35,13 @@ class Options:
     """The columns of a table that mean something.
 
     Attributes:
-        text: columns with free text.
-        image: a column with image files; detected if its values end in .jpg, .png and so on.
-        drop: columns to leave out.
-        weight: a column with a weight for each row, at least 0.
-        group: a column whose equal values belong together: no group is in two folds.
-        time: a column with times: rows are judged only by models of earlier rows.
-        folder: the folder of the image files, if it is not that of the table.
+        text: Columns with free text.
+        image: A column with image files; detected if its values end in .jpg, .png and so on.
+        drop: Columns to leave out.
+        weight: A column with a weight for each row, at least 0.
+        group: A column whose equal values belong together: no group is in two folds.
+        time: A column with times: rows are judged only by models of earlier rows.
+        folder: The folder of the image files, if it is not that of the table.
     """
 
     text: Sequence[str] = ()

@@ -41,7 +41,7 @@ def append_row(path: Path, row: dict[str, Any]) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of `metrics.jsonl`, without a last row that a crash cut short."""
+    """Return the rows of `metrics.jsonl`, without a last row that a crash cut short."""
     rows = []
     with contextlib.suppress(OSError, ValueError, RecursionError):  # missing; cut short
         for line in files.read_bytes(path).splitlines():

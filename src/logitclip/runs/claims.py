@@ -35,8 +35,8 @@ def claim(folder: Path) -> Iterator[str]:
     A claim is void if its process has died or, on another machine, sent no heartbeat for `SILENCE` seconds.
 
     Raises:
-        Claimed: another process holds the folder.
-        logitclip.files.CannotWrite: the folder cannot be made or written to.
+        Claimed: Another process holds the folder.
+        logitclip.files.CannotWrite: The folder cannot be made or written to.
     """
     file, key = folder / CLAIM, uuid.uuid4().hex
     over = threading.Event()
@@ -116,7 +116,7 @@ def _take(file: Path, me: dict[str, Any], now: float) -> None:
 
 
 def _owner(file: Path) -> dict[str, Any]:
-    """The content of a claim; empty if it is missing, incomplete or not a claim."""
+    """Return the content of a claim; empty if it is missing, incomplete or not a claim."""
     owner = files.read_json(file)
     return owner if isinstance(owner, dict) and isinstance(owner.get("pid", 0), int) else {}
 
@@ -157,7 +157,7 @@ def _machine() -> str:
 
 
 def _start_time(pid: int) -> str | None:
-    """The start time of a process on this machine, which tells a reused PID from the old one; None if it is gone."""
+    """Return the start time of a process on this machine, which tells a reused PID apart; None if it is gone."""
     try:
         state, *rest = (PROC / f"{pid}/stat").read_text("latin-1").rpartition(")")[2].split()  # any name
         return None if state == "Z" else rest[18]  # Z: a zombie

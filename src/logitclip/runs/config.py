@@ -80,7 +80,7 @@ class RunConfig:
     """One training run. None means the dataset's own default; see `logitclip list data`.
 
     Raises:
-        ValueError: if a value has the wrong type or is out of range.
+        ValueError: If a value has the wrong type or is out of range.
 
     >>> config = RunConfig(data="digits", noise="symmetric:rate=0.5", clip="norm:temp=1.5")
     >>> config.resolve().epochs
@@ -180,7 +180,7 @@ class RunConfig:
         check_bounds(self)
 
     def resolved(self) -> RunConfig:
-        """The old name of `resolve`; it works until version 0.3."""
+        """Do what `resolve` does, under its old name, until version 0.3."""
         warnings.warn("RunConfig.resolved is called resolve now.", DeprecationWarning, stacklevel=2)
         return self.resolve()
 
@@ -188,7 +188,7 @@ class RunConfig:
         """Return the run with the dataset's defaults filled in and every spec in canonical form. Reads no data.
 
         Raises:
-            ValueError: for an unknown name or knob, a number that is still to be tuned, a combination that cannot be
+            ValueError: For an unknown name or knob, a number that is still to be tuned, a combination that cannot be
                 trained, or a dataset that has no default for an option that was not given.
         """
         from logitclip.data import defaults_of
@@ -362,7 +362,7 @@ def require_numbers(config: RunConfig) -> None:
     """Refuse a config in which a number is still to be tuned.
 
     Raises:
-        ValueError: if one is.
+        ValueError: If one is.
     """
     for field, knob, _ in words_to_tune(config):
         raise ValueError(
@@ -440,9 +440,9 @@ def check_plugins(named: Iterable[str], given: Iterable[str], where: str) -> Non
     """Reject plugins that a file names, unless the user gives the same files: importing a plugin executes its code.
 
     Args:
-        named: the plugins in the file.
-        given: the plugins from the command line.
-        where: the file, for the message.
+        named: The plugins in the file.
+        given: The plugins from the command line.
+        where: The file, for the message.
     """
     trusted = {Path(os.path.expanduser(path)).resolve() for path in given}
     for path in named if imports_plugins() else ():

@@ -80,7 +80,7 @@ class Run:
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """Every run in a folder of runs, oldest first. Nothing is imported and no data is read."""
+    """Return every run in a folder of runs, oldest first. Nothing is imported and no data is read."""
     if not folder.is_dir():
         raise ValueError(f"There is no folder of runs {folder}: name it with --runs.")
     found = [path for path in folder.iterdir() if re.fullmatch("[0-9a-f]{16}", path.name) and path.is_dir()]
@@ -88,7 +88,7 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def read_run(folder: Path) -> Run:
-    """The run in one folder."""
+    """Return the run in one folder."""
     outcome = results.read_outcome(folder)
     options = outcome.config if isinstance(outcome, Result) else _unchanged_options(folder)
     try:
@@ -99,7 +99,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _unchanged_options(folder: Path) -> dict[str, Any] | None:
-    """The options of a run that has no result; None if they are missing, or were edited after the run wrote them."""
+    """Return the options of a run without a result; None if they are missing, or were edited afterwards."""
     options = files.read_json(folder / "config.json")
     if not isinstance(options, dict) or options.pop("digest", None) in (None, files.object_digest(options)):
         return options if isinstance(options, dict) else None
@@ -108,7 +108,7 @@ def _unchanged_options(folder: Path) -> dict[str, Any] | None:
 
 
 def find(runs: Sequence[Run], start: str) -> Run:
-    """The run whose id begins with `start`."""
+    """Return the run whose id begins with `start`."""
     matches = [run for run in runs if run.id.startswith(start.lower())]
     if len(matches) == 1 and start:
         return matches[0]
@@ -118,10 +118,10 @@ def find(runs: Sequence[Run], start: str) -> Run:
 
 
 def select(runs: Iterable[Run], conditions: Iterable[str]) -> list[Run]:
-    """The runs that meet every condition.
+    """Return the runs that meet every condition.
 
     Args:
-        conditions: an option, number or `status`, compared with a value: ``loss=ce``, ``clip=norm:*`` (with the
+        conditions: An option, number or `status`, compared with a value: ``loss=ce``, ``clip=norm:*`` (with the
             wildcards * and ?), ``lr<0.1``, ``memorised>=50``. A run without the number does not meet the condition;
             ``memorised=none`` finds such runs.
     """
@@ -145,7 +145,7 @@ def sort_runs(runs: Iterable[Run], name: str) -> list[Run]:
 
 
 def changed_options(config: RunConfig) -> dict[str, Any]:
-    """The options of a resolved config that differ from the defaults for its dataset, if it has any."""
+    """Return the options of a resolved config that differ from the defaults for its dataset, if it has any."""
     try:
         plain = RunConfig(data=config.data, plugin=config.plugin, root=config.root).resolve()
     except ValueError:  # no defaults, or a dataset of a plugin, which is not imported to read, or of another version
@@ -196,8 +196,8 @@ def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
     followed.
 
     Args:
-        folder: a folder of runs.
-        dry: list what would be removed, and remove nothing.
+        folder: A folder of runs.
+        dry: List what would be removed, and remove nothing.
 
     Returns:
         The bytes of each file or folder that was removed.
@@ -225,7 +225,7 @@ def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
 
 
 def _needless(run: Run) -> list[Path]:
-    """The files and folders of a run that nobody needs; the whole folder if the run never started."""
+    """Return the files and folders of a run that nobody needs; the whole folder if the run never started."""
     if run.owner is not None or run.folder.is_symlink():
         return []
     if _is_unstarted(run.folder):
@@ -250,7 +250,7 @@ def _is_unstarted(folder: Path) -> bool:
 
 
 def _size(path: Path) -> int:
-    """The bytes of a file, or of all files in a folder; those of links are the links' own."""
+    """Return the bytes of a file, or of all files in a folder; those of links are the links' own."""
     found = [path, *path.rglob("*")] if path.is_dir() and not path.is_symlink() else [path]
     return sum(file.lstat().st_size for file in found if file.is_symlink() or file.is_file())
 

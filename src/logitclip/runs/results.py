@@ -51,20 +51,20 @@ class Result:
     """The result of a finished run; accuracies and shares are percentages. `train` returns it.
 
     Attributes:
-        id: the id of the run, which names its folder.
-        config: the resolved `RunConfig` as a dict.
-        last10_accuracy: test accuracy, mean of the last 10 epochs.
-        best_accuracy: test accuracy of the best epoch, chosen on the test set.
-        val_accuracy: accuracy on held-out noisy labels, mean of the last 10 epochs; None if none are held out.
-        memorised: share of the wrong labels that the final model predicts as given; None if there are none.
-        recovered: share of the wrong labels for which the final model predicts the true class.
-        noise_rate: realised share of wrong training labels.
-        clip: the clip, in canonical form: without knobs that have their default.
-        epochs: number of epochs.
-        seconds: training time.
-        versions: versions of Python and the libraries, by name.
-        device: name of the device.
-        commit: the git commit of the code, if known.
+        id: The id of the run, which names its folder.
+        config: The resolved `RunConfig` as a dict.
+        last10_accuracy: Test accuracy, mean of the last 10 epochs.
+        best_accuracy: Test accuracy of the best epoch, chosen on the test set.
+        val_accuracy: Accuracy on held-out noisy labels, mean of the last 10 epochs; None if none are held out.
+        memorised: Share of the wrong labels that the final model predicts as given; None if there are none.
+        recovered: Share of the wrong labels for which the final model predicts the true class.
+        noise_rate: Realised share of wrong training labels.
+        clip: The clip, in canonical form: without knobs that have their default.
+        epochs: Number of epochs.
+        seconds: Training time.
+        versions: Versions of Python and the libraries, by name.
+        device: Name of the device.
+        commit: The git commit of the code, if known.
 
     >>> import tempfile
     >>> import logitclip as lc
@@ -126,14 +126,14 @@ class Result:
         return self._arrays(TEST, "label", "prediction", "confidence")
 
     def weights(self) -> dict[str, Any]:
-        """The trained weights, as tensors by name."""
+        """Return the trained weights, as tensors by name."""
         from safetensors.torch import load
 
         with self._reading(WEIGHTS):
             return load(self._read(WEIGHTS))
 
     def _arrays(self, file: str, *names: str) -> dict[str, np.ndarray]:
-        """The arrays of an .npz file, among them those with these names, all of one length."""
+        """Return the arrays of an .npz file, among them those with these names, all of one length."""
         with self._reading(file), np.load(io.BytesIO(self._read(file)), allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
             missing = [name for name in names if name not in arrays]
@@ -156,7 +156,7 @@ class Result:
             raise Damaged(describe_damage(self.folder, f"{name} cannot be read ({first_line(error)})")) from error
 
     def _read(self, name: str) -> bytes:
-        """The content of a file that belongs to the result, if it is unchanged."""
+        """Return the content of a file that belongs to the result, if it is unchanged."""
         digests = (files.read_json(self.folder / RESULT) or {}).get("sha256", {})
         try:
             content = files.read_bytes(self.folder / name)
@@ -265,10 +265,10 @@ def csv_line(values: Iterable[Any]) -> str:
 
 
 def require_result(config: RunConfig) -> Result:
-    """The result of a run.
+    """Return the result of a run.
 
     Raises:
-        Failed: the run failed, or has no result.
+        Failed: The run failed, or has no result.
     """
     found = outcome(config)
     if not isinstance(found, Result):
@@ -386,5 +386,5 @@ def _as_noise_record(content: Any) -> dict[str, Any]:
 
 
 def describe_damage(folder: Path, reason: str) -> str:
-    """The message of `Damaged`."""
+    """Return the message of `Damaged`."""
     return f"The result in {folder} is not used: {reason}. Repeat the command to train it again."

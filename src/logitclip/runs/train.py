@@ -71,22 +71,22 @@ def train(
     `torch.distributed.destroy_process_group()` before it ends.
 
     Args:
-        config: the run.
-        on_epoch: called with the resolved config and the row of each epoch, and once before the first epoch with the
+        config: The run.
+        on_epoch: Called with the resolved config and the row of each epoch, and once before the first epoch with the
             last row of a resumed run or None. With several devices it is called in rank 0, so it must be picklable.
-        on_batch: called after each batch with the number of examples trained on in the epoch; not with several devices.
-        on_rows: called with the rows that the encoder has done and all rows, while features are computed.
-        download: get missing data from its official address, and a missing encoder from the hub.
-        mirror: a folder or address to download from instead.
+        on_batch: Called after each batch with the number of examples trained on in the epoch; not with several devices.
+        on_rows: Called with the rows that the encoder has done and all rows, while features are computed.
+        download: Get missing data from its official address, and a missing encoder from the hub.
+        mirror: A folder or address to download from instead.
 
     Returns:
         The result, which is also in the folder of the run.
 
     Raises:
-        ValueError: the config cannot be trained: an unknown name, a value out of range, missing data.
-        logitclip.engine.Diverged: the loss or the logits are not finite.
-        logitclip.runs.claims.Claimed: another process trains this run.
-        logitclip.files.CannotWrite: the disk is full, or the folder cannot be written to.
+        ValueError: The config cannot be trained: an unknown name, a value out of range, missing data.
+        logitclip.engine.Diverged: The loss or the logits are not finite.
+        logitclip.runs.claims.Claimed: Another process trains this run.
+        logitclip.files.CannotWrite: The disk is full, or the folder cannot be written to.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -127,7 +127,7 @@ def train(
 
 
 def _with_devices_of_torchrun(config: RunConfig) -> RunConfig:
-    """The config with the devices and nodes of torchrun, if torchrun started this process."""
+    """Return the config with the devices and nodes of torchrun, if torchrun started this process."""
     asked = config.devices * config.nodes
     if not torch.distributed.is_torchelastic_launched():
         if config.nodes > 1:
@@ -262,11 +262,11 @@ class _Task:
     """A run that this process has claimed.
 
     Attributes:
-        config: the resolved config.
-        id: its id.
-        key: the key of the claim.
-        on_epoch: see `train`.
-        on_batch: see `train`.
+        config: The resolved config.
+        id: Its id.
+        key: The key of the claim.
+        on_epoch: See `train`.
+        on_batch: See `train`.
     """
 
     config: RunConfig
@@ -390,7 +390,7 @@ class _Record:
 
 
 def _copy_to_cpu(tensors: Any) -> Any:
-    """A copy in main memory of the tensors in nested collections."""
+    """Return a copy in main memory of the tensors in nested collections."""
     from lightning_utilities.core.apply_func import apply_to_collection
 
     return apply_to_collection(tensors, Tensor, lambda tensor: tensor.detach().to("cpu", copy=True))
@@ -400,7 +400,7 @@ def _copy_to_cpu(tensors: Any) -> Any:
 
 
 def prepare(config: RunConfig, load: LoadDataset | None = None) -> tuple[data.Dataset, noise.NoisyLabels]:
-    """The dataset of a resolved config with the noise applied, and the record of the noise.
+    """Return the dataset of a resolved config with the noise applied, and the record of the noise.
 
     Noise is drawn on the original inputs. Then the features of the encoder replace them, if there is one. The last
     result is kept, because the runs of a sweep often share it.
@@ -481,13 +481,13 @@ def _with_noise(config: RunConfig, load: LoadDataset) -> tuple[data.Dataset, noi
 
 
 def noise_record(dataset: data.Dataset, record: noise.NoisyLabels) -> dict[str, Any]:
-    """The content of `noise.json`: the noise record, with the classes by name and size."""
+    """Return the content of `noise.json`: the noise record, with the classes by name and size."""
     classes = {"class_names": list(dataset.class_names), "class_sizes": record.class_sizes.tolist()}
     return {"data": dataset.name, **classes, **record.describe()}
 
 
 def settings(config: RunConfig) -> engine.Settings:
-    """The engine settings of a resolved config."""
+    """Return the engine settings of a resolved config."""
     names = [f.name for f in dataclasses.fields(engine.Settings)]
     shared = {name: getattr(config, name) for name in names if hasattr(config, name)}
     shared["penalty"] = None if config.penalty == "none" else PENALTIES.build(config.penalty)
@@ -497,7 +497,7 @@ def settings(config: RunConfig) -> engine.Settings:
 
 
 def _build_balanced_criterion(config: RunConfig, dataset: data.Dataset, index: Tensor) -> nn.Module:
-    """The loss of a resolved config behind its clip, with each class weighted by its share of the labels at `index`."""
+    """Return the loss of a resolved config behind its clip, with classes weighted by their share at `index`."""
     labels = dataset.train.labels[index]
     if labels.is_floating_point():
         raise ValueError("balance needs one label per example, not soft labels.")
@@ -507,7 +507,7 @@ def _build_balanced_criterion(config: RunConfig, dataset: data.Dataset, index: T
 
 
 def build_model(spec: str, dataset: data.Dataset, view: engine.View, seed: int) -> nn.Module:
-    """The network that `spec` names, for the inputs that `view` makes of the dataset."""
+    """Return the network that `spec` names, for the inputs that `view` makes of the dataset."""
     shape = view(dataset.test.x[torch.tensor([0])], None).shape[1:]
     return models.build(spec, dataset.num_classes, shape, seed=seed)
 
@@ -529,7 +529,7 @@ def rebuild_network(result: Result, dataset: data.Dataset) -> tuple[nn.Module, e
 
 
 def versions() -> dict[str, str]:
-    """The versions of the packages that results may depend on."""
+    """Return the versions of the packages that results may depend on."""
     found = {"python": platform.python_version()}
     for package in ("logitclip", "torch", "numpy", "lightning-fabric"):
         try:
@@ -540,7 +540,7 @@ def versions() -> dict[str, str]:
 
 
 def device_name(device: torch.device) -> str:
-    """The name of a device."""
+    """Return the name of a device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} ({platform.machine()})"
@@ -575,7 +575,7 @@ def _mean(values: list[float]) -> float:
 
 
 def _commit() -> str | None:
-    """The commit of the code, if it runs from a checkout."""
+    """Return the commit of the code, if it runs from a checkout."""
     file = Path(__file__)
     try:
         for command in (["ls-files", "--error-unmatch", file.name], ["rev-parse", "HEAD"]):

@@ -82,11 +82,11 @@ def _config(result: Result) -> RunConfig:
 
 @torch.no_grad()
 def _predict(result: Result, dataset: Dataset, index: Tensor) -> Tensor:
-    """The classes that the trained network of a run predicts for some training examples."""
+    """Return the classes that the trained network of a run predicts for some training examples."""
     network, view = rebuild_network(result, dataset)
     return torch.cat([network(view(dataset.train.x[part], None)).argmax(1) for part in index.split(200)])
 
 
 def _picture(x: Tensor) -> str | None:
-    """A picture [C, H, W] of bytes as PNG in a data: address; None for anything else."""
+    """Return a picture [C, H, W] of bytes as PNG in a data: address; None for anything else."""
     return png_address(x) if x.dtype == torch.uint8 and x.dim() == 3 and len(x) in (1, 3) else None

@@ -51,14 +51,14 @@ def execute(
     dies. Runs that failed before are retried, unless they diverged.
 
     Args:
-        executor: inline (this process), local (processes on this machine) or ray (a Ray cluster; all its machines must
+        executor: Inline (this process), local (processes on this machine) or ray (a Ray cluster; all its machines must
             see the folder of the runs, and this one, under the same path).
-        jobs: runs at the same time; as many as fit by default. Locally that is `per_device` on each GPU, or as many as
+        jobs: Runs at the same time; as many as fit by default. Locally that is `per_device` on each GPU, or as many as
             there are cores for; on Ray, what the cluster has room for.
-        per_device: runs that share a GPU.
-        address: of a running Ray cluster, or auto; without it, Ray is started on this machine.
-        listener: hears what happens to the runs.
-        then: called with every config and its outcome; returns configs to run next.
+        per_device: Runs that share a GPU.
+        address: Address of a running Ray cluster, or auto; without it, Ray is started on this machine.
+        listener: Hears what happens to the runs.
+        then: Called with every config and its outcome; returns configs to run next.
     """
     if executor not in EXECUTORS:
         raise ValueError(f"Unknown executor {executor!r}. {suggest(executor, EXECUTORS)}")
@@ -188,7 +188,7 @@ def _count_slots(configs: list[RunConfig], per_device: int) -> int:
 
 
 def _visible_gpus(configs: list[RunConfig]) -> list[str]:
-    """The CUDA devices that these runs may use, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the CUDA devices that these runs may use, as CUDA_VISIBLE_DEVICES names them."""
     if not torch.cuda.is_available() or all(config.accelerator == "cpu" for config in configs):
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -197,7 +197,7 @@ def _visible_gpus(configs: list[RunConfig]) -> list[str]:
 
 
 def _gpus_of_slot(slot: int, gpus: list[str], per_run: int) -> list[str]:
-    """The devices of a worker: the next `per_run`, starting again when all are taken.
+    """Return the devices of a worker: the next `per_run`, starting again when all are taken.
 
     >>> [_gpus_of_slot(slot, ["0", "1"], 1) for slot in range(3)]
     [['0'], ['1'], ['0']]

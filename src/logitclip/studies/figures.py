@@ -140,7 +140,7 @@ def runtime() -> str:
 
 
 def vega_lite_version() -> str:
-    """The version of Vega-Lite that Altair writes for, as vl-convert names it."""
+    """Return the version of Vega-Lite that Altair writes for, as vl-convert names it."""
     return ".".join(altair().SCHEMA_VERSION.lstrip("v").split(".")[:2])
 
 
@@ -321,7 +321,7 @@ def _order(values: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
 
 
 def _number(value: Any) -> float:
-    """The number in a coordinate: 1.5 of norm:temp=1.5."""
+    """Return the number in a coordinate: 1.5 of norm:temp=1.5."""
     found = re.findall(r"(?<![\w.])[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?", str(value))
     if not found:
         raise ValueError(f"There is no number in {value!r} to draw along an axis.")
@@ -329,7 +329,7 @@ def _number(value: Any) -> float:
 
 
 def _knob(recipe: Recipe, axis: str) -> str:
-    """The name of the numbers along an axis: temp for norm:temp=1.5."""
+    """Return the name of the numbers along an axis: temp for norm:temp=1.5."""
     names = {match for cell in recipe.cells for match in re.findall(r"(\w+)=", str(cell.coordinates[axis]))}
     return names.pop() if len(names) == 1 else axis
 
@@ -364,7 +364,7 @@ class Curves:
         return max((value["epoch"] for value in self.values), default=0)
 
     def of(self, panel: str, quantity: str) -> list[dict[str, Any]]:
-        """The values of one chart, without the fields they share."""
+        """Return the values of one chart, without the fields they share."""
         return [
             {key: entry for key, entry in value.items() if key not in ("panel", "quantity")}
             for value in self.values
@@ -423,12 +423,12 @@ def _over_seeds(runs: list[list[dict[str, Any]]]) -> Iterable[dict[str, Any]]:
 
 
 def curve_chart(all_curves: Curves, shown: Any, *, norms: bool = False, legend: bool = True) -> Any:
-    """A quantity over the epochs: lines with bands, and the nearest point with its numbers under the pointer.
+    """Return a quantity over the epochs: lines with bands, and the nearest point with its numbers under the pointer.
 
     Args:
-        shown: an Altair predicate; other curves are faded.
-        norms: the quantity is quantiles of a norm, on a logarithmic axis.
-        legend: draw a legend; a page has its own.
+        shown: An Altair predicate; other curves are faded.
+        norms: The quantity is quantiles of a norm, on a logarithmic axis.
+        legend: Draw a legend; a page has its own.
     """
     alt = altair()
     key = alt.Undefined if legend else None
@@ -466,7 +466,7 @@ def curve_chart(all_curves: Curves, shown: Any, *, norms: bool = False, legend: 
 
 
 def _tooltip(fields: Mapping[str, str]) -> str:
-    """The expression of a tooltip, by title and field.
+    """Return the expression of a tooltip, by title and field.
 
     Vega-Lite itself writes a wrong one for text at the nearest point, where the datum is nested in another datum.
     """
@@ -522,7 +522,7 @@ def curve_charts(all_curves: Curves) -> list[tuple[str, list[dict[str, Any]]]]:
 
 
 def noise_charts(rows: Sequence[CellOutcome]) -> tuple[list[dict[str, Any]], list[str]]:
-    """The transition matrix of each noise as a chart, and a sentence for each noise that cannot be shown.
+    """Return the transition matrix of each noise as a chart, and a sentence for each noise that cannot be shown.
 
     The matrix is read from the folder of the first run.
     """

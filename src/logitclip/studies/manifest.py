@@ -60,7 +60,7 @@ class Manifest:
 
 
 def open_manifest(recipe: Recipe) -> Manifest:
-    """The manifest of a recipe, to which a sweep adds the recipe's cells and the ids of its runs."""
+    """Return the manifest of a recipe, to which a sweep adds the recipe's cells and the ids of its runs."""
     manifest = _read_manifest(recipe)
     cells = [
         {
@@ -77,10 +77,10 @@ def open_manifest(recipe: Recipe) -> Manifest:
 
 
 def as_swept(recipe: Recipe) -> Recipe:
-    """The recipe with the cells and ids of its last sweep in the folder of runs; unchanged if there was none.
+    """Return the recipe with the cells and ids of its last sweep in the folder of runs; unchanged if there was none.
 
     Raises:
-        ValueError: the manifest is damaged.
+        ValueError: The manifest is damaged.
     """
     manifest = _read_manifest(recipe)
     if manifest.cells is None:
@@ -102,7 +102,7 @@ def as_swept(recipe: Recipe) -> Recipe:
 
 
 def id_of(recipe: Recipe, config: RunConfig) -> str | None:
-    """The id of a run: as its sweep computed it, or else computed now; None if the sweep did not get to it."""
+    """Return the id of a run: as its sweep computed it, or else computed now; None if the sweep did not get to it."""
     return config.id if recipe.ids is None else recipe.ids.get(_without_places(config))
 
 
@@ -125,7 +125,7 @@ def _read_manifest(recipe: Recipe) -> Manifest:
 
 
 def _json_objects(content: bytes) -> Iterator[dict[str, Any]]:
-    """The objects of a file with one a line, without lines that a crash cut short."""
+    """Yield the objects of a file with one a line, without lines that a crash cut short."""
     for line in content.splitlines():
         try:
             found = json.loads(line)
@@ -136,7 +136,7 @@ def _json_objects(content: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _without_places(config: RunConfig) -> RunConfig:
-    """The config without the fields that may differ between machines and change no number."""
+    """Return the config without the fields that may differ between machines and change no number."""
     return replace(config, **{name: _DEFAULTS[name] for name in UNCOUNTED})
 
 

@@ -56,7 +56,7 @@ def measure_of(statistic: str) -> Measure:
 
 
 def value_of(config: RunConfig | None, result: Result, statistic: str) -> float | None:
-    """A statistic of one run; None if the run has none."""
+    """Return a statistic of one run; None if the run has none."""
     if statistic == "temp":
         return None if config is None else CLIPS.parse(config.clip)[1].get("temp")
     return _MEASURES[statistic](result) if statistic in _MEASURES else getattr(result, statistic)
@@ -90,7 +90,7 @@ _MEASURES: Mapping[str, Callable[[Result], float | None]] = {
 
 
 def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
-    """The probability that a positive example has a higher score than a negative one; ties count half.
+    """Return the probability that a positive example has a higher score than a negative one; ties count half.
 
     >>> auroc(np.array([3.0, 2.0, 2.0, 1.0]), np.array([True, True, False, False]))
     0.875
@@ -101,7 +101,7 @@ def auroc(scores: np.ndarray, positive: np.ndarray) -> float:
 
 
 def average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
-    """The precision at each threshold, weighted by the recall it adds; examples with equal scores enter together.
+    """Return the precision at each threshold, weighted by the recall it adds; equal scores enter together.
 
     >>> average_precision(np.array([3.0, 2.0, 1.0]), np.array([True, False, True]))
     0.8333333333333333
@@ -114,7 +114,7 @@ def average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
 
 
 def calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> float:
-    """The mean difference of confidence and accuracy over bins of equal width, weighted by their sizes.
+    """Return the mean difference of confidence and accuracy over bins of equal width, weighted by their sizes.
 
     >>> calibration_error(np.array([0.9, 0.9, 0.6, 0.6]), np.array([True, True, True, False]))
     0.1
@@ -147,7 +147,7 @@ def half_width(values: Sequence[float], level: float = LEVEL) -> float | None:
 
 
 def bootstrap_interval(values: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
-    """The percentile bootstrap interval of the mean of values [N], from 2,000 resamples that are always the same.
+    """Return the percentile bootstrap interval of the mean of values [N], from 2,000 fixed resamples.
 
     >>> bootstrap_interval(np.array([1.0, 2.0, 3.0]))
     (1.0, 3.0)

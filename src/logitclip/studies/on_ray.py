@@ -32,8 +32,8 @@ def run_on_ray(queue: Queue, room: Room) -> None:
     """Run all jobs of the queue as tasks of a Ray cluster.
 
     Raises:
-        ConnectionError: the cluster is lost.
-        ValueError: no cluster answers at the address.
+        ConnectionError: The cluster is lost.
+        ValueError: No cluster answers at the address.
     """
     try:
         import ray
@@ -167,7 +167,7 @@ def _answer(address: str) -> None:
 
 
 def _has_room(nodes: list[dict[str, Any]], needs: dict[str, float]) -> bool:
-    """Whether an idle node has the resources that a run needs."""
+    """Return whether an idle node has the resources that a run needs."""
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     return any(all(has.get(kind, 0) >= count for kind, count in needs.items()) for has in alive)
 
@@ -187,7 +187,7 @@ class _Letters:
 
 
 def _on_node(here: Path, config: RunConfig, folder: Path, letters: Any) -> Result | Failure | None:
-    """A run as a Ray task. Relative paths refer to the folder in which the sweep was started."""
+    """Return a run as a Ray task. Relative paths refer to the folder in which the sweep was started."""
     with contextlib.chdir(here):
         return attempt(config, folder, partial(_send_letter, letters, folder))
 

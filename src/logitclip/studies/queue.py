@@ -45,9 +45,9 @@ class Room:
     """How many runs an executor may have at the same time, and where.
 
     Attributes:
-        jobs: runs at the same time; None: as many as fit.
-        per_device: runs that share a GPU.
-        address: of a running Ray cluster, or auto; None: start Ray on this machine.
+        jobs: Runs at the same time; None: as many as fit.
+        per_device: Runs that share a GPU.
+        address: Address of a running Ray cluster, or auto; None: start Ray on this machine.
     """
 
     jobs: int | None = None
@@ -94,7 +94,7 @@ class Queue:
         self.todo.extendleft(reversed(new))
 
     def next(self) -> QueuedRun | None:
-        """The next run without an outcome; another process may have finished some of them."""
+        """Return the next run without an outcome; another process may have finished some of them."""
         while self.todo or self.pause == 0:
             job = (self.todo or self.elsewhere).popleft()
             found = read_outcome(job.folder)

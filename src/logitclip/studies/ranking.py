@@ -20,7 +20,7 @@ SHOWN = 20  # rows in the note below a table
 
 
 def rank_runs(blocks: Mapping[Any, Sequence[CellOutcome]]) -> dict[str, float]:
-    """The rank of each run among the runs of its block, by run id; only where every run of the block has ended.
+    """Return the rank of each run among the runs of its block, by run id; only where every run of the block has ended.
 
     Runs that diverged share the last rank.
     """
@@ -41,7 +41,7 @@ def _accuracy(outcome: Result | Failure | None) -> float | None:
 
 
 def rank_rows(table: Table) -> dict[AxisValues, np.ndarray]:
-    """The ranks of each row by its mean accuracy, [C]: one for each column in which every row has a number.
+    """Return the ranks of each row by its mean accuracy, [C]: one for each column in which every row has a number.
 
     Rows whose runs diverged share the last rank.
     """
@@ -55,7 +55,7 @@ def rank_rows(table: Table) -> dict[AxisValues, np.ndarray]:
 
 
 def describe_ranks(table: Table) -> str:
-    """The mean ranks and which of them can be told apart; empty if the table has no ranks, or no accuracies."""
+    """Return the mean ranks and which of them can be told apart; empty if the table has no ranks, or no accuracies."""
     ranks = rank_rows(table) if "rank" in table.statistics else {}
     if not ranks:
         return ""

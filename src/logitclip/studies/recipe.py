@@ -127,7 +127,7 @@ class Recipe:
     ids: Mapping[RunConfig, str] | None = None  # of the runs, as the sweep computed them; see `manifest`
 
     def command(self, task: str = "sweep") -> str:
-        """The shell command that runs the recipe, or another command for it."""
+        """Return the shell command that runs the recipe, or another command for it."""
         words = [word for name, value in self.changes.items() for word in _as_arguments(name, value)]
         words += [word for file in self.plugins for word in ("--plugin", file)]
         more = f" {shlex.join(words)}" if words and task == "sweep" else ""
@@ -139,7 +139,7 @@ class Recipe:
         return tuple(dict.fromkeys(file for cell in self.cells for file in cell.config.plugin))
 
     def data(self) -> list[tuple[str, str | None]]:
-        """The datasets of its runs and their folders, with human labels if the noise uses them."""
+        """Return the datasets of its runs and their folders, with human labels if the noise uses them."""
         from logitclip.data import DATASETS
         from logitclip.studies.tuning import with_value
 
@@ -151,7 +151,7 @@ class Recipe:
         return [(spec, root) for (_, root), spec in needed.items()]
 
     def to_tune(self, cell: Cell) -> RunConfig:
-        """The config that is tuned for this cell: that of the seed to tune on, or the cell's own."""
+        """Return the config that is tuned for this cell: that of the seed to tune on, or the cell's own."""
         if self.tune_seed is None:
             return cell.config
         noise_seed = self.tune_seed if cell.own_noise else cell.config.noise_seed
@@ -159,7 +159,7 @@ class Recipe:
 
 
 def _as_arguments(name: str, value: Any) -> list[str]:
-    """An option of a run as the command line of a sweep reads it.
+    """Return an option of a run as the command line of a sweep reads it.
 
     >>> _as_arguments("batch_size", 64), _as_arguments("milestones", (0.4, 0.7)), _as_arguments("compile", True)
     (['--batch-size', '64'], ['--milestones', '0.4,0.7'], ['--compile'])
@@ -181,7 +181,7 @@ class Published:
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with the package.
+    """Return the recipes that come with the package.
 
     >>> "table1" in recipe_names()
     True
@@ -191,13 +191,13 @@ def recipe_names() -> list[str]:
 
 
 def recipe_scales(recipe: str) -> list[str]:
-    """The scales of a recipe, smallest first; `full` always exists."""
+    """Return the scales of a recipe, smallest first; `full` always exists."""
     return _scales(_read(recipe)[1])
 
 
 @cache
 def read_published(name: str) -> tuple[Published, ...]:
-    """The paper's numbers for a recipe; none for recipes that are not the paper's.
+    """Return the paper's numbers for a recipe; none for recipes that are not the paper's.
 
     >>> read_published("table8")[0].value
     75.9
@@ -224,13 +224,13 @@ def load_recipe(
     plugin: Sequence[str] = (),
     changes: Mapping[str, Any] | None = None,
 ) -> Recipe:
-    """The recipe of that name, or in that .toml file, at one scale.
+    """Return the recipe of that name, or in that .toml file, at one scale.
 
     Args:
-        runs: the folder for the folders of runs.
-        root: the folder of the data, instead of the recipe's or the default one.
-        plugin: the plugins that the recipe may name; others are refused, because plugins are code.
-        changes: fields of `RunConfig` to set in every cell, whatever the recipe says.
+        runs: The folder for the folders of runs.
+        root: The folder of the data, instead of the recipe's or the default one.
+        plugin: The plugins that the recipe may name; others are refused, because plugins are code.
+        changes: Fields of `RunConfig` to set in every cell, whatever the recipe says.
 
     >>> len(load_recipe("quickstart").cells)
     36
@@ -251,7 +251,7 @@ def load_recipe(
 
 
 def _read(recipe: str) -> tuple[str, _Values, str]:
-    """The name of a recipe, its content, and the digest of its file."""
+    """Return the name of a recipe, its content, and the digest of its file."""
     file = Path(os.path.expanduser(recipe)) if recipe.endswith(".toml") else FOLDER / f"{recipe}.toml"
     if not recipe.endswith(".toml") and recipe not in (known := recipe_names()):
         raise ValueError(f"Unknown recipe {recipe!r}. {suggest(recipe, known)} Or give the path of a .toml file.")
@@ -351,7 +351,7 @@ def _check_per_example(statistics: Sequence[str], cells: Sequence[_Values]) -> N
 
 
 def _grid(section: _Values, where: str, variants: Mapping[str, _Values]) -> _Grid:
-    """The axes with their values in canonical spelling."""
+    """Return the axes with their values in canonical spelling."""
     grid = {}
     for axis, values in section.items():
         if not isinstance(values, list) or not values:
@@ -384,7 +384,7 @@ def _cells(grid: _Grid, fixed: _Values, variants: Mapping[str, _Values]) -> Iter
 
 
 def _apply_override(cells: list[_Draft], override: Any, where: str, grid: _Grid, possible: _Grid) -> list[_Draft]:
-    """The cells after one override. `possible` are the values that `when` may name."""
+    """Return the cells after one override. `possible` are the values that `when` may name."""
     _take(override, where, when=dict, set=dict, skip=bool)
     if "when" not in override or ("set" in override) == override.get("skip", False):
         raise ValueError(f"{where} needs `when = {{...}}` and either `set = {{...}}` or `skip = true`, got {override}.")
@@ -433,7 +433,7 @@ def _config(values: _Values) -> RunConfig:
 
 
 def _published_temp(data: str, noise: str) -> float:
-    """The paper's best temp of CE for a dataset and a noise: Table 6."""
+    """Return the paper's best temp of CE for a dataset and a noise: Table 6."""
     found = _published_temps().get(_place(data, noise))
     if found is None:
         raise ValueError(f"Table 6 has no temp for {data} with the noise {noise}: give a number, or tune it.")

@@ -34,7 +34,7 @@ from logitclip.text import duration, guard_formula, printable
 
 
 def terminal(table: Table) -> Any:
-    """The table for a terminal, as a rich renderable."""
+    """Return the table for a terminal, as a rich renderable."""
     from rich import box
     from rich.console import Group
     from rich.markup import escape
@@ -68,7 +68,7 @@ def terminal(table: Table) -> Any:
 
 
 def markdown(table: Table) -> str:
-    """The table as GitHub's Markdown; the paper's number and the difference stand in parentheses."""
+    """Return the table as GitHub's Markdown; the paper's number and the difference stand in parentheses."""
 
     def cell(entry: Entry) -> str:
         ours = f"**{table.ours(entry)}**" if entry.best else table.ours(entry)
@@ -100,7 +100,7 @@ def _md(text: str) -> str:
 
 
 def latex(table: Table) -> str:
-    """The table as LaTeX, for booktabs and graphicx: as wide as its column at most, statistics below their columns."""
+    """Return the table as LaTeX, for booktabs and graphicx: at most as wide as its column."""
 
     def cell(entry: Entry) -> str:
         return f"\\textbf{{{_tex(table.ours(entry))}}}" if entry.best else _tex(table.ours(entry))
@@ -163,12 +163,12 @@ def _tex(text: str) -> str:
 
 
 def json(table: Table) -> str:
-    """The table as JSON."""
+    """Return the table as JSON."""
     return json_module.dumps(as_json(table), indent=2) + "\n"
 
 
 def records(table: Table) -> list[dict[str, Any]]:
-    """The entries as flat records, the long form of the table."""
+    """Return the entries as flat records, the long form of the table."""
     return [
         {
             **entry.coordinates,
@@ -188,7 +188,7 @@ def records(table: Table) -> list[dict[str, Any]]:
 
 
 def csv(table: Table) -> str:
-    """The table in long form, a line for each cell and statistic."""
+    """Return the table in long form, a line for each cell and statistic."""
     text = io.StringIO()
     rows = [{**record, "ids": " ".join(record["ids"])} for record in records(table)]
     writer = csv_module.writer(text, lineterminator="\n")
@@ -198,7 +198,7 @@ def csv(table: Table) -> str:
 
 
 def _csv(value: Any) -> Any:
-    """A CSV cell that no spreadsheet reads as a formula; numbers stay as they are.
+    """Return a CSV cell that no spreadsheet reads as a formula; numbers stay as they are.
 
     >>> _csv("=HYPERLINK(1)"), _csv("ce"), _csv(-1.5)
     ("'=HYPERLINK(1)", 'ce', -1.5)
@@ -207,7 +207,7 @@ def _csv(value: Any) -> Any:
 
 
 def as_json(table: Table) -> dict[str, Any]:
-    """The table as JSON types: the records, notes, warnings and versions."""
+    """Return the table as JSON types: the records, notes, warnings and versions."""
     recipe = table.recipe
     return {
         "recipe": recipe.name,
@@ -242,7 +242,7 @@ CITATION = """@inproceedings{wei2023logitclip,
 
 
 def html(table: Table, rows: Sequence[CellOutcome]) -> str:
-    """A page with the table, examples, curves, noise and settings, in one file that opens offline."""
+    """Return a page with the table, examples, curves, noise and settings, in one file that opens offline."""
     figures.vl_convert()  # fail now if a package is missing, before anything is computed
     curves = figures.curves(table.recipe, rows)
     matrices, unknown = figures.noise_charts(rows)
@@ -266,7 +266,7 @@ def html(table: Table, rows: Sequence[CellOutcome]) -> str:
 
 
 def _facts(rows: Sequence[CellOutcome]) -> dict[str, str]:
-    """The numbers in the header of the page."""
+    """Return the numbers in the header of the page."""
     results = results_of(rows)
     facts = {"data": datasets_of(row.cell for row in rows), "runs": f"{len(results)} of {len(rows)}"}
     if results:
@@ -277,7 +277,7 @@ def _facts(rows: Sequence[CellOutcome]) -> dict[str, str]:
 
 
 def _settings(rows: Sequence[CellOutcome]) -> dict[str, list[str]]:
-    """The resolved settings that differ from `RunConfig`'s defaults; for several values, the cells of each."""
+    """Return the resolved settings that differ from `RunConfig`'s defaults; for several values, the cells of each."""
     results = [(row.cell.coordinates, row.outcome) for row in rows if isinstance(row.outcome, Result)]
     defaults = {option.name: option.default for option in fields(RunConfig)}
     settings = {}
@@ -291,7 +291,7 @@ def _settings(rows: Sequence[CellOutcome]) -> dict[str, list[str]]:
 
 
 def _where(name: str, value: str, cells: Mapping[str, list[Mapping[str, Any]]]) -> str:
-    """The cells that have a setting, described by one or two axes if these are enough."""
+    """Return the cells that have a setting, described by one or two axes if these are enough."""
     if len(cells) == 1 or max(cells, key=lambda other: len(cells[other])) == value:
         return ""  # only exceptions to the majority are described
     others = [coordinates for other, found in cells.items() if other != value for coordinates in found]

@@ -23,9 +23,9 @@ class CellOutcome:
     """A cell of a recipe and its outcome.
 
     Attributes:
-        cell: the cell.
-        config: its config with the tuned value filled in; None if no value is chosen yet, or all trials failed.
-        outcome: a result or a failure; None if there is no run yet.
+        cell: The cell.
+        config: Its config with the tuned value filled in; None if no value is chosen yet, or all trials failed.
+        outcome: A result or a failure; None if there is no run yet.
     """
 
     cell: Cell
@@ -34,7 +34,7 @@ class CellOutcome:
 
 
 def collect(recipe: Recipe) -> list[CellOutcome]:
-    """Every cell with its outcome, read from the run folders. Nothing is trained."""
+    """Return every cell with its outcome, read from the run folders. Nothing is trained."""
 
     @functools.cache
     def find(config: RunConfig) -> Result | Failure | None:
@@ -61,9 +61,9 @@ def sweep(
     `manifest`.
 
     Args:
-        executor, jobs, per_device, address: where to run, as in `executors.execute`.
+        executor, jobs, per_device, address: Where to run, as in `executors.execute`.
         shard: (i, n): only the i-th of n parts. The cells that share a tuned value are in the same part.
-        listener: hears what happens to the runs, and which values are tuned and chosen.
+        listener: Hears what happens to the runs, and which values are tuned and chosen.
     """
     listener = listener or Listener()
     memory = _Memory(listener.on_skipped, open_manifest(recipe))
@@ -106,7 +106,7 @@ def tune(config: RunConfig, search: tuning.Search | None = None, **where: Any) -
     As in a sweep, trials that failed before are retried once.
 
     Args:
-        where: executor, jobs, per_device, address and listener, as in `executors.execute`.
+        where: Executor, jobs, per_device, address and listener, as in `executors.execute`.
     """
     search = search or tuning.search_for(config)
     memory = _Memory()
@@ -160,7 +160,7 @@ class _Memory:
 def _parts(
     recipe: Recipe, memory: _Memory, shard: tuple[int, int]
 ) -> tuple[dict[RunConfig, list[int]], dict[Path, list[int]]]:
-    """The positions of a shard's cells. Cells are grouped by the config that is tuned for them, or by run id."""
+    """Return the positions of a shard's cells. Cells are grouped by the config that is tuned for them, or by run id."""
     i, n = shard
     if not 1 <= i <= n:
         raise ValueError(f"A shard is one of 1/n to n/n, got {i}/{n}.")
@@ -197,6 +197,6 @@ def _choose(config: RunConfig, outcome: Outcome) -> RunConfig | Failure:
 
 
 def _fill_in(cell: Cell, chosen: RunConfig) -> RunConfig:
-    """The cell's own config with the chosen value, which may be tuned on another seed; it trains on all examples."""
+    """Return the cell's own config with the chosen value; it trains on all examples."""
     filled = {field: getattr(chosen, field) for field, *_ in words_to_tune(cell.config)}
     return replace(cell.config, **filled, val=0.0)

@@ -148,7 +148,7 @@ class Table:
         return f"{entry.ours} (n={entry.n})" if 0 < entry.n < self.most else entry.ours
 
     def details(self, entry: Entry) -> list[str]:
-        """The text below our number: the paper's number and, once per cell, the chosen clip."""
+        """Return the text below our number: the paper's number and, once per cell, the chosen clip."""
         chosen = entry.chosen if entry.statistic == self.statistics[0] and entry.n else ""
         return [text for text in (entry.beside, chosen) if text]
 
@@ -156,7 +156,7 @@ class Table:
         return [self.entries[row, col, statistic] for col, statistic in self.columns]
 
     def heads(self) -> list[str]:
-        """The head of each column."""
+        """Return the head of each column."""
         several = len(self.statistics) > 1 or not self.col_axes
         return [
             ", ".join([*self._labels(self.col_axes, col), *([statistic_name(statistic)] if several else [])])
@@ -174,7 +174,7 @@ class Table:
         return any(entry.best for entry in self.entries.values())
 
     def labels(self, row: AxisValues, before: AxisValues | None = None) -> list[str]:
-        """The labels of a row; empty where the row above has the same label, up to the first difference."""
+        """Return the labels of a row; empty where the row above has the same label, up to the first difference."""
         texts = self._labels(self.row_axes, row)
         for i, (own, other) in enumerate(zip(row, before or (), strict=False)):
             if own != other or i == len(row) - 1:
@@ -203,7 +203,7 @@ class Table:
 
 
 def tabulate(recipe: Recipe, rows: Sequence[CellOutcome]) -> Table:
-    """The table of a recipe from `sweeping.collect(recipe)`: means over the seeds, and the paper's numbers beside them.
+    """Return the table of a recipe from `sweeping.collect(recipe)`: means over seeds beside the paper's numbers.
 
     Axes that the recipe names neither as rows nor as columns, other than the seeds, become rows.
     """
@@ -271,7 +271,7 @@ def _values_by_statistic(
 
 
 def gains_of(rows: Iterable[CellOutcome]) -> dict[str, float]:
-    """The accuracy of each run with a clip or a penalty minus that of the same cell without both, by run id."""
+    """Return the accuracy of each run with a clip or a penalty minus that of the same cell without both, by run id."""
     cells: dict[Any, dict[bool, list[Result]]] = {}
     for row in rows:
         if isinstance(row.outcome, Result):
@@ -287,7 +287,7 @@ def gains_of(rows: Iterable[CellOutcome]) -> dict[str, float]:
 
 
 def _ranks_of(rows: Sequence[CellOutcome], places: Sequence[tuple[AxisValues, AxisValues]]) -> dict[str, float]:
-    """The rank of each run among the runs of its column and seeds, by run id."""
+    """Return the rank of each run among the runs of its column and seeds, by run id."""
     blocks: dict[Any, list[CellOutcome]] = {}
     for row, (_, col) in zip(rows, places, strict=True):
         blocks.setdefault((col, *(row.cell.coordinates.get(axis) for axis in AVERAGED)), []).append(row)
@@ -295,7 +295,7 @@ def _ranks_of(rows: Sequence[CellOutcome], places: Sequence[tuple[AxisValues, Ax
 
 
 def _describe_tuned(rows: Iterable[CellOutcome], varying: Collection[str]) -> str:
-    """The clips, penalties and tuned losses of the runs of a cell, if its coordinates do not fix them."""
+    """Return the clips, penalties and tuned losses of the runs of a cell, if its coordinates do not fix them."""
     found: dict[str, None] = {}
     for row in (row for row in rows if row.config is not None):
         words = words_to_tune(row.cell.config)
@@ -307,7 +307,7 @@ def _describe_tuned(rows: Iterable[CellOutcome], varying: Collection[str]) -> st
 
 
 def find_published(paper: Iterable[Published], coordinates: Mapping[str, Any], statistic: str) -> Published | None:
-    """The paper's number for these coordinates, if exactly one matches on the axes of this recipe."""
+    """Return the paper's number for these coordinates, if exactly one matches on the axes of this recipe."""
     found = [
         number
         for number in paper
@@ -331,7 +331,7 @@ def _mark_best(entries: dict[Any, Entry]) -> None:
 
 
 def noisy_test(rows: Sequence[CellOutcome]) -> str | None:
-    """A sentence about test labels that may be wrong; None if all are right."""
+    """Return a sentence about test labels that may be wrong; None if all are right."""
     untrusted = sorted({row.cell.config.data for row in rows if not trusted_test(row.cell.config.data)})
     if not untrusted:
         return None
@@ -387,7 +387,7 @@ def missing_runs(recipe: Recipe, rows: Sequence[CellOutcome]) -> str | None:
 
 
 def pairs_of(rows: Iterable[CellOutcome]) -> list[tuple[Result, Result]]:
-    """The results without a clip and with the clip by norm of the same coordinates, where there is one of each."""
+    """Return the results without a clip and with the clip by norm of the same coordinates, where both are there."""
     pairs: dict[Any, dict[str, list[Result]]] = {}
     for row in rows:
         if isinstance(row.outcome, Result) and "clip" in row.cell.coordinates:
@@ -405,7 +405,7 @@ def _never_active(result: Result) -> bool:
 
 
 def headline(rows: Sequence[CellOutcome]) -> str:
-    """The effect of the clip on all pairs of runs that differ in nothing else, in a sentence with its uncertainty.
+    """Return the effect of the clip on pairs of runs that differ in nothing else, with its uncertainty.
 
     The differences are averaged over the settings for each seed; the spread is that of these means over the seeds.
     """
@@ -452,7 +452,7 @@ def _warnings(rows: Sequence[CellOutcome]) -> tuple[str, ...]:
 
 
 def axes_of(rows: Iterable[CellOutcome]) -> dict[str, list[Any]]:
-    """The axes that make cells, with their values in order; without those that are averaged over."""
+    """Return the axes that make cells, with their values in order; without those that are averaged over."""
     axes: dict[str, list[Any]] = {}
     for row in rows:
         for axis, value in row.cell.coordinates.items():
@@ -469,13 +469,13 @@ def results_of(rows: Iterable[CellOutcome]) -> list[Result]:
 
 
 def title(recipe: Recipe) -> str:
-    """The item of the paper, the recipe's title, and the data and scale of these runs."""
+    """Return the item of the paper, the recipe's title, and the data and scale of these runs."""
     item = f"{recipe.paper}: " if recipe.paper and not recipe.title.startswith(recipe.paper) else ""
     return f"{item}{caption_title(recipe)}"
 
 
 def caption_title(recipe: Recipe) -> str:
-    """The title without the number of the table, which LaTeX puts before it."""
+    """Return the title without the number of the table, which LaTeX puts before it."""
     data = datasets_of(recipe.cells)
     shown = [f"on {data}"] if data and data not in recipe.title.lower() else []
     shown += [f"scale {recipe.scale}"] if recipe.cells and (recipe.paper or recipe.scale != "full") else []
@@ -483,7 +483,7 @@ def caption_title(recipe: Recipe) -> str:
 
 
 def label(axis: str, value: Any, bare: Collection[str] = ()) -> str:
-    """The label of a coordinate; values of the axes in `bare` are shown without knobs.
+    """Return the label of a coordinate; values of the axes in `bare` are shown without knobs.
 
     >>> label("noise", "symmetric:rate=0.5"), label("clip", "norm:temp=1.5"), label("clip", "none")
     ('symmetric 50 %', 'temp=1.5', 'no clip')
@@ -508,7 +508,7 @@ def label(axis: str, value: Any, bare: Collection[str] = ()) -> str:
 
 
 def bare_axes(axes: Mapping[str, Sequence[Any]]) -> frozenset[str]:
-    """The axes whose values can be told apart by name, without knobs: losses and methods."""
+    """Return the axes whose values can be told apart by name, without knobs: losses and methods."""
     names = {axis: [str(value).partition(":")[0] for value in axes.get(axis, ())] for axis in ("loss", "method")}
     return frozenset(axis for axis, found in names.items() if len(set(found)) == len(found))
 

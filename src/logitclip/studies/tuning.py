@@ -55,12 +55,12 @@ class Search:
 
 
 def is_tuned(config: RunConfig) -> bool:
-    """Whether a number of the config is still to be tuned."""
+    """Return whether a number of the config is still to be tuned."""
     return bool(words_to_tune(config))
 
 
 def with_value(config: RunConfig, option: str, value: Any) -> RunConfig:
-    """The config with an option set: a field, or a knob of the spec in a field.
+    """Return the config with an option set: a field, or a knob of the spec in a field.
 
     >>> with_value(RunConfig(clip="norm:temp=auto"), "clip.temp", 1.5).clip
     'norm:temp=1.5'
@@ -81,7 +81,7 @@ def with_value(config: RunConfig, option: str, value: Any) -> RunConfig:
 
 
 def search_for(config: RunConfig) -> Search:
-    """The search that the word `grid` or `auto` in a config stands for; of two words, that of the clip."""
+    """Return the search that the word `grid` or `auto` in a config stands for; of two words, that of the clip."""
     wanted = words_to_tune(config)
     if not wanted:
         raise ValueError(
@@ -93,7 +93,7 @@ def search_for(config: RunConfig) -> Search:
 
 
 def fast_search(config: RunConfig, option: str) -> Search:
-    """The fast search for a knob of the config's clip or penalty, as in clip.temp, or for the main knob of its loss."""
+    """Return the fast search for a knob of the config's clip or penalty, as in clip.temp, or of its loss."""
     field, _, knob = option.partition(".")
     name = str(getattr(config, field, "")).partition(":")[0]
     known: Any = LOSSES[name] if field == "loss" else None
@@ -109,20 +109,20 @@ def fast_search(config: RunConfig, option: str) -> Search:
 
 
 def trials(config: RunConfig, outcome: Outcome = outcome, search: Search | None = None) -> list[RunConfig]:
-    """The next runs that the search needs and that have no outcome yet; empty when `choose` can decide."""
+    """Return the next runs that the search needs and that have no outcome yet; empty when `choose` can decide."""
     config, search = _step(config, outcome, search)
     asked = [trial(config, search, value) for value in search.values or _values_to_try(config, outcome, search)]
     return [config for config in asked if outcome(config) is None]
 
 
 def choose(config: RunConfig, outcome: Outcome = outcome, search: Search | None = None) -> RunConfig:
-    """The config with the best value filled in; it trains on all examples."""
+    """Return the config with the best value filled in; it trains on all examples."""
     config, search = _step(config, outcome, search)
     return replace(with_value(config, search.option, best_value(config, outcome, search)), val=0.0)
 
 
 def _step(config: RunConfig, outcome: Outcome, search: Search | None) -> tuple[RunConfig, Search]:
-    """The config and the search of one number.
+    """Return the config and the search of one number.
 
     Of two numbers, the clip's comes first: three values of it, with the loss at its default. Then come the neighbours
     of that default, with the best value of the clip: two trials, because the default has its own already.
@@ -144,7 +144,7 @@ def _step(config: RunConfig, outcome: Outcome, search: Search | None) -> tuple[R
 
 
 def best_value(config: RunConfig, outcome: Outcome, search: Search) -> Any:
-    """The value that the search chooses: for a grid, the one with the highest validation accuracy."""
+    """Return the value that the search chooses: for a grid, the one with the highest validation accuracy."""
     if search.values:
         return highest(scores_of_trials(config, outcome, search))
     trials = fast_trials(config, outcome, search)
@@ -157,7 +157,7 @@ def best_value(config: RunConfig, outcome: Outcome, search: Search) -> Any:
 
 
 def trial(config: RunConfig, search: Search, value: float) -> RunConfig:
-    """The run that tries a value, with some of the noisy examples held out."""
+    """Return the run that tries a value, with some of the noisy examples held out."""
     config = with_value(config, search.option, value)
     if search.values:
         return replace(config, val=config.val or GRID_VAL)
@@ -165,20 +165,20 @@ def trial(config: RunConfig, search: Search, value: float) -> RunConfig:
 
 
 def scores_of_trials(config: RunConfig, outcome: Outcome, search: Search) -> dict[Any, float | None]:
-    """The validation accuracy of each value tried so far, in order and in %; None if its run failed."""
+    """Return the validation accuracy of each value tried so far, in order and in %; None if its run failed."""
     found = outcomes_of_trials(config, outcome, search, search.values or _values_to_try(config, outcome, search))
     return {value: _validation(result) for value, result in found.items()}
 
 
 def fast_trials(config: RunConfig, outcome: Outcome, search: Search) -> dict[float, Trial | None]:
-    """The finished trials of the fast search; None for those that failed."""
+    """Return the finished trials of the fast search; None for those that failed."""
     return _trials(outcomes_of_trials(config, outcome, search, _values_to_try(config, outcome, search)))
 
 
 def outcomes_of_trials(
     config: RunConfig, outcome: Outcome, search: Search, values: Iterable[float]
 ) -> dict[float, Result | Failure]:
-    """The outcomes of the finished trials among these values."""
+    """Return the outcomes of the finished trials among these values."""
     found = {value: outcome(trial(config, search, value)) for value in values}
     return {value: result for value, result in found.items() if result is not None}
 
@@ -187,7 +187,7 @@ def outcomes_of_trials(
 
 
 def _values_to_try(config: RunConfig, outcome: Outcome, search: Search) -> list[float]:
-    """The values to try, as far as they are known from the outcomes so far."""
+    """Return the values to try, as far as they are known from the outcomes so far."""
     if search.fixed:
         return list(search.grid)
     between = search.grid[len(search.grid) // 5], search.grid[-1]
@@ -201,12 +201,12 @@ def _values_to_try(config: RunConfig, outcome: Outcome, search: Search) -> list[
 
 
 def _validation(found: Result | Failure | None) -> float | None:
-    """The accuracy on held-out noisy labels, mean of the last 10 epochs: the paper's score."""
+    """Return the accuracy on held-out noisy labels, mean of the last 10 epochs: the paper's score."""
     return found.val_accuracy if isinstance(found, Result) else None
 
 
 def _trials(found: Mapping[float, Result | Failure]) -> dict[float, Trial | None]:
-    """The numbers of each run that the search needs; None if it failed."""
+    """Return the numbers of each run that the search needs; None if it failed."""
     trials: dict[float, Trial | None] = dict.fromkeys(found)
     for value, result in found.items():
         if not isinstance(result, Result):
@@ -241,9 +241,9 @@ def study(
     Processes with the same arguments and storage share one study.
 
     Args:
-        storage: where the study is kept: a file (SQLite; a name that ends in .log is a journal), or any SQL address.
+        storage: Where the study is kept: a file (SQLite; a name that ends in .log is a journal), or any SQL address.
             None keeps it in memory; the runs, which take the time, are kept in any case.
-        log: sample log-uniformly.
+        log: Sample log-uniformly.
     """
     try:
         import optuna
@@ -330,12 +330,12 @@ def _storage_explained(storage: str | None) -> Iterator[None]:
 
 
 def six_digits(value: float) -> float:
-    """The value rounded to six digits, as a study tries it."""
+    """Return the value rounded to six digits, as a study tries it."""
     return value if isinstance(value, int) else float(f"{value:.6g}")
 
 
 def _whole(config: RunConfig, option: str, low: float) -> bool:
-    """Whether the option, a field or a knob, must be an integer."""
+    """Return whether the option, a field or a knob, must be an integer."""
     field, _, knob = option.partition(".")
     if not knob:
         return isinstance(getattr(config.resolve(), field, None), int)

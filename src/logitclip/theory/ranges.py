@@ -24,14 +24,14 @@ def ce_bound_from_gap(gap: float, num_classes: int) -> float:
     """Cross entropy is at most log(1 + (K-1) e^gap), where gap = z_max - z_min.
 
     Args:
-        gap: the difference between the largest and the smallest logit.
+        gap: The difference between the largest and the smallest logit.
         num_classes: K.
 
     Returns:
         The bound.
 
     Raises:
-        ValueError: if gap is negative or num_classes below 2.
+        ValueError: If gap is negative or num_classes below 2.
 
     >>> logits = [2.0, -1.0, 0.5]
     >>> round(ce_bound_from_gap(max(logits) - min(logits), len(logits)), 4)
@@ -44,22 +44,22 @@ def ce_bound_from_gap(gap: float, num_classes: int) -> float:
 
 
 def loss_bounds(tau: float, num_classes: int, delta: float | None = None, p: float = math.inf) -> Range:
-    """The smallest and the largest value of clipped cross entropy.
+    """Return the smallest and the largest value of clipped cross entropy.
 
     With s = max(tau, delta), for p = inf: log(1 + (K-1) e^(-2s)) <= CE <= log(1 + (K-1) e^(2s)), the printed bounds.
     They hold for every p. For p < inf the result is the exact range on the p-ball, which is narrower.
 
     Args:
-        tau: the threshold of the clip; `math.inf` means no clip.
+        tau: The threshold of the clip; `math.inf` means no clip.
         num_classes: K.
-        delta: the scale of the clip; None means tau.
-        p: which norm is clipped.
+        delta: The scale of the clip; None means tau.
+        p: Which norm is clipped.
 
     Returns:
         (lower, upper).
 
     Raises:
-        ValueError: if an option is out of range.
+        ValueError: If an option is out of range.
 
     >>> lower, upper = loss_bounds(1.0, 10)
     >>> round(lower, 4), round(upper, 4)
@@ -81,13 +81,13 @@ def probability_bounds(tau: float, num_classes: int, delta: float | None = None,
     N = 1 / (1 + (K-1) e^(-2s)).
 
     Args:
-        tau, num_classes, delta, p: as for `loss_bounds`.
+        tau, num_classes, delta, p: As for `loss_bounds`.
 
     Returns:
         (M, N).
 
     Raises:
-        ValueError: if an option is out of range.
+        ValueError: If an option is out of range.
 
     >>> m, n = probability_bounds(1.0, 10)
     >>> round(m, 4), round(n, 4)
@@ -101,9 +101,9 @@ class Ball(NamedTuple):
     """What a bound knows about the clip: the range of CE, and how far z_y can exceed the mean of the other logits.
 
     Attributes:
-        lower: smallest CE.
-        upper: largest CE.
-        lead: largest difference between z_y and the mean of the other logits.
+        lower: Smallest CE.
+        upper: Largest CE.
+        lead: Largest difference between z_y and the mean of the other logits.
         num_classes: K.
 
     >>> Ball(*loss_bounds(1.0, 10), lead=2.0, num_classes=10).lead
@@ -176,7 +176,7 @@ def bounds_of(loss: str) -> Callable[[Callable[..., Range]], Callable[..., Range
     """Register ``function(ball, **knobs) -> (lower, upper)`` as the range of a loss that is not monotone.
 
     Args:
-        loss: the name of the loss. `ball` is a `Ball`, and the knobs are those of the loss.
+        loss: The name of the loss. `ball` is a `Ball`, and the knobs are those of the loss.
 
     Returns:
         A decorator.
@@ -203,25 +203,25 @@ def bounds_of(loss: str) -> Callable[[Callable[..., Range]], Callable[..., Range
 def base_loss_bounds(
     loss: str, tau: float, num_classes: int, delta: float | None = None, p: float = math.inf, **knobs: Any
 ) -> Range:
-    """The range of any loss on clipped logits.
+    """Return the range of any loss on clipped logits.
 
     For a loss that is monotone in p_y it is [phi(N), phi(M)], always inside Prop 2.4's bound. A loss of p_y and
     sum_k log p_k is evaluated at the ends of what both can be; NCE's range is then exact below for every p, and above
     for p = inf. That of cores is for its full `beta` and for any prior.
 
     Args:
-        loss: its name, or a spec such as "gce:q=0.7".
-        tau: the threshold of the clip; `math.inf` means no clip.
+        loss: Its name, or a spec such as "gce:q=0.7".
+        tau: The threshold of the clip; `math.inf` means no clip.
         num_classes: K.
-        delta: the scale of the clip; None means tau.
-        p: which norm is clipped.
-        **knobs: of the loss.
+        delta: The scale of the clip; None means tau.
+        p: Which norm is clipped.
+        **knobs: Knobs of the loss.
 
     Returns:
         (lower, upper); (-inf, inf) for a loss that is not monotone and has no bound of its own, see `bounds_of`.
 
     Raises:
-        ValueError: if the loss is unknown or an option is out of range.
+        ValueError: If the loss is unknown or an option is out of range.
 
     >>> lower, upper = base_loss_bounds("gce", 1.0, 10, q=0.7)
     >>> round(lower, 4), round(upper, 4)
@@ -253,7 +253,7 @@ def base_loss_bounds(
 
 
 def _limit(value: Tensor) -> float:
-    """A value of phi as a float, with infinity for what grew with FAR."""
+    """Return a value of phi as a float, with infinity for what grew with FAR."""
     return float(value) if value.abs() < 1e100 else math.copysign(math.inf, value)
 
 
@@ -277,7 +277,7 @@ def _sums(losses: Tensor, ball: Ball) -> Tensor:
 
 
 def _monotone(values: Tensor, dim: int, tolerance: float = 1e-12) -> bool:
-    """Whether all values rise along `dim`, or all fall, up to rounding."""
+    """Return whether all values rise along `dim`, or all fall, up to rounding."""
     count = values.shape[dim] - 1
     before, after = values.narrow(dim, 0, count), values.narrow(dim, 1, count)
     slack = tolerance * (1 + before.abs().minimum(after.abs()))
@@ -314,16 +314,16 @@ def _cores(ball: Ball, *, prior: str = "labels", **knobs: Any) -> Range:
 def lipschitz_constant(
     loss: str, tau: float, num_classes: int, delta: float | None = None, p: float = math.inf, **knobs: Any
 ) -> float:
-    """The Lipschitz constant on [M, N] of a loss that depends only on p_y.
+    """Return the Lipschitz constant on [M, N] of a loss that depends only on p_y.
 
     Args:
-        loss, tau, num_classes, delta, p, knobs: as for `base_loss_bounds`.
+        loss, tau, num_classes, delta, p, knobs: As for `base_loss_bounds`.
 
     Returns:
         The largest `|dphi/dp_y|`; inf where it exceeds a float.
 
     Raises:
-        ValueError: if the loss depends on all probabilities, or if its slope is not monotone.
+        ValueError: If the loss depends on all probabilities, or if its slope is not monotone.
 
     >>> round(lipschitz_constant("ce", 1.0, 10), 3) == round(1 / probability_bounds(1.0, 10)[0], 3)
     True
@@ -373,7 +373,7 @@ def lipschitz_loss_bound(lipschitz: float, phi_at_m: float, probabilities: Range
         The bound.
 
     Raises:
-        ValueError: if L is negative or (M, N) are not probabilities in order.
+        ValueError: If L is negative or (M, N) are not probabilities in order.
 
     >>> m, n = probability_bounds(1.0, 10)
     >>> round(lipschitz_loss_bound(2.0, 2 * (1 - m), (m, n)), 4)

@@ -36,7 +36,7 @@ def trivial_risk_gap(bounds: Range) -> float:
         The bound.
 
     Raises:
-        ValueError: if lower > upper.
+        ValueError: If lower > upper.
 
     >>> from logitclip.theory import loss_bounds
     >>> round(trivial_risk_gap(loss_bounds(1.0, 10)), 4)
@@ -55,13 +55,13 @@ def symmetric_risk_gap(bounds: Range, num_classes: int, rate: float) -> float:
     Args:
         bounds: (lower, upper), the range of the loss.
         num_classes: K.
-        rate: eta.
+        rate: Eta.
 
     Returns:
         The bound.
 
     Raises:
-        ValueError: if the rate is not in [0, 1 - 1/K).
+        ValueError: If the rate is not in [0, 1 - 1/K).
 
     >>> from logitclip.theory import loss_bounds
     >>> round(symmetric_risk_gap(loss_bounds(1.0, 10), 10, rate=0.2), 4)
@@ -90,7 +90,7 @@ def asymmetric_risk_gap(
         The bound.
 
     Raises:
-        ValueError: if the matrix or the prior is not one of probabilities, or the condition does not hold.
+        ValueError: If the matrix or the prior is not one of probabilities, or the condition does not hold.
 
     >>> from logitclip.theory import loss_bounds
     >>> round(asymmetric_risk_gap(loss_bounds(1.0, 2), [[0.9, 0.1], [0.3, 0.7]]), 4)
@@ -121,13 +121,13 @@ def instance_risk_gap(bounds: Range, num_classes: int, rate: float) -> float:
     Args:
         bounds: (lower, upper), the range of the loss.
         num_classes: K.
-        rate: the mean of eta_x.
+        rate: The mean of eta_x.
 
     Returns:
         The bound.
 
     Raises:
-        ValueError: if the rate is not in [0, 1 - 1/K).
+        ValueError: If the rate is not in [0, 1 - 1/K).
 
     >>> from logitclip.theory import loss_bounds
     >>> round(instance_risk_gap(loss_bounds(1.0, 10), 10, rate=0.4), 4)
@@ -149,13 +149,13 @@ class Bound:
     """One row of `all_bounds`: `quantity` lies in [lower, upper], if the bound applies.
 
     Attributes:
-        quantity: what is bounded.
-        name: name of the bound.
-        paper: the item of the paper; "" for a bound that it does not print.
+        quantity: What is bounded.
+        name: Name of the bound.
+        paper: The item of the paper; "" for a bound that it does not print.
         lower: NaN if the bound does not apply.
         upper: NaN if the bound does not apply.
-        reason: why it does not apply; "" if it does.
-        smallest: whether no other bound of this quantity is smaller.
+        reason: Why it does not apply; "" if it does.
+        smallest: Whether no other bound of this quantity is smaller.
 
     >>> bound = all_bounds(1.0, 10)[1]
     >>> bound.quantity, bound.paper, round(bound.upper, 4)
@@ -189,24 +189,24 @@ def all_bounds(
     transition: Sequence[Sequence[float]] | None = None,
     prior: Sequence[float] | None = None,
 ) -> list[Bound]:
-    """Every bound for one clip, loss and noise, in the order loss, p_y, risk gaps, with the smallest of each marked.
+    """Return every bound for one clip, loss and noise, by quantity, with the smallest of each marked.
 
     The paper states them for p = inf. A smaller p gives sharper ones.
 
     Args:
-        tau, num_classes, delta, p: as for `loss_bounds`.
-        loss: the name of a loss.
-        knobs: of the loss, such as `{"q": 0.7}`.
+        tau, num_classes, delta, p: As for `loss_bounds`.
+        loss: The name of a loss.
+        knobs: Knobs of the loss, such as `{"q": 0.7}`.
         noise: "symmetric", "asymmetric" or "pair" (each class becomes the next one), or "instance", with its `rate`;
             or "transition" with its matrix. None: nothing about noise but the trivial bound, which always holds.
-        rate: the noise rate.
-        transition, prior: as for `asymmetric_risk_gap`.
+        rate: The noise rate.
+        transition, prior: As for `asymmetric_risk_gap`.
 
     Returns:
         One `Bound` per row of the table.
 
     Raises:
-        ValueError: if an option is missing or out of range.
+        ValueError: If an option is missing or out of range.
 
     >>> for bound in all_bounds(1.0, 10, noise="symmetric", rate=0.2):
     ...     if bound.smallest:
@@ -253,7 +253,7 @@ def _theorems(
     transition: Sequence[Sequence[float]] | None,
     prior: Sequence[float] | None,
 ) -> list[_Theorem]:
-    """The risk gaps to try, as (quantity, name, paper, theorem); one that does not apply raises ValueError."""
+    """Return the risk gaps to try, as (quantity, name, paper, theorem); one that does not apply raises ValueError."""
     matrix = noise == "transition"
     if noise not in (None, "symmetric", "asymmetric", "pair", "instance", "transition"):
         raise ValueError(
