@@ -25,6 +25,7 @@ from typing import Any
 
 import evidence_tables
 import head_tables
+import leaderboard_tables
 
 DOCS = Path(__file__).parent
 MARKED = re.compile(r"(<!-- generated: ([a-z0-9_ ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -275,6 +276,8 @@ def command_help() -> str:
 def generated(name: str) -> str:
     if name.startswith("evidence "):
         return evidence_tables.table(name.removeprefix("evidence "))
+    if name.startswith("leaderboard "):
+        return leaderboard_tables.table(name.removeprefix("leaderboard "))
     if name.startswith("heads "):
         return head_tables.table(name.removeprefix("heads "))
     others = {
