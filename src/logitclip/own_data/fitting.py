@@ -34,6 +34,7 @@ from logitclip.own_data.page import write_page
 from logitclip.own_data.parts import Parts
 from logitclip.own_data.planning import AUTO, FOLDS, SEARCHED_ROWS, Plan, make_plan
 from logitclip.own_data.predictions import predictions_to_bytes
+from logitclip.own_data.reasons import columns_that_mattered
 from logitclip.own_data.source import Options, look
 from logitclip.own_data.tables import Table
 from logitclip.runs.claims import claim
@@ -183,8 +184,8 @@ def find_issues(data: Any, label: Any = None, *, out: str | Path = "issues", fas
         fast: Leave the network out: it takes most of the time.
 
     Returns:
-        A pandas data frame, most suspicious label first: `row` (row number or file name), `given`, `suggested`, `score`
-        and `wrong`.
+        A pandas data frame, most suspicious label first: `row` (row number or file name), `given`, `suggested`,
+        `score`, `wrong`, and `values`, the columns that mattered for it.
 
     Raises:
         ValueError: If the data cannot be used, or training fails.
@@ -248,13 +249,14 @@ def _fit(
             final.append((_learn(plan, learner, weight, parts), share))
         on_progress((len(learners) + i + 1) / steps)
     final, temperature = _calibrate(plan, final, issues, beside.get("val"))
-    write_issues(out / ISSUES, issues, source)
     found = {name: _accuracy(final, rows) for name, rows in beside.items()}
     origin |= {"temperature": temperature, **{f"{name}_accuracy": share for name, share in found.items()}}
     model = _write_model(out, plan, final, combined, issues, origin)
     if source.unlabelled is not None:
         _write_unlabelled(out / UNLABELLED, model, source)
-    write_page(out / PAGE, model, source, issues)
+    mattered = columns_that_mattered(model, source, issues)
+    write_issues(out / ISSUES, issues, source, mattered)
+    write_page(out / PAGE, model, source, issues, mattered)
     parts.remove()
     on_progress(1.0)
     return model

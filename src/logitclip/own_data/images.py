@@ -124,7 +124,7 @@ class Images(Kind):
         reason = "" if self.size == self.pixels else f", reduced from {self.pixels} because there is no GPU"
         return f"images of {self.size}x{self.size} pixels{reason}"
 
-    def show(self, i: int) -> str:
+    def show(self, i: int, names: Sequence[str] = ()) -> str:
         return self.names[i]
 
     def picture(self, i: int) -> str | None:

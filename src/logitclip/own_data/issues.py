@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -147,15 +148,24 @@ def count_marked(wrong: int, judged: int, *, learnt: bool = True) -> str:
     )
 
 
-def write_issues(path: Path, issues: Issues, source: Source) -> None:
-    """Write all scored rows as CSV, the most suspicious first."""
+def write_issues(path: Path, issues: Issues, source: Source, mattered: Mapping[int, Sequence[str]]) -> None:
+    """Write all scored rows as CSV, the most suspicious first.
+
+    Args:
+        path: The file.
+        issues: The scores.
+        source: The data.
+        mattered: Position of a row -> columns whose values are written; the others get none.
+    """
     text = io.StringIO()
     table = csv.writer(text)
-    table.writerow(["row", "given", "suggested", "score", "wrong"])
+    table.writerow(["row", "given", "suggested", "score", "wrong", "values"])
     names, classes, labels = source.rows.names, source.class_names, source.labels
     for i in issues.ranking.tolist():
         cells = [names[i], classes[int(labels[i])], classes[int(issues.suggested[i])]]
-        table.writerow([*map(guard_formula, cells), f"{issues.scores[i]:.4f}", str(bool(issues.wrong[i])).lower()])
+        values = guard_formula(source.kind.show(i, mattered[i])) if i in mattered else ""
+        wrong = str(bool(issues.wrong[i])).lower()
+        table.writerow([*map(guard_formula, cells), f"{issues.scores[i]:.4f}", wrong, values])
     files.replace(path, text.getvalue().encode())
 
 

@@ -91,8 +91,8 @@ class Kind(ABC):
     def describe(self, rows: Rows) -> str:
         """Say what a learner sees of a row, as in "12 features"."""
 
-    def show(self, i: int) -> str:
-        """Return what people should read of training row `i`."""
+    def show(self, i: int, names: Sequence[str] = ()) -> str:
+        """Return what people should read of training row `i`; of a table, the columns `names`."""
         return ""
 
     def picture(self, i: int) -> str | None:

@@ -130,7 +130,7 @@ class Model:
         """The labels that are probably wrong, most suspicious first: a pandas data frame, see docs/wrong_labels.md."""
         import pandas as pd
 
-        names = ("row", "given", "suggested")
+        names = ("row", "given", "suggested", "values")
         return pd.read_csv(
             self.folder / ISSUES,
             converters=dict.fromkeys(names, unguard_formula),

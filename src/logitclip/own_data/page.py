@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ MATRIX = 20  # classes up to which the transition matrix is shown
 TEMPLATE = "own_data.html"
 
 
-def write_page(path: Path, model: Model, source: Source, issues: Issues) -> None:
+def write_page(path: Path, model: Model, source: Source, issues: Issues, mattered: Mapping[int, Sequence[str]]) -> None:
     """Write the page.
 
     Args:
@@ -25,6 +26,7 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues) -> None
         model: The fitted model.
         source: The data it was fitted on.
         issues: The scores of its labels.
+        mattered: Position of a row -> the columns to show.
     """
     page = figures.render(
         TEMPLATE,
@@ -41,7 +43,7 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues) -> None
                 "suggested": source.class_names[issues.suggested[i]],
                 "score": f"{issues.scores[i]:.3f}",
                 "wrong": bool(issues.wrong[i]),
-                "text": source.kind.show(i)[:300],
+                "text": source.kind.show(i, mattered.get(i, ()))[:300],
                 "image": source.kind.picture(i),
             }
             for i in map(int, issues.ranking[:SHOWN])

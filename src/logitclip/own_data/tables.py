@@ -78,8 +78,8 @@ class Table(Kind):
     def describe(self, rows: Rows) -> str:
         return f"{rows.features.shape[1]} features"
 
-    def show(self, i: int) -> str:
-        values = {name: value_text(self.columns[name], i) for name in self.shown_columns}
+    def show(self, i: int, names: Sequence[str] = ()) -> str:
+        values = {name: value_text(self.columns[name], i) for name in names or self.shown_columns}
         return next(iter(values.values())) if len(values) == 1 else ", ".join(f"{k} {v}" for k, v in values.items())
 
     @property
