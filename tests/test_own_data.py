@@ -906,16 +906,15 @@ def test_issues_never_changes_a_model_that_fit_made(people, tmp_path, caplog):
 
 
 def test_the_columns_that_mattered_are_shown(tmp_path):
-    """Of thirty columns two decide, by their product: no column says anything by itself."""
+    """Of all columns one decides, and it is not among the first four; of thirty, not all can be tried."""
     rng = np.random.default_rng(0)
     for count in (8, 30):
         frame = pd.DataFrame(rng.normal(size=(300, count)), columns=[f"c{i}" for i in range(count)])
-        frame["c6"], frame["c7"] = rng.choice([-1.0, 1.0], (2, 300)) + rng.normal(0, 0.1, (2, 300))
-        true = np.where(frame["c6"] + (0.3 if count == 30 else 1) * frame["c7"] > 0, "u", "v")
+        true = np.where(frame["c6"] > 0, "u", "v")
         frame["kind"] = np.where(rng.random(300) < 0.1, "u", true)
         model = lc.fit(frame, "kind", out=tmp_path / str(count), learner="forest,logistic")
         first = model.issues.head(5)["values"]
-        assert first.str.contains("c6 ").all()
+        assert first.str.startswith("c6 ").all()
         page = (model.folder / "page.html").read_text(encoding="utf-8")
         assert all(value in page for value in first)
         assert model.issues["values"].str.len().gt(0).sum() >= 60
