@@ -202,6 +202,7 @@ USES = {
     "clip_logits": "lc.clip_logits(z, 1.0)",
     "data": "lc.data.load",
     "extended_logit_norm": "lc.extended_logit_norm(z, z)",
+    "find_issues": "lc.find_issues.__doc__",
     "fit": "lc.fit.__doc__",
     "l1_penalty": "lc.l1_penalty([z])",
     "linear_cross_entropy": "lc.linear_cross_entropy(z, z, y, tau=1.0)",

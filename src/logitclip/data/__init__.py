@@ -23,7 +23,7 @@ from logitclip.data.dataset import (
     data_folder,
     defaults_of,
     with_defaults,
-    with_protocol,
+    with_protocol,  # noqa: F401 (its old name, not listed)
 )
 
 __all__ = [
@@ -42,7 +42,6 @@ __all__ = [
     "normalise",
     "transform",
     "with_defaults",
-    "with_protocol",
 ]
 
 
