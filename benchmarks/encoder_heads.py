@@ -54,6 +54,13 @@ GRIDS: tuple[dict[str, tuple[Any, ...]], ...] = (
         "epochs": (20,),
         "clip": ("none", "norm:temp=1", "norm:temp=2.5", "norm:temp=5"),
     },
+    {  # the range of temp
+        "model": ("mlp:depth=0",),
+        "lr": (0.01,),
+        "weight_decay": (5e-2,),
+        "epochs": (20,),
+        "clip": ("norm:temp=0.25", "norm:temp=0.5", "norm:temp=10"),
+    },
     {  # a hidden layer
         "model": ("mlp:width=256,depth=1",),
         "lr": (0.01,),
