@@ -49,6 +49,7 @@ def test_texts_are_fitted_and_predicted_with_an_encoder(reviews, bert, tmp_path)
     again = lc.load(tmp_path / "model").predict(reviews)
     assert again.equals(model.predict(reviews))
     assert model.facts["encoder"]["identity"] == encoders.identify(f"hf:{bert}")
+    assert {one["name"]: one["weight"] for one in model.facts["learners"]} == {"network": 0.5, "logistic": 0.5}
 
 
 def test_photos_are_fitted_and_predicted_with_an_encoder(vit, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +43,7 @@ class Votes:
     accuracies: dict[str, float]
 
 
-def combine(votes: Mapping[str, Vote], labels: np.ndarray) -> Votes:
+def combine(votes: Mapping[str, Vote], labels: np.ndarray, alike: Collection[str] = ()) -> Votes:
     """Combine what several learners say.
 
     On the labels the learners vote with weights by `weigh`, and the mean is adjusted for classes that lose more labels
@@ -52,6 +52,7 @@ def combine(votes: Mapping[str, Vote], labels: np.ndarray) -> Votes:
     Args:
         votes: The learners' votes by name.
         labels: Noisy labels [n] of the same rows.
+        alike: Learners that make up the final model in equal shares, if all of them voted.
 
     Returns:
         The votes together.
@@ -63,11 +64,13 @@ def combine(votes: Mapping[str, Vote], labels: np.ndarray) -> Votes:
     }
     both = [found.argmax(1) for one in each.values() for found in (one, adjust_for_classes(one, labels))]
     predictions, trusted = np.stack(both), weigh(right)
+    equal = bool(alike) and set(alike) <= set(votes)
+    shares = {name: (name in alike) / len(alike) for name in votes} if equal else share_out(right)
     return Votes(
         adjust_for_classes(sum((trusted[name] * one for name, one in each.items()), np.zeros(1)), labels),
         np.where((predictions == predictions[0]).all(0), predictions[0], -1),
         float((predictions[1::2] != labels).mean(1).max()),
-        share_out(right),
+        shares,
         {name: float(one.mean()) for name, one in right.items()},
     )
 

@@ -126,6 +126,10 @@ class _Encoded:
     encoding: Encoding | None
     mean: tuple[float, ...]
     hint = ""
+    alike = (
+        "network",
+        "logistic",
+    )  # measured by benchmarks/encoder_fit.py; noisy labels prefer what repeats their errors
 
     def network(self, rows: int) -> dict[str, Any]:
         names = ("model", "lr", "weight_decay", "batch_size", "epochs", "augment")

@@ -239,7 +239,7 @@ def _fit(
         votes[learner.name] = _vote(plan, learner, parts)
         on_progress((i + 1) / steps)
     judged = make_folds(source, FOLDS, plan.seed).judged
-    combined = combine(votes, source.labels[judged])
+    combined = combine(votes, source.labels[judged], source.kind.alike)
     reviewed = None if source.reviewed is None else source.reviewed[judged]
     issues = spread_over(judge_labels(combined, source.labels[judged], reviewed), judged, source.labels)
     weight, final = _weights(plan, issues), []

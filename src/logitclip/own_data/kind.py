@@ -61,6 +61,7 @@ class Kind(ABC):
     mean: tuple[float, ...] = ()  # of the channels of images
     std: tuple[float, ...] = ()
     hint: ClassVar[str] = ""  # what `fit` should say about this kind of data
+    alike: ClassVar[tuple[str, ...]] = ()  # learners of the final model in equal shares; else held-out labels decide
 
     @classmethod
     @abstractmethod

@@ -88,9 +88,13 @@ class Plan:
                 f"Learner: {names[0]}. It judges every label out of fold, and learns again without the marked."
             )
         else:
+            alike = self.source.kind.alike
+            shares = f"In the model, {' and '.join(alike)} count the same."
+            if not alike or not set(alike) <= set(names):
+                shares = "Held-out noisy labels decide how much each counts."
             lines.append(
                 f"Learners: {', '.join(names)}. Each predicts every row without its label; they vote on the labels, "
-                "and learn again without the doubtful ones. Held-out noisy labels decide how much each counts."
+                f"and learn again without the doubtful ones. {shares}"
             )
         return lines
 
