@@ -1,24 +1,33 @@
-"""Takes the picture of the page that `logitclip fit` writes, in Chromium: docs/img/fit_page.png.
+"""Takes the pictures of the pages that people see, in Chromium: fit_page.png, review_page.png, review_grid.png.
 
     python docs/screenshots.py
 
-178 wines of scikit-learn, 36 of them with the name of another kind, as in the README. tests/test_docs.py fits the same.
+The page of `logitclip fit` for 178 wines of scikit-learn, 36 of them with the name of another kind, as in the README
+(tests/test_docs.py fits the same); and the page of `logitclip review` for 600 handwritten digits, a tenth of them in
+the wrong folder, one by one and as a grid on a dark screen. All are as wide as a page shows them without shrinking
+their text.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
+import io
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_wine
+from sklearn.datasets import load_digits, load_wine
 
-DOCS = Path(__file__).parent
-WIDTH, HEIGHT = 860, 520
-ROWS = 14  # to be seen, with those of the matrix above
+IMAGES = Path(__file__).parent / "img"
+WIDTHS = {"fit": 860, "review": 760}  # in pixels: a page shows them at about 736
+HEIGHT = 620
+ROWS = 14  # of the tables on the page of fit to be seen: those of the matrix, and ten suspicious labels
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
 def write_wines(path: Path) -> list[int]:
@@ -33,38 +42,92 @@ def write_wines(path: Path) -> list[int]:
     return wrong.tolist()
 
 
-def take(page: Path, out: Path) -> None:
-    """Save the list of suspicious labels of a page as a picture, on a light screen."""
+def write_digits(folder: Path) -> None:
+    """Write 600 digits as pictures, a folder for each class, every tenth in the next one."""
+    from PIL import Image
+
+    digits: Any = load_digits()
+    for i, (pixels, label) in enumerate(zip(digits.images[:600], digits.target[:600], strict=True)):
+        kind = folder / NAMES[(label + (i % 10 == 0)) % 10]
+        kind.mkdir(parents=True, exist_ok=True)
+        wide = np.pad(255 - 15.9 * pixels, ((1, 1), (8, 8)), constant_values=255).astype(np.uint8)  # so it is not high
+        Image.fromarray(wide).resize((240, 100), Image.Resampling.BICUBIC).save(kind / f"{i:04}.png")
+
+
+@contextlib.contextmanager
+def open_browser() -> Iterator[Any]:
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
     options.binary_location = "/usr/bin/chromium"
-    for argument in ("--headless=new", "--no-sandbox", "--hide-scrollbars", f"--window-size={WIDTH},{HEIGHT}"):
+    for argument in ("--headless=new", "--no-sandbox", "--hide-scrollbars"):
         options.add_argument(argument)
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService("/usr/bin/chromedriver"))
     try:
-        light = {"features": [{"name": "prefers-color-scheme", "value": "light"}]}
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", light)
-        size = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1.5, "mobile": False}
-        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        browser.get(page.resolve().as_uri())
-        browser.execute_script("[...document.querySelectorAll('h2')].at(-1).scrollIntoView()")
-        time.sleep(1)
-        end = browser.execute_script(f"return document.querySelectorAll('tr')[{ROWS}].getBoundingClientRect().bottom")
-        clip = {"x": 0, "y": browser.execute_script("return scrollY"), "width": WIDTH, "height": end, "scale": 1}
-        picture = browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip})
-        out.write_bytes(base64.b64decode(picture["data"]))
+        yield browser
     finally:
         browser.quit()
+
+
+def set_screen(browser: Any, width: int, height: int, scheme: str) -> None:
+    size = {"width": width, "height": height, "deviceScaleFactor": 1.5, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    features = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", features)
+
+
+def take(browser: Any, name: str, height: float) -> None:
+    """Save what the browser shows, from the top down to `height`, with few colours."""
+    from PIL import Image
+
+    time.sleep(1.5)  # pictures are loaded
+    width, top = browser.execute_script("return [innerWidth, scrollY]")
+    clip = {"x": 0, "y": top, "width": width, "height": height, "scale": 1}
+    picture = base64.b64decode(browser.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip})["data"])
+    few = Image.open(io.BytesIO(picture)).convert("P", palette=Image.Palette.ADAPTIVE, colors=64)
+    few.save(IMAGES / name, optimize=True)
+
+
+def take_fit(browser: Any, page: Path) -> None:
+    set_screen(browser, WIDTHS["fit"], HEIGHT, "light")
+    browser.get(page.resolve().as_uri())
+    browser.execute_script("[...document.querySelectorAll('h2')].at(-1).scrollIntoView()")
+    script = f"return document.querySelectorAll('tr')[{ROWS}].getBoundingClientRect().bottom"
+    take(browser, "fit_page.png", browser.execute_script(script))
+
+
+def take_review(browser: Any, model: Any) -> None:
+    from logitclip.own_data.review import Review
+    from logitclip.own_data.rows import Rows
+    from logitclip.own_data.server import make_server, open_socket
+
+    listener, secret = open_socket(), "a-secret"
+    server = make_server(Review(model, Rows(model), 40), listener, secret)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        set_screen(browser, WIDTHS["review"], 760, "light")
+        browser.get(f"http://127.0.0.1:{listener.getsockname()[1]}/?key={secret}")
+        take(browser, "review_page.png", 760)
+        set_screen(browser, WIDTHS["review"], HEIGHT, "dark")
+        browser.find_element("tag name", "body").send_keys("g")
+        take(browser, "review_grid.png", HEIGHT)
+    finally:
+        server.should_exit = True
+        thread.join(60)
 
 
 def main() -> None:
     import logitclip as lc
 
-    with tempfile.TemporaryDirectory() as folder:
-        write_wines(Path(folder) / "wines.csv")
-        lc.fit(Path(folder) / "wines.csv", "kind", out=Path(folder) / "model")
-        take(Path(folder) / "model" / "page.html", DOCS / "img" / "fit_page.png")
+    with tempfile.TemporaryDirectory() as name, open_browser() as browser:
+        folder = Path(name)
+        write_wines(folder / "wines.csv")
+        lc.fit(folder / "wines.csv", "kind", out=folder / "wines")
+        take_fit(browser, folder / "wines" / "page.html")
+        write_digits(folder / "digits")
+        model = lc.fit(folder / "digits", out=folder / "model", learner="forest,logistic,neighbours")
+        take_review(browser, model)
 
 
 if __name__ == "__main__":
