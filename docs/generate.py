@@ -2,6 +2,7 @@
 
     python docs/generate.py            write them
     python docs/generate.py --notebook run the notebook and store its outputs
+    python docs/generate.py --readme   fit the wines and store what fit prints in README.md
     python docs/generate.py --check    fail if a page is not current (pictures are not compared)
 
 A page marks the place of a table with two comments, `<!-- generated: losses -->` and `<!-- end -->`; everything between
@@ -19,7 +20,10 @@ import json
 import math
 import os
 import re
+import subprocess
 import sys
+import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +347,34 @@ def run_notebook() -> None:
     NOTEBOOK.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
+# -- the README --------------------------------------------------------------------------------------------------------
+
+SHOWN = 4  # lines of issues.csv, with its head
+
+
+def fit_wines(folder: Path) -> tuple[str, list[str], list[int]]:
+    """Fit the wines of the README: what fit prints, the lines of issues.csv, and the rows that are really wrong."""
+    from screenshots import write_wines
+
+    wrong = write_wines(folder / "wines.csv")
+    fit = [sys.executable, "-m", "logitclip", "fit", "wines.csv", "--label", "kind", "--out", "model"]
+    done = subprocess.run(fit, cwd=folder, capture_output=True, text=True, encoding="utf-8", timeout=300, check=True)
+    return done.stdout, (folder / "model" / "issues.csv").read_text(encoding="utf-8").splitlines(), wrong
+
+
+def update_readme() -> None:
+    """Store the first two sentences that fit prints, wrapped, and the first lines of its list."""
+    with tempfile.TemporaryDirectory() as folder:
+        printed, issues, _ = fit_wines(Path(folder))
+    wrapped = [textwrap.fill(line, 96, break_on_hyphens=False) for line in printed.splitlines()[:2]]
+    block = "\n".join([*wrapped, "", *issues[:SHOWN]])
+    page = DOCS.parent / "README.md"
+    text = page.read_text(encoding="utf-8")
+    page.write_text(
+        re.sub(r"```text\n.*?```", lambda _: f"```text\n{block}\n```", text, flags=re.DOTALL), encoding="utf-8"
+    )
+
+
 def main() -> None:
     if "--check" in sys.argv[1:]:
         stale = write_pages(check=True)
@@ -351,6 +383,9 @@ def main() -> None:
         return
     if "--notebook" in sys.argv[1:]:
         run_notebook()
+        return
+    if "--readme" in sys.argv[1:]:
+        update_readme()
         return
     import pictures
 
