@@ -89,7 +89,7 @@ def test_few_parameters():
         count = len([argument for argument in given if argument not in ("self", "cls")])
         if count > MOST_PARAMETERS and not knobs_of_a_registry(node, name):
             found.add(name.replace("data._loading", "data"))
-    assert found == ENTRY_POINTS
+    assert found <= ENTRY_POINTS
 
 
 def test_no_function_is_named_by_a_bare_participle():

@@ -145,28 +145,16 @@ def fit(
         raise ValueError("bundle copies an encoder into the model folder: name one with encoder.")
     with downloads_allowed(download):
         source = look(data, label, columns, encoding=encoding)
-    plan = make_plan(
-        source,
-        clip=clip,
-        learner=learner,
-        balance=balance,
-        five_folds=find_issues,
-        jobs=jobs,
-        seed=seed,
-        **options,
-    )
+    options |= {"clip": clip, "learner": learner, "balance": balance, "jobs": jobs, "seed": seed}
+    plan = make_plan(source, five_folds=find_issues, **options)
     _check_writable(out)
     with claim(out):
         if on_plan is not None:
             on_plan(plan)
         try:
             origin = {"path": _keep_data(data, source, out), "options": asdict(columns)}
-            named = {"val": val, "test": test}
-            beside = {
-                name: read_labelled(rows, source.kind, source.class_names, name)
-                for name, rows in named.items()
-                if rows is not None
-            }
+            named = {name: rows for name, rows in (("val", val), ("test", test)) if rows is not None}
+            beside = {n: read_labelled(rows, source.kind, source.class_names, n) for n, rows in named.items()}
             model = _fit(plan, out, {"source": origin, "made_by": made_by}, beside, on_progress)
             if bundle:
                 copy_encoder(model.facts, out)
