@@ -208,22 +208,6 @@ def recipe_choices() -> str:
     return "\n\n".join(parts)
 
 
-def measured_losses() -> str:
-    """Accuracy of each loss without and with the clip, from an earlier run of Table 1 on digits."""
-    import csv
-
-    accuracy: dict[tuple[str, str, str], str] = {}
-    with (DOCS.parent / "results" / "losses_cpu.csv").open(encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            accuracy[row["loss"], row["clip"], row["noise"]] = f"{float(row['mean']):.1f}"
-    losses, clips, noises = (list(dict.fromkeys(key[i] for key in accuracy)) for i in range(3))
-    lines = [f"| loss | {' | '.join(f'`{noise}`' for noise in noises)} |", "|---" * (len(noises) + 1) + "|"]
-    for loss in losses:
-        cells = " | ".join(" → ".join(accuracy[loss, clip, noise] for clip in clips) for noise in noises)
-        lines.append(f"| `{loss}` | {cells} |")
-    return "\n".join(lines)
-
-
 def tuning_table() -> str:
     """`auto` against the grid, temp 1 and no clip, from benchmarks/tuning.py."""
     from logitclip.studies.tables import label
@@ -292,7 +276,6 @@ def generated(name: str) -> str:
         "loss settings": loss_settings,
         "loss authors": authors_losses,
         "choices": recipe_choices,
-        "measured losses": measured_losses,
         "other losses": other_losses,
         "tuning": tuning_table,
         "command help": command_help,
