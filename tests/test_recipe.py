@@ -314,7 +314,7 @@ CELLS = {  # smoke, cpu, mini, full
     "figure3": (6, 45, 12, 60),
     "figure4": (6, 45, 12, 60),
     "first_sight": (20, 60, 20, 60),
-    "leaderboard": (16, 288, 1008, 1008),
+    "leaderboard": (16, *(count * len([*LOSSES]) for count in (8, 28, 28))),
     "memorisation": (2, 24, 30, 30),
     "methods": (11, 150, 22, 150),
     "quickstart": (12, 36, 12, 36),
@@ -335,6 +335,23 @@ CELLS = {  # smoke, cpu, mini, full
 def test_number_of_cells(name: str) -> None:
     assert recipe_scales(name) == ["smoke", "cpu", "mini", "full"]
     assert tuple(len(load_recipe(name, scale).cells) for scale in recipe_scales(name)) == CELLS[name]
+
+
+def test_a_loss_of_a_plugin_is_one_more_row(tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from logitclip.losses import loss\n@loss(tune={'a': (1, 2, 3, 4, 5)})\n"
+        "def of_a_plugin(log_p, *, a: float = 2.0):\n    return -a * log_p\n",
+        encoding="utf-8",
+    )
+    own = tmp_path / "own.toml"
+    own.write_text(f'[base]\nplugin = ["{plugin}"]\n[grid]\nloss = ["*"]\n', encoding="utf-8")
+    try:
+        found = [cell.config.loss for cell in load_recipe(str(own), plugin=[str(plugin)]).cells]
+    finally:
+        LOSSES._entries.pop("of_a_plugin", None)
+    assert len(found) == len([*LOSSES]) + 1
+    assert {"of_a_plugin:a=auto", "gce:q=auto", "unhinged"} < set(found)
 
 
 def test_table_1_on_a_laptop_takes_about_a_thousand_runs() -> None:

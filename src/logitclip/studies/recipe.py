@@ -13,7 +13,7 @@ A recipe is a TOML file. Every key is optional, unless noted::
     [grid]                       # the cells are the product of these axes: fields of RunConfig or your own names
     clip = ["none", "norm:temp=grid"]
     noise = ["symmetric:rate=0.5", "real"]
-    seed = [0, 1, 2]
+    seed = [0, 1, 2]             # loss = ["*"]: every loss, also those of plugins, with its main knob tuned
 
     [variant.real]               # a value of an axis with such a section stands for these fields
     noise = "real:set=worst"
@@ -354,6 +354,7 @@ def _grid(section: _Values, where: str, variants: Mapping[str, _Values]) -> _Gri
     """Return the axes with their values in canonical spelling."""
     grid = {}
     for axis, values in section.items():
+        values = _every_loss() if axis == "loss" and values == ["*"] else values
         if not isinstance(values, list) or not values:
             raise ValueError(f"{axis} in [{where}] must be a list of one value or more, got {values!r}.")
         for value in values:
@@ -368,6 +369,14 @@ def _grid(section: _Values, where: str, variants: Mapping[str, _Values]) -> _Gri
         if len(grid[axis]) < len(values):
             raise ValueError(f"{axis} in [{where}] has a value twice: {values}.")
     return grid
+
+
+def _every_loss() -> list[str]:
+    """Every loss, also those of plugins, with its main knob to be tuned."""
+    from logitclip.losses import LOSSES
+
+    knobs: dict[str, Any] = {name: LOSSES[name] for name in LOSSES}
+    return [f"{name}:{next(iter(loss.tune))}=auto" if loss.tune else name for name, loss in knobs.items()]
 
 
 def _cells(grid: _Grid, fixed: _Values, variants: Mapping[str, _Values]) -> Iterator[_Draft]:
