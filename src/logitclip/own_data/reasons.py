@@ -68,11 +68,11 @@ def _candidates(kind: Table, labels: np.ndarray) -> list[str]:
     names = list(kind.used)
     if len(names) <= CANDIDATES:
         return names
-    said = {name: _explained(kind.columns[name], labels) for name in names}
+    said = {name: _predictive_share(kind.columns[name], labels) for name in names}
     return sorted(names, key=lambda name: -said[name])[:CANDIDATES]
 
 
-def _explained(column: Column, labels: np.ndarray) -> float:
+def _predictive_share(column: Column, labels: np.ndarray) -> float:
     """Return the share of the labels that the most frequent class of each category, or bin of numbers, predicts."""
     if isinstance(column, TextColumn):
         codes = column.codes + 1

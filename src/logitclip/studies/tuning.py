@@ -265,14 +265,14 @@ def study(
 
     name = f"{option} {config_of({option: low}).id}"  # the rest of the config decides the id
     states = optuna.trial.TrialState
-    with _storage_explained(storage):
+    with _explain_storage_errors(storage):
         found = optuna.create_study(
             storage=_storage(storage), study_name=name, direction="maximize", load_if_exists=True
         )
         _resume_trials(found, states, config_of)
     failures = 0  # of this call: so a study of failures ends as well
     while True:
-        with _storage_explained(storage):
+        with _explain_storage_errors(storage):
             ended = len(found.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED)))
             if ended + failures >= count:
                 return found
@@ -289,7 +289,7 @@ def study(
         diverged = isinstance(result, Failure) and result.final  # it has no score, and would have none again
         failures += score is None and not diverged
         state = states.COMPLETE if score is not None else states.PRUNED if diverged else states.FAIL
-        with _storage_explained(storage):
+        with _explain_storage_errors(storage):
             # Another process may have taken this trial for a killed one, and have repeated it.
             found.tell(asked, score, state, skip_if_finished=True)
 
@@ -316,7 +316,7 @@ def _resume_trials(study: Any, states: Any, config_of: Callable[[Mapping[str, An
 
 
 @contextlib.contextmanager
-def _storage_explained(storage: str | None) -> Iterator[None]:
+def _explain_storage_errors(storage: str | None) -> Iterator[None]:
     """Explain errors of the file or database of a study; their types depend on the database."""
     try:
         yield
