@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
-from logitclip.data._columns import Column, Dates, TextColumn, Unusable, take
+from logitclip.data._columns import Column, Dates, TextColumn, take
 from logitclip.own_data.issues import Issues
 from logitclip.own_data.kind import Source
 from logitclip.own_data.model import Model
@@ -14,7 +12,7 @@ from logitclip.own_data.tables import Table
 
 SHOWN = 4  # columns of a row that people see
 FIRST = 60  # rows that are explained at least
-MOST_CELLS = 4_000  # rows times columns that are explained at most, beyond the first rows
+MOST_CELLS = 600  # rows times columns that are explained at most, beyond the first rows
 CANDIDATES = 20  # columns that are tried; of more, those that say most about the label by themselves
 BINS = 10  # of numbers
 
@@ -23,7 +21,7 @@ def columns_that_mattered(model: Model, source: Source, issues: Issues) -> dict[
     """Return the columns that mattered most for suspicious rows, the most important first.
 
     A column matters for a row if the probability of the given label changes when its value is replaced by a typical
-    one: the median, or the most frequent category.
+    one: either quartile, or either of the two most frequent categories.
 
     Args:
         model: The model.
@@ -39,29 +37,37 @@ def columns_that_mattered(model: Model, source: Source, issues: Issues) -> dict[
     names = _candidates(kind, source.labels)
     count = max(FIRST, min(int(issues.wrong.sum()), MOST_CELLS // len(names)))
     rows = issues.ranking[:count]
-    given = source.labels[rows]
-
-    def probability(columns: Mapping[str, Column]) -> np.ndarray:
-        found = model.probabilities_of(kind.rows(columns))
-        return np.log(np.maximum(found[np.arange(len(rows)), given], 1e-6))
-
-    as_it_is = take(kind.columns, rows)
-    before = probability(as_it_is)
-    effects = np.stack(
-        [np.abs(probability({**as_it_is, name: _typical(kind.columns[name], len(rows))}) - before) for name in names]
-    )
+    # All replacements as one table: the rows as they are, then a copy of them for each typical value.
+    copies = [(name, typical) for name in names for typical in _typical(kind.columns[name])]
+    tall = take(kind.columns, np.tile(rows, 1 + len(copies)))
+    for k, (name, typical) in enumerate(copies, start=1):
+        _replace(tall[name], slice(k * len(rows), (k + 1) * len(rows)), typical)
+    found = model.probabilities_of(kind.rows(tall)).reshape(1 + len(copies), len(rows), -1)
+    log_p = np.log(np.maximum(found[:, np.arange(len(rows)), source.labels[rows]], 1e-6))
+    effects = np.abs(log_p[1:] - log_p[0]).reshape(len(names), -1, len(rows)).sum(1)
     order = np.argsort(-effects, axis=0, kind="stable")[:SHOWN]
     return {int(row): [names[j] for j in order[:, i]] for i, row in enumerate(rows)}
 
 
-def _typical(column: Column, count: int) -> Column:
-    """Return a column of `count` typical values: the median, or the most frequent category."""
+def _typical(column: Column) -> list[float]:
+    """Return two typical values: the quartiles, or the codes of the two most frequent categories."""
     if isinstance(column, TextColumn):
-        return TextColumn(np.full(count, np.bincount(column.codes + 1).argmax() - 1), column.values)
-    if isinstance(column, Dates):
-        return Dates(np.full(count, np.nanmedian(column.days)))
-    assert not isinstance(column, Unusable)
-    return np.full(count, np.nanmedian(column))
+        frequent = np.argsort(-np.bincount(column.codes + 1, minlength=2), kind="stable")[:2] - 1
+        return frequent.tolist()
+    return np.nanquantile(_numbers(column), (0.25, 0.75)).tolist()
+
+
+def _replace(column: Column, where: slice, value: float) -> None:
+    if isinstance(column, TextColumn):
+        column.codes[where] = int(value)
+    else:
+        _numbers(column)[where] = value
+
+
+def _numbers(column: Column) -> np.ndarray:
+    values = column.days if isinstance(column, Dates) else column
+    assert isinstance(values, np.ndarray)
+    return values
 
 
 def _candidates(kind: Table, labels: np.ndarray) -> list[str]:
@@ -77,8 +83,7 @@ def _predictive_share(column: Column, labels: np.ndarray) -> float:
     if isinstance(column, TextColumn):
         codes = column.codes + 1
     else:
-        values = column.days if isinstance(column, Dates) else column
-        assert isinstance(values, np.ndarray)
+        values = _numbers(column)
         codes = np.searchsorted(np.nanquantile(values, np.linspace(0, 1, BINS + 1)[1:-1]), values)
     table = np.zeros((int(codes.max()) + 1, int(labels.max()) + 1))
     np.add.at(table, (codes, labels), 1)
