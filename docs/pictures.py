@@ -226,7 +226,11 @@ def geometry() -> Any:
 
     before = torch.tensor(POINTS_IN_PLANE, dtype=torch.float64)
     panels = []
-    for title, given in {"tau=1: onto the circle": {"tau": 1.0}, "temp=1.5: onto a smaller one": {"temp": 1.5}}.items():
+    clips: dict[str, dict[str, Any]] = {
+        "tau=1: onto the circle": {"tau": 1.0},
+        "temp=1.5: onto a smaller one": {"temp": 1.5},
+    }
+    for title, given in clips.items():
         after = lc.clip_logits(before, **given)
         moves = [
             {"x": a, "y": b, "x2": c, "y2": d, "moved": abs(a - c) + abs(b - d) > 0}
