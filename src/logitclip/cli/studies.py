@@ -53,9 +53,9 @@ def sweep(
     Example: logitclip sweep table1 --scale cpu
 
     The recipes of the paper have four scales. smoke: one epoch on a few digits, to see that it works; seconds. cpu: the
-    comparison on digits with a small network; minutes of a core. mini: a part of the real data with a small network;
-    minutes to hours. full: the paper's networks, data and epochs; for table1 that is about 56,000 hours of a core, so
-    it is for many GPUs. A sweep that would take more than 100 hours asks before it starts.
+    comparison on digits with a small network; minutes of a core, an hour for table1. mini: a part of the real data with
+    a small network; minutes to hours. full: the paper's networks, data and epochs; for table1 that is about 56,000
+    hours of a core, so it is for many GPUs. A sweep that would take more than 100 hours asks before it starts.
 
     Args:
         recipe: A recipe, see `logitclip list recipes`, or the path of a .toml file.
