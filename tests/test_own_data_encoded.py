@@ -64,6 +64,39 @@ def test_photos_are_fitted_and_predicted_with_an_encoder(vit, tmp_path):
     assert (known["class"] == known["row"].str[:3]).mean() > 0.9
 
 
+def test_a_relative_encoder_is_found_from_another_folder(vit, tmp_path, monkeypatch, command):
+    folder = save_photos(tmp_path / "photos", 40)
+    monkeypatch.chdir(vit.parent)
+    model = lc.fit(folder, encoder=f"hf:{vit.name}", out=tmp_path / "model", learner="logistic")
+    assert model.facts["encoder"]["spec"] == f"hf:name={vit.resolve()}"
+    monkeypatch.chdir(tmp_path)
+    code, _, err = command("predict", "model", "photos", "-o", "out.csv")
+    assert code == 0, err
+    right = (model.predict(folder)["class"] == model.predict(folder)["row"].str[:3]).mean()
+    assert f"{right:.1%} agree with the class folders" in err
+
+
+def test_predict_downloads_a_missing_encoder(vit, tmp_path, monkeypatch, command):
+    import huggingface_hub
+
+    asked = []
+
+    def ask(name, **options):
+        asked.append(options["local_files_only"])
+        if options["local_files_only"] and False not in asked:
+            raise FileNotFoundError(name)
+        return str(vit)
+
+    folder = save_photos(tmp_path / "photos", 40)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", ask)
+    lc.fit(folder, encoder="hf:me/tiny", out=tmp_path / "model", learner="logistic", download=True)
+    asked.clear()
+    code, _, err = command("predict", tmp_path / "model", folder, "-o", tmp_path / "out.csv")
+    assert (code, "add --download to fetch it" in err) == (2, True), err
+    code, _, err = command("predict", tmp_path / "model", folder, "-o", tmp_path / "out.csv", "--download")
+    assert code == 0, err
+
+
 def test_without_an_encoder_the_plan_says_what_one_would_bring(reviews, tmp_path):
     plans = []
     lc.fit(reviews, "kind", text="text", out=tmp_path / "model", learner="logistic", on_plan=plans.append)

@@ -191,6 +191,7 @@ def predict(
     *,
     out: Out = Path("predictions.csv"),
     probabilities: Flag = False,
+    download: Flag = False,
     json: Flag = False,
 ) -> None:
     """Predict classes with a fitted model.
@@ -202,13 +203,16 @@ def predict(
         data: A table with the columns that the model was fitted on, or a folder of images.
         out: The CSV file to write: row, class, and the calibrated probability that this is the true class.
         probabilities: Add a column for each class, with its probability.
+        download: Fetch the encoder of the model from the hub if it is missing.
         json: Print the predictions as a JSON list on stdout instead of writing a file.
     """
+    from logitclip.encoders import downloads_allowed
     from logitclip.own_data import load
 
     if not json and out.resolve() == data.resolve():
         raise ValueError(f"{out} is the data itself: name another file with -o.")
-    loaded = load(model)
+    with downloads_allowed(download):
+        loaded = load(model)
     if json:
         found = loaded.predict(data, probabilities=probabilities)
         show_json(found.to_dict("records"))

@@ -52,8 +52,11 @@ class Encoding:
         return kept.read().astype(np.float32)
 
     def resolve(self, takes: encoders.InputKind) -> Encoding:
-        """Return this with the encoder that `auto` stands for, in canonical form."""
+        """Return this with the encoder that `auto` stands for, in canonical form, and a folder with its whole path."""
         spec = encoders.AUTO[takes] if self.spec.strip() == "auto" else self.spec
+        name, knobs = encoders.ENCODERS.parse(spec)
+        if "name" in knobs and (folder := Path(os.path.expanduser(knobs["name"]))).is_dir():
+            spec = encoders.ENCODERS.format(name, {**knobs, "name": str(folder.resolve())})
         return replace(self, spec=encoders.ENCODERS.canonical(spec))
 
 

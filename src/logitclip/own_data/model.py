@@ -17,6 +17,7 @@ import numpy as np
 
 from logitclip import files
 from logitclip.data._columns import TextColumn, read_table_parts
+from logitclip.data._images import find_images
 from logitclip.data.table import column_text
 from logitclip.noise.estimate import CLEAN
 from logitclip.own_data.calibration import calibrate
@@ -190,7 +191,7 @@ class Model:
         return self.probabilities(data)[1]
 
     def agreement(self, data: Any, predicted: Any) -> str | None:
-        """Compare predictions with the labels in `data`, if it has the label column.
+        """Compare predictions with the labels in `data`, if it has the label column or class folders.
 
         Args:
             data: The argument of `predict`.
@@ -218,8 +219,9 @@ class Model:
         new = sorted({*counts} - {*self.class_names})
         are = "classes are" if len(new) > 1 else "class is"
         unknown = f" {len(new)} {are} new to the model and counted as wrong: {', '.join(new[:3])}." if new else ""
+        place = "class folders" if label is None else f"column {label!r}"
         return (
-            f"{right / counts.total():.1%} agree with the column {label!r}. If a share r of these labels is wrong, a "
+            f"{right / counts.total():.1%} agree with the {place}. If a share r of these labels is wrong, a "
             f"perfect classifier would agree with about 1 - r.{unknown}"
         )
 
@@ -235,12 +237,24 @@ class Model:
                 yield column_text(columns, label, "the data")
 
     def given_labels(self, data: Any) -> TextColumn | None:
-        """Return the label column of some data; None if it has none."""
+        """Return the label column of some data, or the class folders of images; None if there are none."""
         label = self.facts["label"]
-        if label is None or (isinstance(data, str | os.PathLike) and Path(data).is_dir()):
+        if isinstance(data, str | os.PathLike) and Path(data).is_dir():
+            return self._class_folders(Path(data))
+        if label is None:
             return None
         columns = read_columns(data, {label}) if isinstance(data, str | os.PathLike) or hasattr(data, "columns") else {}
         return column_text(columns, label, "the data") if label in columns else None
+
+    def _class_folders(self, folder: Path) -> TextColumn | None:
+        """Return the folder of each image as its label; None if no folder has the name of a class."""
+        names = [Path(name) for name in sorted(find_images(folder))]
+        labels = [name.parts[0] if len(name.parts) > 1 else "" for name in names]
+        values = sorted({*labels} - {""})
+        position = {value: i for i, value in enumerate(values)}
+        if not {*values} & {*self.class_names}:
+            return None
+        return TextColumn(np.array([position.get(label, -1) for label in labels]), values)
 
     def probabilities(self, data: Any) -> tuple[list[str], np.ndarray]:
         """Return row names and calibrated class probabilities [N, K]; a row of NaN where an image cannot be read."""
