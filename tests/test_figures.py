@@ -115,7 +115,7 @@ def test_lines_have_a_panel_a_colour_and_a_band(folder, rows, tmp_path):
     assert point["high"] - point["mean"] == pytest.approx(statistics.stdev(numbers))
     text = svg(chart, tmp_path / "lines.svg")
     shown = (
-        "Temps (on digits)",
+        "Temps",
         "test accuracy in %",
         "mlp width=32",
         "symmetric 50 %",

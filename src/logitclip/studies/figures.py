@@ -29,10 +29,10 @@ from logitclip.studies.tables import (
     label,
     measure_of,
     noisy_test,
+    paper_title,
     results_of,
     series,
     tabulate,
-    title,
 )
 from logitclip.text import printable
 
@@ -58,7 +58,7 @@ def draw(recipe: Recipe, rows: Sequence[CellOutcome]) -> Any:
         options = {key: value for key, value in recipe.figure.items() if key != "kind"}
         chart = FIGURES[recipe.figure["kind"]](recipe, rows, **options)
     noisy = noisy_test(rows)
-    head = title(recipe) if noisy is None else {"text": title(recipe), "subtitle": noisy}
+    head = paper_title(recipe) if noisy is None else {"text": paper_title(recipe), "subtitle": noisy}
     return _apply_style(chart.properties(title=head))
 
 
@@ -154,9 +154,11 @@ def _apply_style(chart: Any) -> Any:
         domainColor="#999",
         tickColor="#999",
         titleFontWeight="normal",
+        titleFontSize=13,
+        labelFontSize=12,
     )
-    return chart.configure_header(title=None, labelFontSize=12, labelFontWeight="bold").configure_legend(
-        titleFontWeight="normal", symbolStrokeWidth=2, symbolOpacity=1, labelLimit=300
+    return chart.configure_header(title=None, labelFontSize=13, labelFontWeight="bold").configure_legend(
+        titleFontWeight="normal", symbolStrokeWidth=2, symbolOpacity=1, labelLimit=300, labelFontSize=12
     )
 
 
@@ -269,7 +271,7 @@ def bars(recipe: Recipe, rows: Sequence[CellOutcome], *, x: str, y: str, panel: 
     heights = alt.Y("mean:Q", title=_title(y))
     boxes = base.mark_bar().encode(y=heights, color=alt.Color("series:N", title=None, sort=order))
     errors = base.mark_rule(size=1.2).encode(y="low:Q", y2="high:Q", color=alt.value("#333"))
-    numbers = base.mark_text(dy=-7, fontSize=9, color="#333").encode(y="high:Q", text=alt.Text("mean:Q", format=".1f"))
+    numbers = base.mark_text(dy=-7, fontSize=12, color="#333").encode(y="high:Q", text=alt.Text("mean:Q", format=".1f"))
     wide = max(320, 34 * len(order) * len(_order(points, "x")))
     return _in_panels(alt.layer(boxes, errors, numbers).properties(width=wide, height=240), points)
 
@@ -565,7 +567,7 @@ def _heat_map(matrix: list[list[float]], names: Sequence[str], title: str) -> di
     squares = base.mark_rect(color=COLOURS[0]).encode(
         opacity=alt.Opacity("share:Q", legend=None, scale=alt.Scale(domain=[0, 100], range=[0.04, 0.9]))
     )
-    numbers = base.mark_text(fontSize=10).encode(text=alt.Text("share:Q", format=".0f"))
+    numbers = base.mark_text(fontSize=12).encode(text=alt.Text("share:Q", format=".0f"))
     return _for_page(alt.layer(squares, *([numbers] if small else [])), values, height=300, title=title)
 
 

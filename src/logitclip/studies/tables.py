@@ -470,8 +470,13 @@ def results_of(rows: Iterable[CellOutcome]) -> list[Result]:
 
 def title(recipe: Recipe) -> str:
     """Return the item of the paper, the recipe's title, and the data and scale of these runs."""
+    return paper_title(recipe) + caption_title(recipe).removeprefix(recipe.title)
+
+
+def paper_title(recipe: Recipe) -> str:
+    """Return the item of the paper and the recipe's title, for figures."""
     item = f"{recipe.paper}: " if recipe.paper and not recipe.title.startswith(recipe.paper) else ""
-    return f"{item}{caption_title(recipe)}"
+    return f"{item}{recipe.title}"
 
 
 def caption_title(recipe: Recipe) -> str:
