@@ -28,7 +28,7 @@ from tyro.conf import OmitArgPrefixes, PositionalMetavarFromFieldName
 import logitclip
 from logitclip import files
 from logitclip.cli.output import Exit, fail, make_table, print_every_character, put, show
-from logitclip.cli.own_data import fit, issues, predict
+from logitclip.cli.own_data import export, fit, issues, predict
 from logitclip.cli.reference import bound, list_names, noise, paper
 from logitclip.cli.review import apply, review
 from logitclip.cli.runs import runs
@@ -45,6 +45,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "sweep": sweep,
     "fit": fit,
     "predict": predict,
+    "export": export,
     "issues": issues,
     "review": review,
     "apply": apply,

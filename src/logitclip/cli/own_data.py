@@ -1,4 +1,4 @@
-"""Commands for your own data: fit, predict, issues."""
+"""Commands for your own data: fit, predict, issues, export."""
 
 from __future__ import annotations
 
@@ -222,6 +222,26 @@ def predict(
     compared = loaded.agreement(data, found)
     if compared is not None:
         tell(compared)
+
+
+def export(model: Positional[Path], /, *, out: Out = Path("model.onnx")) -> None:
+    """Write a fitted model as an ONNX file, for programs without Python.
+
+    Example: logitclip export model -o model.onnx
+
+    Numbers, categories and features of an encoder can be exported. The inputs are the columns by name, [N, 1]: float64
+    for numbers, where NaN is missing, and text for categories, where an empty text is missing; or `features` of an
+    encoder, float32 [N, D]. The outputs are `probabilities` [N, K] and `class` [N].
+
+    Args:
+        model: The model folder.
+        out: The file to write.
+    """
+    from logitclip.own_data import load
+    from logitclip.own_data.export import export as write
+
+    write(load(model), out)
+    tell(f"The model is in {out}.")
 
 
 def _write_predictions(parts: Iterable[Any], out: Path) -> Any:
