@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from logitclip.clip import (
     norm_quantiles,
 )
 from logitclip.losses import LOSSES, TrainingState, check_class_dim, check_target, evaluate
+from logitclip.losses.contract import LossFunction
 from logitclip.losses.memory import GradientMemory
 from logitclip.noise import read_matrix
 from logitclip.registry import suggest
@@ -84,7 +85,7 @@ class Loss(nn.Module):
         if weight is not None and (weight.ndim != 1 or not weight.is_floating_point()):
             raise ValueError(f"class_weight must be a float per class, got {weight.dtype}, {tuple(weight.shape)}.")
         self.name, self.knobs = LOSSES.parse(loss, **knobs)
-        self.function: Any = LOSSES[self.name]
+        self.function = cast("LossFunction[...]", LOSSES[self.name])
         self.reduction: Reduction = reduction
         self.ignore_index = ignore_index
         self.register_buffer("weight", weight)

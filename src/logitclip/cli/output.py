@@ -10,9 +10,12 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from logitclip.text import printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _TO_COPY = re.compile(r"[`/\\]|\blogitclip [a-z]|(^| )--?[a-z]")  # a quoted command, a path, a command, an option
 
@@ -80,7 +83,7 @@ class Printable:
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
 
-def make_table(title: str, *columns: str, whole: Sequence[str] = ()) -> Any:
+def make_table(title: str, *columns: str, whole: Sequence[str] = ()) -> Table:
     """Make a table for `put`.
 
     Args:

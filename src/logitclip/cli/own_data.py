@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -18,6 +18,10 @@ from logitclip.cli.review import correct, fuse, show_round
 from logitclip.cli.training import stop_on_sigterm
 from logitclip.runs.results import Failed
 from logitclip.text import duration, guard_formula
+
+if TYPE_CHECKING:
+    from logitclip.own_data.model import Model
+    from logitclip.own_data.planning import Plan
 
 Out = Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
 Data = Annotated[Positional[Path], arg(metavar="DATA")]
@@ -261,7 +265,7 @@ def _write_predictions(parts: Iterable[Any], out: Path) -> Any:
     return pd.concat(classes, ignore_index=True)
 
 
-def _fit(data: Path, options: FitOptions, **others: Any) -> Any:
+def _fit(data: Path, options: FitOptions, **others: Any) -> Model:
     from logitclip.own_data import fit
 
     stop_on_sigterm()
@@ -285,7 +289,7 @@ class Pace:
     def __init__(self) -> None:
         self.started = self.told = time.monotonic()
 
-    def plan(self, plan: Any) -> None:
+    def plan(self, plan: Plan) -> None:
         for line in plan.lines():
             tell(line)
         self.started = self.told = time.monotonic()
@@ -298,14 +302,14 @@ class Pace:
             tell(f"{share:.0%} done, about {duration(max(1.0, left))} left")
 
 
-def _report(model: Any) -> None:
+def _report(model: Model) -> None:
     """Print the findings, and which labels the accuracy was measured on."""
     show(model.noise_summary)
     learners = ", ".join(f"{one['name']} {one['weight']:.0%}" for one in model.facts["learners"])
     show(f"{model.accuracy_summary} Learners: {learners}; clip {model.facts['clip']}.")
 
 
-def _content(model: Any) -> str:
+def _content(model: Model) -> str:
     return "thumbnails" if model.facts["kind"] == "image" else "their values"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
@@ -12,6 +12,10 @@ from logitclip.cli.options import File, Flag
 from logitclip.cli.output import make_table, show, show_json, tell
 from logitclip.cli.training import stop_on_sigterm
 from logitclip.text import counted
+
+if TYPE_CHECKING:
+    from logitclip.own_data.audit import Report
+    from logitclip.own_data.review import Review
 
 Model = Annotated[Positional[Path], arg(metavar="MODEL")]
 Count = Annotated[int, arg(metavar="INT")]
@@ -120,7 +124,7 @@ def apply(
         tell(f"Fit again: logitclip fit {out} --label {state.rows.source.kind.label}")
 
 
-def _warn(state: Any) -> None:
+def _warn(state: Review) -> None:
     """Name the answers that are not used."""
     if state.changed:
         tell(
@@ -138,7 +142,7 @@ def _join_rows(rows: list[str]) -> str:
     return f"row{'s' if len(rows) > 1 else ''} {', '.join(rows[:NAMED])}{more}"
 
 
-def _serve(state: Any, port: int, *, no_browser: bool) -> None:
+def _serve(state: Review, port: int, *, no_browser: bool) -> None:
     import secrets
     import webbrowser
 
@@ -157,7 +161,7 @@ def _serve(state: Any, port: int, *, no_browser: bool) -> None:
         server.run(sockets=[listener])
 
 
-def _as_json(state: Any, found: Any) -> dict[str, Any]:
+def _as_json(state: Review, found: Report | None) -> dict[str, Any]:
     from dataclasses import asdict
 
     progress = state.state()
@@ -170,7 +174,7 @@ def _as_json(state: Any, found: Any) -> dict[str, Any]:
     return shared
 
 
-def _show_report(state: Any, found: Any) -> None:
+def _show_report(state: Review, found: Report | None) -> None:
     """Print the progress, and what an audit says beside the estimate of `fit`."""
     from rich.markup import escape
 

@@ -17,6 +17,9 @@ from logitclip.studies.listener import Listener
 from logitclip.text import counted, duration
 
 if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.text import Text
+
     from logitclip.noise import NoisyLabels
     from logitclip.runs.results import Failure, Result
 
@@ -162,7 +165,7 @@ class SweepBoard(Listener):
         text = f"{text}. {self.encoding}" if self.encoding else text
         return text if seconds is None or not left + running else f"{text}, about {duration(seconds)}"
 
-    def table(self) -> Any:
+    def table(self) -> Printable:
         """Return the state, and the runs at work."""
         from rich.console import Group
         from rich.markup import escape
@@ -300,7 +303,7 @@ def test_words(data: str) -> str:
     return "test accuracy" if trusted_test(data) else "test accuracy (noisy labels)"
 
 
-def result_table(result: Result) -> Any:
+def result_table(result: Result) -> Group:
     """Return the result of a run as a table, with its folder below."""
     from rich.console import Group
 
@@ -331,7 +334,7 @@ def _format_percent(value: float | None) -> str | None:
     return None if value is None else f"{value:.2f} %"
 
 
-def noise_preview(record: NoisyLabels, class_names: Sequence[str] | None = None) -> Any:
+def noise_preview(record: NoisyLabels, class_names: Sequence[str] | None = None) -> Group:
     """Rate, rates per class and the transition matrix of a noise record, coloured by value, for a terminal.
 
     With more than 12 classes, the range of the rates and the largest confusions replace the matrix.
@@ -376,7 +379,7 @@ def noise_preview(record: NoisyLabels, class_names: Sequence[str] | None = None)
     return Group(head, table)
 
 
-def _colour_cell(percent: float, *, right: bool) -> Any:
+def _colour_cell(percent: float, *, right: bool) -> Text:
     """Return a number on a background that brightens with it, green for right labels and red for wrong ones."""
     from rich.text import Text
 

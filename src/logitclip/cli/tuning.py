@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from tyro.conf import arg
 
@@ -15,6 +15,9 @@ from logitclip.cli.terminal import SweepBoard, announce, result_table
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
 from logitclip.runs.config import RunConfig, words_to_tune
 from logitclip.runs.results import outcome
+
+if TYPE_CHECKING:
+    from rich.console import Group
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,7 @@ def _score_in_points(score: Any) -> dict[str, Any]:
     return {name: None if part is None else 100 * part for name, part in parts.items()} | {"contender": score.contender}
 
 
-def tried_table(tried: Tried) -> Any:
+def tried_table(tried: Tried) -> Group:
     """Return a table of the tried values, and why one of them was chosen."""
     from rich.console import Group
     from rich.markup import escape

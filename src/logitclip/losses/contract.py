@@ -38,7 +38,10 @@ class LossFunction(Protocol[Knobs]):
     """A loss as the decorator `loss` makes it: a function of logits and targets that knows its phi."""
 
     phi: Callable[..., Any]
+    __name__: str
     takes: tuple[str, ...]  # names of the positional parameters of phi
+    statistics: tuple[str, ...]  # those among them that are statistics of a row
+    optional: dict[str, str]  # statistics and the knobs they belong to
     settings: dict[str, str]  # of its authors, by dataset
     tune: dict[str, tuple[float, ...]]  # its main knob, and values of it to try
     defaults: dict[str, Any]  # of its knobs
@@ -107,7 +110,7 @@ def loss(
 
     @functools.wraps(phi)
     def function(logits: Tensor, target: Tensor, **knobs: Any) -> Tensor:
-        values, weights = evaluate(function, logits, check_target(logits, target)[0], knobs)
+        values, weights = evaluate(function, logits, check_target(logits, target)[0], knobs)  # type: ignore[arg-type]
         return values if weights is None else values * weights
 
     arguments = [
@@ -144,7 +147,7 @@ def _check_parameters(name: str, takes: tuple[str, ...]) -> None:
 
 
 def evaluate(
-    function: Any,
+    function: LossFunction[...],
     logits: Tensor,
     target: Tensor,
     knobs: dict[str, Any],
@@ -203,15 +206,19 @@ def evaluate(
     return (terms * values).sum(-1), None
 
 
-def wanted_statistics(function: Any, knobs: dict[str, Any]) -> Wanted:
+def wanted_statistics(function: LossFunction[...], knobs: dict[str, Any]) -> Wanted:
     """Return the statistics that a loss needs with these knobs."""
     names = function.statistics
     if function.optional:
-        names = tuple(name for name in names if knobs.get(function.optional.get(name), name not in function.optional))
+        names = tuple(
+            name for name in names if knobs.get(function.optional.get(name, ""), name not in function.optional)
+        )
     return Wanted(names, {**function.defaults, **knobs}) if names else ONLY_TARGET
 
 
-def call(function: Any, log_p: Tensor, found: Mapping[str, Tensor], knobs: dict[str, Any], state: Any = None) -> Tensor:
+def call(
+    function: LossFunction[...], log_p: Tensor, found: Mapping[str, Tensor], knobs: dict[str, Any], state: Any = None
+) -> Tensor:
     """Call the phi of a loss of log p_y with what it takes."""
     if len(function.takes) == 1:
         return function.phi(log_p, **knobs)

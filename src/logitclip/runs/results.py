@@ -264,18 +264,6 @@ def csv_line(values: Iterable[Any]) -> str:
     return line.getvalue()
 
 
-def require_result(config: RunConfig) -> Result:
-    """Return the result of a run.
-
-    Raises:
-        Failed: The run failed, or has no result.
-    """
-    found = outcome(config)
-    if not isinstance(found, Result):
-        raise Failed(f"Training failed: {found.error if found is not None else 'there is no result'}")
-    return found
-
-
 def outcome(config: RunConfig) -> Result | Failure | None:
     """Read the outcome of a run from its folder: a result, else a failure, else None."""
     return read_outcome(Path(config.runs) / config.id)

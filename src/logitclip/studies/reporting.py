@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from logitclip.runs.config import UNCOUNTED, RunConfig
 from logitclip.runs.results import Result
@@ -30,10 +30,13 @@ from logitclip.studies.tables import (
 )
 from logitclip.text import duration, guard_formula, printable
 
+if TYPE_CHECKING:
+    from rich.console import Group
+
 # -- writers -----------------------------------------------------------------------------------------------------------
 
 
-def terminal(table: Table) -> Any:
+def terminal(table: Table) -> Group:
     """Return the table for a terminal, as a rich renderable."""
     from rich import box
     from rich.console import Group

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from logitclip.losses import LOSSES
-from logitclip.losses.contract import call, wanted_statistics
+from logitclip.losses.contract import LossFunction, call, wanted_statistics
 
 Range = tuple[float, float]
 
@@ -231,7 +231,7 @@ def base_loss_bounds(
     (0.0599, 0.1405)
     """
     name, knobs = LOSSES.parse(loss, **knobs)
-    function: Any = LOSSES[name]
+    function = cast("LossFunction[...]", LOSSES[name])
     ball = _ball(tau, num_classes, delta, p)
     if name in BOUNDS:
         return BOUNDS[name](ball, **knobs)
@@ -331,7 +331,7 @@ def lipschitz_constant(
     2.0
     """
     name, knobs = LOSSES.parse(loss, **knobs)
-    function: Any = LOSSES[name]
+    function = cast("LossFunction[...]", LOSSES[name])
     if function.takes[0] != "log_p" or "state" in function.takes or wanted_statistics(function, knobs).names:
         raise ValueError(f"{name} depends on all probabilities, Prop 2.4 is about losses of only p_y.")
     slopes = _log_slopes(function, -_grid(_ball(tau, num_classes, delta, p)), knobs)
@@ -340,7 +340,7 @@ def lipschitz_constant(
     return float(slopes[[0, -1]].max().exp())
 
 
-def _log_slopes(function: Any, log_p: Tensor, knobs: dict[str, Any]) -> Tensor:
+def _log_slopes(function: LossFunction[...], log_p: Tensor, knobs: dict[str, Any]) -> Tensor:
     """log |dphi/dp| = log |dphi/dlog p| - log p at each log p.
 
     Near p = 0 rounding may hide how phi changes. There the slope is continued as a power of p.
