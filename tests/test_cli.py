@@ -459,3 +459,13 @@ def test_a_sweep_can_leave_out_what_is_missing(capsys, monkeypatch, tmp_path) ->
     code, out, _ = run(capsys, monkeypatch, "report", str(recipe), "--runs", str(tmp_path / "runs"), "--strict")
     assert code == 0  # the table is that of the sweep
     assert "nowhere" not in out
+
+
+def test_what_tune_prints_to_a_pipe_has_no_markup(capsys, monkeypatch, tmp_path) -> None:
+    small = ("--limit", "64", "--epochs", "1", "--model", "mlp:width=8,depth=1", "--executor", "inline")
+    code, out, _ = run(capsys, monkeypatch, "tune", "--loss", "gce:q=auto", *small, "--runs", str(tmp_path))
+    assert code == 0
+    assert out.startswith("Chosen: loss.q = 0.")
+    code, _, err = run(capsys, monkeypatch, "tune", "--loss", "gce:q=auto", "--clip", "norm:temp=auto")
+    assert code == 2
+    assert "One value is tuned at a time: give temp in --clip norm:temp=auto a number, or sweep a recipe." in err

@@ -134,6 +134,7 @@ def test_own_validation_share_is_kept_and_the_fast_search_holds_out_at_random() 
     [
         ({"clip": "value:limit=grid"}, PAPER),
         ({"clip": "logit_norm:temperature=grid"}, PAPER),
+        ({"clip": "softcap:cap=grid"}, PAPER),
         ({"penalty": "norm:weight=grid"}, (0.01, 0.05, 0.1, 0.5)),
     ],
 )

@@ -185,6 +185,7 @@ def tried_table(tried: Tried) -> Group:
     """Return a table of the tried values, and why one of them was chosen."""
     from rich.console import Group
     from rich.markup import escape
+    from rich.text import Text
 
     from logitclip.search import ERRORS
 
@@ -214,7 +215,7 @@ def tried_table(tried: Tried) -> Group:
             " The gap is the accuracy on the training labels minus this accuracy: a large gap means memorised labels. "
             "Outvoted is the share of held-out examples for which the other trials agree on another class."
         )
-    return Group(f"[bold]Chosen: {option} = {named[best]}[/], {reason}.\n", table, why)
+    return Group(Text.from_markup(f"[bold]Chosen: {option} = {named[best]}[/], {reason}.\n"), table, why)
 
 
 def parse_values(option: str, text: str) -> tuple[bool | int | float | str, ...]:

@@ -31,13 +31,14 @@ log = logging.getLogger(__name__)
 Outcome = Callable[[RunConfig], Result | Failure | None]
 
 # What the word `grid` stands for. The paper names the values of temp (its "1/tau"), of LC-V's limit and the penalty's
-# weight; it is silent on LogitNorm's temperature, which gets the same eleven.
+# weight; LogitNorm's temperature and the cap of softcap get the same eleven.
 _ELEVEN = (0.1, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0)
 GRIDS: Mapping[str, tuple[float, ...]] = {
     "clip.norm.temp": _ELEVEN,
     "clip.norm.tau": _ELEVEN,
     "clip.value.limit": _ELEVEN,
     "clip.logit_norm.temperature": _ELEVEN,
+    "clip.softcap.cap": _ELEVEN,
     "penalty.norm.weight": (0.01, 0.05, 0.1, 0.5),
 }
 GRID_VAL = 0.1  # share of the noisy examples to validate on, as in the paper; for the fast search see `HELD_OUT`
