@@ -325,21 +325,20 @@ class _Wrapper(nn.Module):
 
     def start_epoch(self, epoch: int, class_counts: Tensor | None = None) -> None:
         """Call `start_epoch` of the criterion, if it has one; see `Loss.start_epoch`."""
-        start_epoch = getattr(self.criterion, "start_epoch", None)
-        if start_epoch is not None:
-            start_epoch(epoch, class_counts)
+        self._pass_on("start_epoch", epoch, class_counts)
 
     def set_lr(self, lr: float) -> None:
         """Call `set_lr` of the criterion, if it has one; see `Loss.set_lr`."""
-        set_lr = getattr(self.criterion, "set_lr", None)
-        if set_lr is not None:
-            set_lr(lr)
+        self._pass_on("set_lr", lr)
 
     def sync(self, reduce: Callable[[Tensor], Tensor]) -> None:
         """Call `sync` of the criterion, if it has one; see `Loss.sync`."""
-        sync = getattr(self.criterion, "sync", None)
-        if sync is not None:
-            sync(reduce)
+        self._pass_on("sync", reduce)
+
+    def _pass_on(self, name: str, *args: Any) -> None:
+        method = getattr(self.criterion, name, None)
+        if method is not None:
+            method(*args)
 
 
 class Linked(_Wrapper):
