@@ -46,7 +46,7 @@ RESULTS = Path(__file__).parent / "results" / "encoder_fit.csv"
 METHODS = ("fit, encoder", "logistic", "cleanlab", "fit")
 TEXTS = {"trec": "trec", "agnews": "agnews_rules", "sentiment": "sentiment_crowd", "hausa": "hausa_news"}
 STRENGTHS = np.geomspace(1e-5, 1, 6)
-COLUMNS = ("set", "half", "seed", "method", "accuracy", "average_precision", "seconds", "detail")
+COLUMNS: tuple[str, ...] = ("set", "half", "seed", "method", "accuracy", "average_precision", "seconds", "detail")
 
 
 class Task:
@@ -121,7 +121,7 @@ class Task:
 def share_features(files: ImageFiles, images: Any) -> None:
     """Take the features of photos from those of the same images in memory, which are computed once for all labels."""
     kept = Features.of(files, "efficientnet_lite0")
-    if kept.missing():
+    if kept.missing_blocks():
         found = encode_inputs(lc.RunConfig(encoder="efficientnet_lite0", plugin=(PLUGIN,)).resolve(), images).numpy()
         starts = np.arange(0, len(found), BLOCK)
         kept.complete(files, lambda blocks: ((i, found[starts[i] :][: len(part)]) for i, part in blocks))
@@ -174,10 +174,11 @@ def run_logistic(task: Task, seed: int, method: str) -> dict[str, Any]:
     x, test = task.features()
     classes, y = np.unique(task.parts["train"][1], return_inverse=True)
     folds = StratifiedKFold(3, shuffle=True, random_state=seed)
-    best, held_out, chosen = -1.0, np.empty(0), STRENGTHS[0]
+    best, chosen = -1.0, STRENGTHS[0]
+    held_out: Any = None
     for c in STRENGTHS:
         tried = LogisticRegression(C=c, max_iter=200, tol=1e-3)
-        found = cross_val_predict(tried, x, y, cv=folds, method="predict_proba")
+        found: Any = cross_val_predict(tried, x, y, cv=folds, method="predict_proba")
         if (right := float((found.argmax(1) == y).mean())) > best:
             best, held_out, chosen = right, found, c
     learner: Any = LogisticRegression(C=chosen, max_iter=200, tol=1e-3)
@@ -225,7 +226,8 @@ def main() -> None:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if not rows:
             writer.writeheader()
-        for seed, name, method in itertools.product(range(options.seeds), options.sets, options.methods):
+        cases: Any = itertools.product(range(options.seeds), options.sets, options.methods)
+        for seed, name, method in cases:
             ready = name == "labelme" and method == "fit"  # it has no encoder to leave out
             if (name, str(seed), method) in done or ready or time.monotonic() > end:
                 continue

@@ -164,7 +164,9 @@ def decide(options: argparse.Namespace, done: list[dict[str, str]]) -> Iterator[
         settings = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
         settings = [one for one in settings if (name, *map(str, one.values())) not in before]
         before |= {(name, *map(str, one.values())) for one in settings}
-        dataset = as_dataset(load_set(name, options.real, options.cifar)) if settings else None
+        if not settings:
+            continue
+        dataset = as_dataset(load_set(name, options.real, options.cifar))
         for setting in settings:
             row = train_head(dataset, 0, val=0.2, **setting)
             yield {"set": name, **setting, "noisy_validation": round(row["val_accuracy"], 2)}

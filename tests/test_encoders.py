@@ -539,8 +539,10 @@ def test_a_limit_where_images_cannot_be_read(vit, tmp_path):
     raw = data.load(f"folder:path={folder}", raw=True).train
     assert raw.rows is not None
     inputs = raw.select(torch.stack([(raw.rows == row).nonzero().flatten()[0] for row in dataset.train.rows]))
+    assert isinstance(inputs.x, ImageFiles)
     alone = blocks.encode_block(encoders.build(f"hf:{vit}", "images"), inputs.x)
-    np.testing.assert_allclose(dataset.train.x, alone, rtol=1e-2, atol=1e-3)
+    assert isinstance(dataset.train.x, torch.Tensor)
+    np.testing.assert_allclose(dataset.train.x.numpy(), alone, rtol=1e-2, atol=1e-3)
 
 
 def test_an_image_that_cannot_be_read_is_left_out(vit, tmp_path):
