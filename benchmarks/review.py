@@ -38,6 +38,7 @@ HUMAN = ("aggre", "random1", "worse")
 IMAGES = 4_000
 SIZES = (50, 100, 200)
 SHARES = (0.05, 0.1, 0.2, 0.4)
+DECIDES = "labelme"  # the set that decides how much reviewed rows weigh
 REVIEWERS = {"right": 0.0, "wrong in 10 %": 0.1}
 
 
@@ -341,6 +342,20 @@ def write_tables() -> None:
     page.write_text(text, encoding="utf-8")
 
 
+def confirm_weight() -> None:
+    """Print what weighing reviewed rows thrice gains: on the set that decides, and on the others."""
+    gains: dict[str, list[float]] = {}
+    for row in read_csv(ROOT / "results" / "review_curves.csv"):
+        if row["ranking"] == "logitclip":
+            gains.setdefault(row["set"], []).append(float(row["accuracy_thrice"]) - float(row["accuracy"]))
+    mean = {name: sum(values) / len(values) for name, values in gains.items()}
+    others = [gain for name, gain in mean.items() if name != DECIDES]
+    print(
+        f"Weight 3 instead of 1 gains {mean[DECIDES]:.1f} points on {DECIDES}, which decides, and on the others "
+        f"{sum(others) / len(others):.1f} on average, from {min(others):.1f} to {max(others):.1f}."
+    )
+
+
 def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, max(rows, key=len).keys(), lineterminator="\n")
@@ -383,6 +398,7 @@ def main() -> None:
             draw_curves(reviewed, ROOT / "docs" / "img" / "review.svg")
     if not options.sets:
         write_tables()
+        confirm_weight()
 
 
 if __name__ == "__main__":
