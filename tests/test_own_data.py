@@ -905,6 +905,21 @@ def test_issues_never_changes_a_model_that_fit_made(people, tmp_path, caplog):
         assert len(lc.find_issues(frame.head(rows), "kind", out=tmp_path / "issues", learner="logistic")) == rows
 
 
+def test_labels_that_rules_explain_have_no_estimate_but_at_most(tmp_path):
+    """Labels by one column, which a small tree repeats, and by the sum of all, which it cannot."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(500, 6))
+    rule = np.where(x[:, 0] > 0.3, "u", "v")
+    model = lc.fit(x, rule, learner="forest,logistic", out=tmp_path / "rule")
+    assert model.facts["rules"] > 0.95
+    assert model.noise["rate_interval"] == [0.0, 0.5]
+    assert model.noise_summary.startswith("At most 50% of the labels are wrong. A decision tree with few leaves")
+    smooth = np.where(x.sum(1) > 0, "u", "v")
+    model = lc.fit(x, smooth, learner="forest,logistic", out=tmp_path / "smooth")
+    assert "rules" not in model.facts
+    assert model.noise["rate_interval"][1] < 0.3
+
+
 def test_the_columns_that_mattered_are_shown(tmp_path):
     """Of all columns one decides, and it is not among the first four; of thirty, not all can be tried."""
     rng = np.random.default_rng(0)

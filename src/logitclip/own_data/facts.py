@@ -79,6 +79,7 @@ FACTS: Mapping[str, Fact] = {
     "noisy_accuracy": Fact(is_share, "a number from 0 to 1"),
     "val_accuracy": Fact(is_share, "a number from 0 to 1", optional=True),
     "test_accuracy": Fact(is_share, "a number from 0 to 1", optional=True),
+    "rules": Fact(is_share, "a number from 0 to 1", optional=True),
     "largest_share": Fact(is_share, "a number from 0 to 1", optional=True),
     "learnt": Fact(lambda v: isinstance(v, bool), "true or false", optional=True),
     "noise": Fact(_is_noise, "an object with from, rate, rate_interval, at_most and the matrices"),

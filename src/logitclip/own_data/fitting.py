@@ -35,6 +35,7 @@ from logitclip.own_data.parts import Parts
 from logitclip.own_data.planning import AUTO, FOLDS, SEARCHED_ROWS, Plan, make_plan
 from logitclip.own_data.predictions import predictions_to_bytes
 from logitclip.own_data.reasons import columns_that_mattered
+from logitclip.own_data.rules import share_by_rules, widen_for_rules
 from logitclip.own_data.source import Options, look
 from logitclip.own_data.tables import Table
 from logitclip.runs.claims import claim
@@ -230,6 +231,9 @@ def _fit(
     combined = combine(votes, source.labels[judged], source.kind.alike)
     reviewed = None if source.reviewed is None else source.reviewed[judged]
     issues = spread_over(judge_labels(combined, source.labels[judged], reviewed), judged, source.labels)
+    rules = share_by_rules(source, combined, judged, plan.seed) if issues.learnt else None
+    if rules is not None:
+        issues, origin["rules"] = widen_for_rules(issues, len(source.class_names)), rules
     weight, final = _weights(plan, issues), []
     for i, learner in enumerate(learners):
         share = combined.weights[learner.name]

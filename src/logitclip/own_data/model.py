@@ -95,6 +95,12 @@ class Model:
             )
         noise = self.noise
         low, high = noise["rate_interval"]
+        if "rules" in self.facts:
+            return (
+                f"At most {high:.0%} of the labels are wrong. A decision tree with few leaves predicts "
+                f"{self.facts['rules']:.0%} of them, about as many as all learners: if rules made the labels, nobody "
+                "can see the errors of the rules in them. Have people check a sample: logitclip review --audit 100."
+            )
         if low < high / 3:
             share = f"At most {high:.0%} of the labels are wrong"
         else:
