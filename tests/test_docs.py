@@ -58,7 +58,10 @@ def test_the_readme_shows_what_fit_prints(tmp_path, monkeypatch):
     (shown,) = blocks(ROOT / "README.md", "text")
     sentences, _, table = shown.partition("\n\n")  # the sentences are wrapped there
     assert hide(" ".join(sentences.split())) in hide(" ".join(output.split()))
-    assert {hide(line) for line in table.splitlines()} <= {hide(line) for line in issues}
+    head, *rows = table.splitlines()
+    assert head == issues[0]
+    start = lambda line: hide(line).split(",")[:5]  # noqa: E731  # the values that mattered depend on rounding
+    assert all(start(row) in map(start, issues) for row in rows)
     found = {int(line.partition(",")[0]) - 1 for line in issues[1:31]}
     assert len(found & set(wrong)) >= 27  # of the first 30, nearly all are wrong
 
