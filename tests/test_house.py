@@ -16,6 +16,8 @@ import pytest
 import logitclip as lc
 
 SOURCE = Path(lc.__file__).parent
+ROOT = Path(__file__).parents[1]
+MODULES = {entry.stem for entry in SOURCE.iterdir()}
 MOST_LINES, MOST_CODE, MOST_PARAMETERS = 600, 60, 8
 # Public entry points and commands may have more parameters: all are options that a user names.
 ENTRY_POINTS = {
@@ -102,6 +104,27 @@ def test_no_function_is_named_by_a_bare_participle():
 def _is_flag(node: Function) -> bool:
     """Whether it is an attribute: `facts.required` reads as an adjective, and says what it is."""
     return any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def test_imports_follow_the_list_in_the_docs():
+    listed = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    order = re.findall(r"^  (\w+)(?:\.py|/) ", listed, flags=re.MULTILINE)
+    assert {"clip", "theory", "own_data"} < {*order}
+    for file in SOURCE.rglob("*.py"):
+        home = file.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if home.startswith("__"):
+            continue
+        for name in _imported(ast.parse(file.read_text(encoding="utf-8"))):
+            assert name == home or order.index(name) < order.index(home), f"{file} imports {name}"
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    """The parts of the package that a module imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "logitclip":
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("logitclip."):
+            yield (node.module or "").split(".")[1]
 
 
 @pytest.mark.parametrize("module", OLD)

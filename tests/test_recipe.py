@@ -674,7 +674,7 @@ BAD = {
     "no statistic": ("[table]\ncells = []", "cells in [table] must be one statistic or more of last10_accuracy"),
     "unknown kind of figure": (
         '[figure]\nkind = "pie"',
-        "kind in [figure] must be one of bars, bounds, lines; got 'pie'.",
+        "kind in [figure] must be one of bars, bounds, lines, ranks; got 'pie'.",
     ),
     "figure without an axis": ('[figure]\nkind = "bars"', "[figure] of kind bars needs x."),
     "figure over what is no axis": (
