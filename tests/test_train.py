@@ -606,6 +606,7 @@ def test_a_dataset_without_test_examples_is_refused(tmp_path, monkeypatch):
     digits = data.load("digits")
     empty = replace(digits, test=digits.test.select(torch.arange(0)))
     monkeypatch.setattr(data, "load", lambda *args, **kwargs: empty)
+    monkeypatch.setattr(training, "_prepared", {})  # another test may have loaded them
     with pytest.raises(ValueError, match="digits has no test examples, and a run is judged by them"):
         train(in_folder(tmp_path, "a"))
 

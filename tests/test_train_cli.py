@@ -75,6 +75,7 @@ def test_nothing_is_computed_twice(tmp_path, typed, monkeypatch):
 
         monkeypatch.setattr(owner, name, counted)
 
+    monkeypatch.setattr(training, "_prepared", {})  # another test may have loaded the same data
     count(data, "load")
     count(RunConfig, "resolve")
     count(noise, "apply")

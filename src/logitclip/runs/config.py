@@ -269,11 +269,7 @@ def resolved_id(config: RunConfig) -> str:
     counted["plugin"] = [_digest(Path(path)) for path in config.plugin]
     if config.encoder != "none":
         counted["encoder"] = identity_of_encoder(config)
-    counted["files"] = {
-        file: digest
-        for field in ("data", "noise")
-        for file, digest in _digests(registries()[field], getattr(config, field), config.root).items()
-    }
+    counted["files"] = _digests_of_data(config)
     revisions = {
         field: revision
         for field, registry in registries().items()
@@ -285,6 +281,22 @@ def resolved_id(config: RunConfig) -> str:
         counted["images"] = images
     text = json.dumps({"protocol": PROTOCOL, **counted}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def identify_data(config: RunConfig) -> tuple[str, ...]:
+    """Return what the examples and labels of a resolved config depend on: fields, and the content of files."""
+    names = ("data", "root", "encoder", "accelerator", "noise", "noise_seed", "limit", "test_limit")
+    plugins = [_digest(Path(path)) for path in config.plugin]
+    fields = [str(getattr(config, name)) for name in names]
+    return (*fields, *plugins, json.dumps(_digests_of_data(config)), _images_digest(config))
+
+
+def _digests_of_data(config: RunConfig) -> dict[str, str]:
+    return {
+        file: digest
+        for field in ("data", "noise")
+        for file, digest in _digests(registries()[field], getattr(config, field), config.root).items()
+    }
 
 
 def encoder_spec(config: RunConfig) -> str:

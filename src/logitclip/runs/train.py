@@ -38,7 +38,7 @@ from logitclip.methods import METHODS
 from logitclip.noise.records import reads_examples, reads_inputs
 from logitclip.rng import stream
 from logitclip.runs import checkpoints, claims, encoding, results
-from logitclip.runs.config import RunConfig, load_plugins, resolved_id
+from logitclip.runs.config import RunConfig, identify_data, load_plugins, resolved_id
 from logitclip.runs.results import LAST, Result, read_result
 from logitclip.text import first_line
 
@@ -107,7 +107,7 @@ def train(
     criterion, how = build_criterion(config.loss, config.clip), settings(config)
     options = {"accelerator": config.accelerator, "devices": config.devices, "precision": config.precision}
     fabric = make_fabric(**options, nodes=config.nodes)
-    if config.encoder != "none" and _identify_data(config) not in _prepared:  # before any other process starts
+    if config.encoder != "none" and identify_data(config) not in _prepared:  # before any other process starts
         load = partial(data.load, root=config.root, download=download or mirror is not None, mirror=mirror)
         encoding.compute_features(config, load(config.data, raw=True), on_rows=on_rows)
     if fabric.world_size > 1 and not torch.distributed.is_torchelastic_launched():
@@ -405,7 +405,7 @@ def prepare(config: RunConfig, load: LoadDataset | None = None) -> tuple[data.Da
     Noise is drawn on the original inputs. Then the features of the encoder replace them, if there is one. The last
     result is kept, because the runs of a sweep often share it.
     """
-    key = _identify_data(config)
+    key = identify_data(config)
     if key not in _prepared:
         _prepared.clear()  # before the next one is loaded
         _prepared[key] = _prepare(config, load or partial(data.load, root=config.root))
@@ -413,13 +413,6 @@ def prepare(config: RunConfig, load: LoadDataset | None = None) -> tuple[data.Da
 
 
 _prepared: dict[tuple[str, ...], tuple[data.Dataset, noise.NoisyLabels]] = {}
-
-
-def _identify_data(config: RunConfig) -> tuple[str, ...]:
-    """What the examples and labels of a resolved config depend on, files included."""
-    names = ("data", "encoder", "noise", "noise_seed", "limit", "test_limit", "plugin", "root")
-    only = dataclasses.replace(RunConfig().resolve(), **{name: getattr(config, name) for name in names})
-    return resolved_id(only), str(config.root), config.accelerator
 
 
 def _prepare(config: RunConfig, load: LoadDataset) -> tuple[data.Dataset, noise.NoisyLabels]:
