@@ -119,7 +119,8 @@ def cells(rows: list[dict[str, Any]]) -> str:
     base = rows[0]["compared_with"]
     axis = "variant" if rows[0]["variant"] else "clip"
     without, with_it = ("without", "with") if base == "none" else (label(axis, base), "this row")
-    heads = [*varying, "chosen", "runs", without, "stopped early", "best epoch", with_it]
+    early = ("stopped early", "best epoch") if base == "none" else ("CE stopped early", "CE's best epoch")
+    heads = [*varying, "chosen", "runs", without, *early, with_it]
     heads += ["difference", "in the paper", "verdict", "memorised", "true labels"]
     lines = []
     for row in rows:
@@ -192,13 +193,15 @@ def effect_of_temp(rows: list[dict[str, Any]]) -> str:
     found = peaks(rows)
     ends = [float(found[0][end]["clip"].rpartition("=")[2]) for end in ("low", "high")]
     heads = ["noise", "no clip", f"temp {ends[0]:g}", "best", "best temp", f"temp {ends[1]:g}", "fall after the best"]
-    heads += ["verdict", "memorised at the best"]
+    heads += ["verdict", "memorised at the best", "CE stopped early", "CE's best epoch", "true labels"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for row in found:
+        other = beside(row["best"])
         numbers = [row["best"]["without"], row["low"]["with_clip"], row["best"]["with_clip"]]
         line = [label("noise", row["noise"]), *(f"{number:.1f}" for number in numbers), f"{row['temp']:g}"]
         line += [f"{row['high']['with_clip']:.1f}", "{:.1f} ± {:.1f}".format(*row["fall"]), row["verdict"]]
         line += [f"{row['best']['memorised_without']:.0f} → {row['best']['memorised_with']:.0f} %"]
+        line += [_accuracy(other.get(name)) for name in ("early", "oracle", "true_labels")]
         lines.append(f"| {' | '.join(line)} |")
     return "\n".join(lines)
 
