@@ -5,8 +5,8 @@
 The sets are those of own_data_sets.py, divided in two before anything was measured: `--half decide` are those that
 settings were chosen on, `--half report` the others. Each set whose labels are right gets four kinds of noise at 30 %.
 Every result is kept in the work folder. The command stops after `--minutes`; repeat it to continue. It writes
-results/own_data.csv, a row for each set, noise, seed and method, and the tables of docs/own_data.md and
-docs/wrong_labels.md. `--minutes 0` only writes them.
+results/own_data.csv, a row for each set, noise, seed and method, results/own_data_scores.csv, and the tables of
+docs/own_data.md and docs/wrong_labels.md. `--minutes 0` only writes them.
 
 All other methods see the features of `fit`'s preprocessor; trees get 100 singular vectors of texts. CPU seconds are
 those of the call, without imports. CleanLearning ranks labels by the self-confidence of its out-of-fold predictions.
@@ -274,8 +274,18 @@ def show(done: Done, title: str) -> None:
     file.write_text(marked.sub(lambda found: f"{found[1]}{table}\n{found[2]}", file.read_text("utf-8")), "utf-8")
 
 
+def write_scores(done: Done, path: Path) -> None:
+    """Write how many labels there are in each tenth of the score, and how many of them are wrong."""
+    tenths = [by["fit"]["reliability"] for by in done.values()]
+    counts, wrong = (np.sum([one[i] for one in tenths], axis=0) for i in (0, 1))
+    with path.open("w", newline="", encoding="utf-8") as stream:
+        table = csv.writer(stream)
+        table.writerow(["from", "to", "labels", "wrong"])
+        table.writerows([i / 10, (i + 1) / 10, counts[i], int(wrong[i])] for i in range(10))
+
+
 def summarise(done: Done) -> None:
-    """Print what the pages say about suggestions, ranges and scores."""
+    """Print what the pages say about suggestions and ranges."""
     fits = {case: by["fit"] for case, by in done.items()}
     change = np.array([found["true_rate"] - found["noise_after"] for found in fits.values()])
     print(
@@ -284,9 +294,6 @@ def summarise(done: Done) -> None:
     for noise in dict.fromkeys(case[1] for case in fits):
         held = [found["range"][2] for case, found in fits.items() if case[1] == noise]
         print(f"range held, {noise}: {sum(held)} of {len(held)}")
-    counts, wrong = (np.sum([found["reliability"][i] for found in fits.values()], axis=0) for i in (0, 1))
-    for i, (count, bad) in enumerate(zip(counts, wrong, strict=True)):
-        print(f"score {i / 10:.1f} to {(i + 1) / 10:.1f}: {count} labels, {100 * bad / max(1, count):.0f} % wrong")
     singles = ("CleanLearning(forest)", "CleanLearning(boosting)", "CleanLearning(logistic)", "forest", "LightGBM")
     gaps = [by["fit"]["accuracy"] - max(by[name]["accuracy"] for name in singles) for by in done.values()]
     print(f"against the best other of each case: mean {100 * np.mean(gaps):.2f}, worst {100 * np.min(gaps):.2f} points")
@@ -306,8 +313,11 @@ def main() -> None:
     args.work = args.work.resolve()
     run(args)
     done = read(args)
+    if set(args.methods.split(",")) < set(METHODS):
+        return  # the tables need all of them
     if done and args.half == "report":
         write_csv(done, ROOT / "results" / "own_data.csv")
+        write_scores(done, ROOT / "results" / "own_data_scores.csv")
         for title in MEASURES:
             show(done, title)
     if done:

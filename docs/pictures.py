@@ -476,6 +476,22 @@ def reviewed() -> Any:
     )
 
 
+def reliability() -> Any:
+    """The share of wrong labels in each tenth of the score of `issues`, with the line where the score is right."""
+    points = [
+        {"score": (float(row["from"]) + float(row["to"])) / 2, "wrong": int(row["wrong"]) / int(row["labels"])}
+        for row in read(RESULTS / "own_data_scores.csv")
+        if int(row["labels"])
+    ]
+    x = alt.X("score:Q", title="score", scale=alt.Scale(domain=[0, 1]))
+    y = alt.Y("wrong:Q", title="share of wrong labels", scale=alt.Scale(domain=[0, 1]))
+    line = alt.Chart(data_of([{"score": end, "wrong": end} for end in (0, 1)])).mark_line(
+        strokeDash=[4, 4], color=COLOURS[1]
+    )
+    curve = alt.Chart(data_of(points)).mark_line(point=alt.OverlayMarkDef(size=40), strokeWidth=2, color=COLOURS[0])
+    return alt.layer(line.encode(x=x, y=y), curve.encode(x=x, y=y)).properties(width=300, height=240)
+
+
 NOISES = {name: name for name in ("symmetric 20 %", "symmetric 50 %", "asymmetric 40 %", "dependent", "real")}
 TEMPS = {
     "no clip": "no clip",
@@ -502,6 +518,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "figure2.svg": temps,
     "large_heads.svg": heads,
     "review.svg": reviewed,
+    "reliability.svg": reliability,
 }
 
 

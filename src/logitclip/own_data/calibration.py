@@ -71,7 +71,7 @@ def match_confidence(logits: np.ndarray, accuracy: float) -> float:
         middle = (low * high) ** 0.5
         sure = calibrate(logits, middle).max(1).mean() > accuracy
         low, high = (middle, high) if sure else (low, middle)
-    return float(middle)
+    return float((low * high) ** 0.5)
 
 
 def given_the_label(probabilities: np.ndarray, labels: np.ndarray, matrix: np.ndarray | None) -> np.ndarray:
