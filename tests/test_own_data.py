@@ -436,6 +436,18 @@ def test_an_empty_column_is_left_out_with_a_reason_and_dates_are_used(tmp_path):
     assert any("Left out: 'odd' is not UTF-8 text" in line for line in lines)
 
 
+def test_what_may_be_an_id_or_free_text_gets_a_hint(tmp_path):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=60), "customer": rng.permutation(10**6)[:60]})
+    frame["note"] = [f"a note of row {i} in words" for i in range(60)]
+    frame["kind"] = np.where(frame["x"] > 0, "u", "v")
+    lines = make_plan(look(frame, "kind")).lines()
+    id_hint = "'customer' is a different whole number in every row: if it is an id, leave it out with --drop customer."
+    assert [line for line in lines if "customer" in line and "Used" not in line] == [id_hint]
+    (left,) = [line for line in lines if line.startswith("Left out")]
+    assert left.endswith("to use its words, give --text note.")
+
+
 def test_a_class_with_one_example_is_named_and_never_judged(tmp_path):
     (tmp_path / "x.csv").write_text(GOOD + "3,1,lonely\n", encoding="utf-8")
     plan = make_plan(look(tmp_path / "x.csv", "y"))

@@ -16,6 +16,7 @@ from logitclip.launch import using_threads
 from logitclip.own_data.kind import Source
 from logitclip.own_data.learners import TREE_ROWS, TREES, Forest, Learner, Logistic, Neighbours
 from logitclip.own_data.network import Network, NetworkOptions
+from logitclip.own_data.tables import Table
 from logitclip.registry import suggest
 from logitclip.search import HELD_OUT as SEARCH_HELD_OUT
 from logitclip.search import TRIALS
@@ -30,6 +31,7 @@ SEARCHED_ROWS = 20_000  # rows on which it is searched
 FOLDS = 5  # of the other learners
 HALVES = 2  # folds of the network, unless five are asked for
 LEARNERS = ("network", "forest", "logistic", "neighbours")
+FEW = 20  # rows; fewer whole numbers may all differ by chance
 MEASURED = 4  # training steps that are timed
 FLAT = 60  # classes beyond which forests and neighbours are left out: their arrays would be too large
 
@@ -62,6 +64,10 @@ class Plan:
         if source.unlabelled is not None:
             lines.append(f"{len(source.unlabelled):,} rows have no label: they are predicted.")
         lines += [f"Left out: {name!r} {reason}." for name, reason in source.left_out.items()]
+        lines += [
+            f"{name!r} is a different whole number in every row: if it is an id, leave it out with --drop {name}."
+            for name in _maybe_ids(source)
+        ]
         if source.kind.hint:
             lines.append(source.kind.hint)
         lone = [source.class_names[k] for k in np.flatnonzero(counts == 1).tolist()]
@@ -221,6 +227,19 @@ def _step_seconds(network: Network, source: Source) -> float:
                 torch.accelerator.synchronize()
             times.append(time.perf_counter() - started)
     return float(np.median(times))
+
+
+def _maybe_ids(source: Source) -> list[str]:
+    """Return the columns of numbers that may be shuffled ids: whole, and no two of them alike."""
+    if not isinstance(source.kind, Table):
+        return []
+    numbers = [name for name, what in source.used.items() if what == "number"]
+    found = {name: np.asarray(source.kind.columns[name]) for name in numbers}
+    return [
+        name
+        for name, column in found.items()
+        if len(column) >= FEW and len(np.unique(column)) == len(column) and (column == np.round(column)).all()
+    ]
 
 
 def _alike(names: Sequence[str]) -> list[list[str]]:
