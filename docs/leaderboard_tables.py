@@ -108,6 +108,6 @@ def losses(board: Board) -> str:
         mean = statistics.fmean(values)
         shown = "diverges without it" if math.isinf(mean) else f"{mean:+.1f}".replace("-", "−")
         without = [column for column, gained in each.items() if gained.get(name, 1) <= 0]
-        where = "everywhere" if len(without) == len(board) else ", ".join(without) or "–"
+        where = "everywhere" if len(without) == len(board) > 1 else ", ".join(without) or "–"
         lines.append(f"| `{name}` | {shown} | {where} |")
     return "\n".join(lines)
