@@ -166,7 +166,7 @@ class Model:
         return self.table(names, found, index=getattr(data, "index", None), every=probabilities, pandas=pd)
 
     def predict_parts(self, data: Any, *, probabilities: bool = False) -> Iterator[Any]:
-        """Predict part by part: with an encoder, a million rows need no more memory than ten thousand.
+        """Predict part by part: with an encoder, rows and features are never in memory together.
 
         Args:
             data, probabilities: As for `predict`.
