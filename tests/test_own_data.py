@@ -877,7 +877,7 @@ def test_test_data_measures_the_accuracy(people, tmp_path):
     model = lc.fit(frame, "kind", out=tmp_path, learner="logistic", test=frame.assign(kind=true))
     assert model.facts["test_accuracy"] == (model.predict(frame)["class"] == true).mean()
     assert f"On your test data: {model.facts['test_accuracy']:.1%}" in model.accuracy_summary
-    some = frame.assign(kind=np.where(np.arange(len(true)) < 100, true, None))
+    some = frame.assign(kind=[*true[:100], *[None] * (len(true) - 100)])
     again = lc.fit(frame, "kind", out=tmp_path, learner="logistic", test=some)
     assert again.facts["test_accuracy"] == (model.predict(frame)["class"] == true)[:100].mean()
     with pytest.raises(ValueError, match="The test data has no column 'kind'"):
