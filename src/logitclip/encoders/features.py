@@ -176,6 +176,8 @@ class Features:
     def add_user(self, run: Path) -> None:
         """Record that a run uses these features, so that `remove_unused` keeps them."""
         line, users = f"{run.resolve()}\n", self.folder / USERS
+        if not self.folder.is_dir():  # removed since they were read
+            return
         if not users.is_file() or line not in users.read_text(encoding="utf-8"):
             files.append(users, line.encode())
 

@@ -288,6 +288,10 @@ def identify_data(config: RunConfig) -> tuple[str, ...]:
     names = ("data", "root", "encoder", "accelerator", "noise", "noise_seed", "limit", "test_limit")
     plugins = [_digest(Path(path)) for path in config.plugin]
     fields = [str(getattr(config, name)) for name in names]
+    if config.encoder != "none":
+        from logitclip.encoders.features import cache_folder
+
+        fields += [json.dumps(identity_of_encoder(config)), str(cache_folder())]
     return (*fields, *plugins, json.dumps(_digests_of_data(config)), _images_digest(config))
 
 
