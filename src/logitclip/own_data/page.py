@@ -81,5 +81,6 @@ def _accuracies(model: Model) -> str:
             y=alt.Y("learner:N", title=None, sort=None),
         )
         .properties(width=480, height=28 * len(values))
+        .configure_axis(labelFontSize=13, titleFontSize=13)
     )
     return figures.vl_convert().vegalite_to_svg(bars.to_dict(), vl_version=figures.vega_lite_version())
