@@ -743,3 +743,8 @@ def test_one_word_for_the_loss_and_for_class_weights_and_the_old_ones_still_work
     hidden, head = torch.randn(6, 4), torch.randn(3, 4)
     both = [heads.linear_cross_entropy(hidden, head, target, **{word: weights}) for word in ("weight", "class_weight")]
     assert torch.equal(*both)
+
+
+def test_both_words_for_class_weights_are_refused():
+    with pytest.raises(ValueError, match="not both"):
+        Loss("ce", class_weight=torch.ones(3), weight=torch.ones(3))

@@ -283,6 +283,23 @@ def test_cores_has_its_prior_and_its_sieve() -> None:
     assert head.criterion.removed.sum() > 0
 
 
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_ogc_remembers_a_batch_once(reduction: Any) -> None:
+    hidden, weight, bias, target = layer()
+    head = LinearLogitClip(D, K, "ogc_ce", tau=4.0, dtype=torch.float64, reduction=reduction)
+    criterion = LogitClip("ogc_ce", tau=4.0, reduction=reduction)
+    with torch.no_grad():
+        head.weight.copy_(weight)
+        head.bias.copy_(bias)
+    value = head(hidden, target).sum()
+    value.backward(retain_graph=True)
+    value.backward()
+    criterion(F.linear(hidden, weight, bias), target).sum().backward()
+    got, expected = head.criterion.memory, criterion.criterion.memory  # type: ignore[union-attr]
+    assert got.seen.tolist() == [N, 1] == expected.seen.tolist()
+    torch.testing.assert_close(got.recent, expected.recent)
+
+
 # -- what frozen heads, repeated backward passes and transforms do -----------------------------------------------------
 
 

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -986,3 +987,51 @@ def test_the_clip_is_searched_where_it_is_asked_for(people, tmp_path):
     model = lc.fit(people[1], "kind", out=tmp_path / "m", clip="norm:tau=auto", epochs=2, learner="network")
     assert model.facts["clip"].startswith("norm:tau=")
     assert "auto" not in model.facts["clip"]
+
+
+def test_new_rows_without_a_label_make_a_new_model_folder(tmp_path):
+    """The labelled rows are the same; the rows to predict, their numbers or a column's name are not."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=60), "kind": [*["a", "b"] * 28, *[None] * 4]})
+    frame["x"] += (frame["kind"] == "b") * 4.0
+    options = {"out": tmp_path, "learner": "logistic"}
+    lc.fit(frame, "kind", **options)
+    first = (tmp_path / "unlabelled.csv").read_bytes()
+    lc.fit(frame.iloc[:59], "kind", **options)
+    assert (tmp_path / "unlabelled.csv").read_bytes().count(b"\n") == first.count(b"\n") - 1
+    moved = pd.concat([frame.iloc[56:], frame.iloc[:56]])
+    assert set(lc.fit(moved, "kind", **options).issues["row"].astype(int)) == set(range(5, 61))
+    lc.fit(frame.iloc[:56], "kind", **options)
+    assert not (tmp_path / "unlabelled.csv").exists()
+    renamed = lc.fit(frame.iloc[:56].rename(columns={"x": "height"}), "kind", **options)
+    assert len(renamed.predict(pd.DataFrame({"height": [0.0, 4.0]}))) == 2
+
+
+def test_images_of_val_and_test_that_cannot_be_read_do_not_count(tmp_path):
+    from reviews import make_images
+
+    train, val = make_images(tmp_path / "train"), make_images(tmp_path / "val", 18)
+    damaged = next((val / "dark").iterdir())
+    damaged.write_bytes(b"no image")
+    options = {"learner": "logistic,forest", "val": val, "test": val}
+    model = lc.fit(train, out=tmp_path / "with", **options)
+    damaged.unlink()
+    again = lc.fit(train, out=tmp_path / "without", **options)
+    assert model.facts["test_accuracy"] == again.facts["test_accuracy"]
+    assert model.facts["temperature"] == again.facts["temperature"]
+
+
+@pytest.mark.parametrize("by", ["groups", "times"])
+def test_of_very_many_rows_whole_groups_or_the_latest_are_held_out(by, monkeypatch):
+    from logitclip.own_data import folds
+
+    monkeypatch.setattr(folds, "MOST_CELLS", 3000)
+    rng = np.random.default_rng(0)
+    number = rng.integers(0, 40, 2000)
+    source = SimpleNamespace(labels=np.zeros(2000, int), class_names=("a", "b"), groups=None, times=None)
+    setattr(source, by, number)
+    ((train, held),) = folds.make_folds(source, 5, 0)  # type: ignore[arg-type]
+    assert 50 <= len(held) <= 200
+    assert not set(number[train]) & set(number[held])
+    if by == "times":
+        assert number[train].max() < number[held].min()

@@ -51,10 +51,8 @@ class Loss(nn.Module):
 
     The call takes logits [N, K, ...] or [K], class indices [N, ...] or probabilities in the shape of the logits, and
     an optional `example_weight` [N, ...]. The result is float32 for half-precision logits. A class is masked by a logit
-    of -inf: it has probability 0 and does not enter the loss.
-
-    Values of targets are checked in eager mode on a CPU; `logitclip.losses.check_values` checks them on GPUs and in
-    compiled code too.
+    of -inf: it has probability 0 and does not enter the loss. Values of targets are checked in eager mode on a CPU;
+    `logitclip.losses.check_values` checks them on GPUs and in compiled code too.
 
     Raises:
         ValueError: If an option is out of range, or, in the call, if shapes or targets do not fit.
@@ -79,6 +77,8 @@ class Loss(nn.Module):
         **knobs: Any,
     ) -> None:
         super().__init__()
+        if class_weight is not None and "weight" in knobs:
+            raise ValueError("Give class_weight or weight, not both: they mean the same.")
         loss, weight = _take_old_word(knobs, "spec", "loss", loss), knobs.pop("weight", class_weight)
         if reduction not in get_args(Reduction):
             raise ValueError(f"Unknown reduction {reduction!r}. {suggest(str(reduction), get_args(Reduction))}")

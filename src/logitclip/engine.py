@@ -355,7 +355,7 @@ class Evaluator:
             record[:, at] = torch.stack([-own, own - best, logits.argmax(1).float(), other.float()])
         loss, margin, prediction, other = _sum_over_ranks(fabric, record).cpu()
         mean_margin = self.examples.get("mean_margin", torch.zeros(()))
-        first_learnt = self.examples.get("first_learnt", torch.full((len(train),), -1))
+        first_learnt = self.examples.get("first_learnt", torch.full((len(train),), -1)).clone()
         first_learnt[(prediction == self.labels) & (first_learnt < 0)] = epoch
         return {
             "loss": loss,

@@ -186,6 +186,8 @@ class _ClosedForm(_Blocked):
     def __post_init__(self) -> None:
         super().__post_init__()
         criterion, target = self.criterion, self.target
+        # A memory observes the rows of all blocks at once, and only once if backward is repeated.
+        self.seen: list[Tensor] | None = None if criterion.memory is None else []
         self.wanted = wanted_statistics(criterion.function, self.knobs)
         self.sums = self.wanted.sums()
         self.class_weight = None if criterion.weight is None else criterion.weight.to(self.full)
@@ -217,6 +219,9 @@ class _ClosedForm(_Blocked):
                     terms.d_mean[rows] = d_mean
                 picks = [(self.target[rows], d_y), *([] if d_top is None else [(head.at_top, d_top)])]
                 head.add_gradients(picks, d_log_total, d_norm, d_sums)
+        if self.seen:
+            self.criterion.memory.observe(torch.cat(self.seen))
+            self.seen = None
         gradients = terms.add_to(head.d_hidden, head.d_weight, head.d_bias)
         return values if self.criterion.reduction == "none" else values.sum(), gradients
 
@@ -262,8 +267,8 @@ class _ClosedForm(_Blocked):
         criterion, smoothing = self.criterion, self.smoothing
         if mean_log_p is not None:
             found["sum_log_p"] = self.shard.num_classes * mean_log_p
-        if criterion.memory is not None and log_p.requires_grad:
-            criterion.memory.observe(log_p, None)
+        if self.seen is not None and log_p.requires_grad:
+            self.seen.append(log_p.detach())
         value = call(criterion.function, log_p, found, self.knobs, criterion.memory)
         if self.of_class is not None:
             value = value * self.of_class[rows]

@@ -208,12 +208,9 @@ def evaluate(
 
 def wanted_statistics(function: LossFunction[...], knobs: dict[str, Any]) -> Wanted:
     """Return the statistics that a loss needs with these knobs."""
-    names = function.statistics
-    if function.optional:
-        names = tuple(
-            name for name in names if knobs.get(function.optional.get(name, ""), name not in function.optional)
-        )
-    return Wanted(names, {**function.defaults, **knobs}) if names else ONLY_TARGET
+    values, optional = {**function.defaults, **knobs}, function.optional
+    names = tuple(name for name in function.statistics if name not in optional or values[optional[name]])
+    return Wanted(names, values) if names else ONLY_TARGET
 
 
 def call(

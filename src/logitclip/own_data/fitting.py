@@ -246,6 +246,8 @@ def _fit(
     model = _write_model(out, plan, final, combined, issues, origin)
     if source.unlabelled is not None:
         _write_unlabelled(out / UNLABELLED, model, source)
+    else:  # one of an earlier fit
+        (out / UNLABELLED).unlink(missing_ok=True)
     mattered = columns_that_mattered(model, source, issues)
     write_issues(out / ISSUES, issues, source, mattered)
     write_page(out / PAGE, model, source, issues, mattered)
@@ -440,23 +442,32 @@ def _calibrate(
     """
     if val is not None:
         found = {learner.name: learner.predict_proba(val.rows) for learner, _ in final}
-        shares = share_out({name: one.argmax(1) == val.labels for name, one in found.items()})
+        readable = np.all([~np.isnan(one[:, 0]) for one in found.values()], axis=0)
+        shares = share_out({name: (one.argmax(1) == val.labels)[readable] for name, one in found.items()})
         final = [(learner, shares[learner.name]) for learner, _ in final if shares[learner.name] > 0]
-        return final, find_temperature(_log_mixture(final, val.rows), val.labels, None)
+        mixed = sum((share * found[learner.name] for learner, share in final), np.zeros(1))[readable]
+        return final, find_temperature(_log(mixed), val.labels[readable], None)
     if not issues.learnt:
         return final, 1.0
     some = choose_rows(len(plan.source.labels), CALIBRATED_ROWS, plan.seed)
-    return final, match_confidence(_log_mixture(final, plan.source.rows.take(some)), issues.true_accuracy)
+    mixed = _mix(final, plan.source.rows.take(some))
+    return final, match_confidence(_log(mixed[~np.isnan(mixed[:, 0])]), issues.true_accuracy)
 
 
-def _log_mixture(final: list[tuple[Learner, float]], rows: Rows) -> np.ndarray:
-    mixed = sum((share * learner.predict_proba(rows) for learner, share in final), np.zeros(1))
-    return np.log(np.maximum(mixed[~np.isnan(mixed[:, 0])], 1e-12))
+def _mix(final: list[tuple[Learner, float]], rows: Rows) -> np.ndarray:
+    """Return the mean probabilities of the learners; NaN for images that cannot be read."""
+    return sum((share * learner.predict_proba(rows) for learner, share in final), np.zeros(1))
+
+
+def _log(probabilities: np.ndarray) -> np.ndarray:
+    return np.log(np.maximum(probabilities, 1e-12))
 
 
 def _accuracy(final: list[tuple[Learner, float]], beside: Labelled) -> float:
-    mixed = sum((share * learner.predict_proba(beside.rows) for learner, share in final), np.zeros(1))
-    return float((mixed.argmax(1) == beside.labels).mean())
+    """Return the share of the rows that can be read and are predicted right."""
+    mixed = _mix(final, beside.rows)
+    readable = ~np.isnan(mixed[:, 0])
+    return float((mixed.argmax(1) == beside.labels)[readable].mean())
 
 
 def _write_model(

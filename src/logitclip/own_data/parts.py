@@ -61,11 +61,22 @@ class Parts:
 
 
 def digest_of(source: Source) -> str:
-    """Return a digest of the rows, their labels and all that the columns mean."""
-    content = hashlib.sha256()
-    facts = [source.kind.name, list(source.class_names), len(source.labels)]
-    content.update(json.dumps(facts).encode())
-    arrays = (source.rows.features, source.labels, source.weight, source.groups, source.times, source.reviewed)
-    for array in arrays:
-        content.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
-    return content.hexdigest()
+    """Return a digest of the rows, their names and labels, and all that the columns mean."""
+    arrays = {
+        "features": source.rows.features,
+        "unlabelled": None if source.unlabelled is None else source.unlabelled.features,
+        **{name: getattr(source, name) for name in ("labels", "weight", "groups", "times", "reviewed")},
+    }
+    facts = {
+        "kind": source.kind.name,
+        "classes": list(source.class_names),
+        "columns": source.used,
+        "names": list(source.rows.names),
+        "unlabelled": None if source.unlabelled is None else list(source.unlabelled.names),
+        "arrays": {name: None if array is None else _digest_of_array(array) for name, array in arrays.items()},
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _digest_of_array(array: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()

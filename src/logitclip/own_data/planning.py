@@ -181,13 +181,15 @@ def _search_word(clip: str, rows: int) -> str | None:
 
 
 def _forecast(plan: Plan) -> float:
-    """Time a few steps of each learner, and add up how long all of it will take."""
+    """Time a few steps of the network and a few trees, and add up how long all of it will take."""
     rows, source = len(plan.source.labels), plan.source
     seconds = 1.0
     for learner in plan.learners:
         if isinstance(learner, Network):
             steps = -(-rows // learner.recipe.batch_size) * learner.recipe.epochs
-            fits = plan.network_folds * (1 - 1 / plan.network_folds) + 1
+            fits: float = (
+                plan.network_folds if source.times is None else FOLDS
+            )  # folds of all rows but one part, and one
             fits += TRIALS * (1 - SEARCH_HELD_OUT) * min(1, SEARCHED_ROWS / rows) if plan.word else 0
             seconds += 1.5 * fits * steps * _step_seconds(learner, source)
         elif isinstance(learner, Forest):
