@@ -61,7 +61,7 @@ class FitOptions:
     download: Flag = False
     """Fetch the encoder from the hub if it is missing."""
     learner: str = "auto"
-    """network, forest, logistic or neighbours, several separated by commas, or auto for all four."""
+    """network, forest, logistic, neighbours, several separated by commas, or auto: all, unless classes are many."""
     find_issues: Flag = False
     """Let the network judge the labels in five folds instead of two: better, and 2.5 times as long."""
     balance: Literal["on", "off", "auto"] = "off"

@@ -108,7 +108,8 @@ def fit(
             its features.
         bundle: Copy the encoder into the model folder, so that it predicts on a machine without it.
         download: Fetch the encoder from the hub if it is missing.
-        learner: Network, forest, logistic or neighbours, several of them separated by commas, or auto for all four.
+        learner: Network, forest, logistic or neighbours, several of them separated by commas, or auto: all four,
+            or only the network beyond 60 classes.
         clip: The network's clip. ``auto`` chooses it, ``norm:temp=auto`` and ``norm:tau=auto`` search, ``=grid`` tries
             the paper's values, and ``none`` is plain training.
         balance: ``on`` lets every class count the same, so that rare classes are predicted more often; ``auto`` does so

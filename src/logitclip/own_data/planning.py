@@ -33,7 +33,7 @@ HALVES = 2  # folds of the network, unless five are asked for
 LEARNERS = ("network", "forest", "logistic", "neighbours")
 FEW = 20  # rows; fewer whole numbers may all differ by chance
 MEASURED = 4  # training steps that are timed
-FLAT = 60  # classes beyond which forests and neighbours are left out: their arrays would be too large
+MOST_CLASSES = 60  # beyond which auto takes only the network: the arrays of the others would be too large
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +159,7 @@ def make_plan(
 
 def _learner_names(learner: str, classes: int) -> list[str]:
     if learner == AUTO:
-        return list(LEARNERS) if classes <= FLAT else ["network"]
+        return list(LEARNERS) if classes <= MOST_CLASSES else ["network"]
     names = [name.strip() for name in learner.split(",")]
     for name in names:
         if name not in LEARNERS:
@@ -189,7 +189,7 @@ def _forecast(plan: Plan) -> float:
             steps = -(-rows // learner.recipe.batch_size) * learner.recipe.epochs
             fits: float = (
                 plan.network_folds if source.times is None else FOLDS
-            )  # folds of all rows but one part, and one
+            )  # each without a part, and one of all rows
             fits += TRIALS * (1 - SEARCH_HELD_OUT) * min(1, SEARCHED_ROWS / rows) if plan.word else 0
             seconds += 1.5 * fits * steps * _step_seconds(learner, source)
         elif isinstance(learner, Forest):

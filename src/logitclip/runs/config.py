@@ -38,8 +38,8 @@ from logitclip.methods.settings import (
 )
 from logitclip.registry import Registry
 
-# Increased when the maths changes, so that old results are not reused. If one method or loss changes, raise its
-# `revision` where it is registered instead: then only its own runs are repeated.
+# Increased when the maths changes, so that old results are not reused. If only one method changes, raise
+# its `revision` where it is registered instead: then only its own runs are repeated. So does a changed default.
 PROTOCOL = 2
 
 N = TypeVar("N")
