@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Group
@@ -97,6 +98,8 @@ def test_control_characters_are_visible(monkeypatch):
 @pytest.mark.parametrize("locale", [{"LC_ALL": "C", "PYTHONUTF8": "0"}, {"PYTHONUTF8": "1"}])
 def test_any_text_can_be_printed_in_any_locale(locale):
     """A letter that the locale does not have, and the bytes of a file name that are no text."""
+    if locale["PYTHONUTF8"] == "0" and not Path(sys.executable).as_posix().isascii():
+        pytest.skip("in the C locale Python does not start in an environment whose path is not ASCII")
     code = "from logitclip.cli import output; output.print_every_character(); output.tell('Gr\\xf6sse \\udcff')"
     done = subprocess.run([sys.executable, "-c", code], env=os.environ | locale, capture_output=True)
     assert done.returncode == 0, done.stderr
