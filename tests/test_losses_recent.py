@@ -279,6 +279,7 @@ def test_ogc_finds_its_threshold_in_training_and_resumes(name: str) -> None:
     criterion = LogitClip(name, tau=20.0)
     inner: Any = criterion.criterion
     criterion.set_lr(0.01)
+    assert inner.memory.lr.item() == pytest.approx(0.01)  # it sets the ratio of the gradients
     plain = Loss(name, reduction="none")
     for step, (z, y) in enumerate(batches):
         if step == EVERY - 1:
