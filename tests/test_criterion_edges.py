@@ -175,3 +175,15 @@ def test_a_certain_label_never_has_a_probability_above_1() -> None:
     y = torch.zeros(2000, dtype=torch.int64)
     assert lc.LogitClip("ce", tau=39.5, reduction="none")(z, y).min() >= 0
     assert lc.LogitClip("mae", tau=39.5, reduction="none")(z, y).min() >= 0
+
+
+def test_smoothed_labels_with_class_weights_and_ignored_rows_are_torchs():
+    options: dict[str, Any] = {"ignore_index": 1, "label_smoothing": 0.2}
+    weight = torch.tensor([0.5, 2.0, 1.0, 4.0], dtype=torch.float64)
+    logits = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    target = torch.tensor([0, 1, 2, 3, 1, 3])
+    expected = nn.CrossEntropyLoss(weight=weight, **options)(logits, target)
+    criterion = lc.Loss("ce", class_weight=weight, **options)
+    torch.testing.assert_close(criterion(logits, target), expected)
+    logits[1] = torch.nan  # of an ignored row
+    torch.testing.assert_close(criterion(logits, target), expected)
