@@ -26,7 +26,7 @@ import csv
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +141,9 @@ def records(recipe: Recipe) -> list[dict[str, Any]]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def named_recipes(description: str | None) -> Iterator[Recipe]:
+    """Yield the recipes that the command line names, as they were swept; their plugins are not imported."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="+", help="recipe:scale, as in table1:cpu, or a file")
     parser.add_argument("--runs", default="runs", help="folder of the runs")
     parser.add_argument("--root", help="folder of the data")
@@ -150,10 +151,14 @@ def main() -> None:
     for given in options.recipes:
         name, _, scale = given.partition(":")
         with plugins_ignored():
-            recipe = as_swept(load_recipe(name, scale or "full", runs=options.runs, root=options.root))
-            found = records(recipe)
+            yield as_swept(load_recipe(name, scale or "full", runs=options.runs, root=options.root))
+
+
+def main() -> None:
+    for recipe in named_recipes(__doc__):
+        found = records(recipe)
         if not found:
-            print(f"{given}: no pair of runs with and without a clip has finished")
+            print(f"{recipe.name}:{recipe.scale}: no pair of runs with and without a clip has finished")
             continue
         path = RESULTS / f"{recipe.name}_{recipe.scale}.csv"
         with path.open("w", encoding="utf-8", newline="") as stream:
@@ -161,7 +166,10 @@ def main() -> None:
             writer.writeheader()
             writer.writerows(found)
         counts = Counter(record["verdict"] for record in found)
-        print(f"{given}: {len(found)} cells; " + ", ".join(f"{word} {count}" for word, count in sorted(counts.items())))
+        print(
+            f"{recipe.name}:{recipe.scale}: {len(found)} cells; "
+            + ", ".join(f"{word} {count}" for word, count in sorted(counts.items()))
+        )
 
 
 if __name__ == "__main__":

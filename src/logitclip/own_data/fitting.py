@@ -25,9 +25,9 @@ from logitclip.own_data.combining import ADVISER, Vote, Votes, combine, share_ou
 from logitclip.own_data.encoded import Encoding, copy_encoder
 from logitclip.own_data.folds import MOST_CELLS, choose_rows, make_folds
 from logitclip.own_data.issues import Issues, judge_labels, spread_over, write_issues
-from logitclip.own_data.kind import Rows, Source
+from logitclip.own_data.kind import Source
 from logitclip.own_data.labelled import Labelled, read_labelled
-from logitclip.own_data.learners import STRENGTHS, Learner, Logistic
+from logitclip.own_data.learners import STRENGTHS, Learner, Logistic, mix
 from logitclip.own_data.model import ISSUES, MODEL, PAGE, PREDICTIONS, UNLABELLED, Model, load, write_model
 from logitclip.own_data.network import Network, predict, with_clip
 from logitclip.own_data.page import write_page
@@ -451,13 +451,8 @@ def _calibrate(
     if not issues.learnt:
         return final, 1.0
     some = choose_rows(len(plan.source.labels), CALIBRATED_ROWS, plan.seed)
-    mixed = _mix(final, plan.source.rows.take(some))
+    mixed = mix(final, plan.source.rows.take(some))
     return final, match_confidence(_log(mixed[~np.isnan(mixed[:, 0])]), issues.true_accuracy)
-
-
-def _mix(final: list[tuple[Learner, float]], rows: Rows) -> np.ndarray:
-    """Return the mean probabilities of the learners; NaN for images that cannot be read."""
-    return sum((share * learner.predict_proba(rows) for learner, share in final), np.zeros(1))
 
 
 def _log(probabilities: np.ndarray) -> np.ndarray:
@@ -466,7 +461,7 @@ def _log(probabilities: np.ndarray) -> np.ndarray:
 
 def _accuracy(final: list[tuple[Learner, float]], beside: Labelled) -> float:
     """Return the share of the rows that can be read and are predicted right."""
-    mixed = _mix(final, beside.rows)
+    mixed = mix(final, beside.rows)
     readable = ~np.isnan(mixed[:, 0])
     return float((mixed.argmax(1) == beside.labels)[readable].mean())
 

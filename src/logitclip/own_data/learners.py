@@ -6,7 +6,7 @@ The network is in network.py; here are a forest, logistic regression and nearest
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -86,6 +86,11 @@ class Learner(ABC):
         every = np.full((len(probabilities), self.classes), LEAST)
         every[:, seen] = np.maximum(probabilities, LEAST)
         return every / every.sum(1, keepdims=True)
+
+
+def mix(learners: Iterable[tuple[Learner, float]], rows: Rows) -> np.ndarray:
+    """Return the mean probabilities of learners with their shares, [N, K]; NaN where a row cannot be read."""
+    return sum((share * learner.predict_proba(rows) for learner, share in learners), np.zeros(1))
 
 
 class Forest(Learner):

@@ -24,7 +24,7 @@ from logitclip.own_data.calibration import calibrate
 from logitclip.own_data.encoded import NewRows, with_bundle
 from logitclip.own_data.facts import FORMAT, check_facts, check_file, upgrade
 from logitclip.own_data.kind import Kind, Rows
-from logitclip.own_data.learners import Forest, Learner, Logistic, Neighbours
+from logitclip.own_data.learners import Forest, Learner, Logistic, Neighbours, mix
 from logitclip.own_data.network import Network, NetworkOptions
 from logitclip.own_data.source import ENCODED, KINDS
 from logitclip.own_data.tables import read_columns
@@ -280,7 +280,7 @@ class Model:
             starts = range(0, len(rows), chunk)
             parts = (np.arange(start, min(start + chunk, len(rows))) for start in starts)
             return np.concatenate([self.probabilities_of(rows.take(part)) for part in parts])
-        mixed = sum(weight * learner.predict_proba(rows) for learner, weight in self.learners)
+        mixed = mix(self.learners, rows)
         log_prior = np.array(self.facts["log_prior"])
         return calibrate(np.log(np.maximum(mixed, 1e-12)), self.facts["temperature"], log_prior)
 

@@ -107,12 +107,12 @@ def train(
     criterion, how = build_criterion(config.loss, config.clip), settings(config)
     options = {"accelerator": config.accelerator, "devices": config.devices, "precision": config.precision}
     fabric = make_fabric(**options, nodes=config.nodes)
+    load = partial(data.load, root=config.root, download=download or mirror is not None, mirror=mirror)
     if config.encoder != "none" and identify_data(config) not in _prepared:  # before any other process starts
-        load = partial(data.load, root=config.root, download=download or mirror is not None, mirror=mirror)
         encoding.compute_features(config, load(config.data, raw=True), on_rows=on_rows)
     if fabric.world_size > 1 and not torch.distributed.is_torchelastic_launched():
         if download or mirror is not None:  # once, before the processes start
-            data.load(config.data, config.root, download=True, mirror=mirror)
+            load(config.data)
         with claims.claim(folder) as key:
             return read_result(folder) or _spawn(options, _Task(config, id, key, on_epoch))
     fabric.launch()
@@ -121,7 +121,6 @@ def train(
         finished = read_result(folder) if fabric.world_size == 1 else None
         if finished is not None:
             return finished
-        load = partial(data.load, root=config.root, download=download or mirror is not None, mirror=mirror)
         with _explain_memory_errors(config):
             return _train_here(fabric, _Task(config, id, key, on_epoch, on_batch), criterion, how, load)
 
