@@ -25,11 +25,11 @@ from own_data_sets import DECIDE, FASHION, load, noises_of
 from logitclip.own_data import combining, issues
 from logitclip.own_data.calibration import calibrate, calibration_error, match_confidence
 from logitclip.own_data.combining import Vote, adjust_for_classes, combine
-from logitclip.own_data.folds import make_folds
+from logitclip.own_data.folds import FOLDS, make_folds
 from logitclip.own_data.issues import judge_labels
 from logitclip.own_data.learners import Logistic
 from logitclip.own_data.network import Network
-from logitclip.own_data.planning import FOLDS, HALVES, make_plan
+from logitclip.own_data.planning import HALVES, make_plan
 from logitclip.own_data.source import Options, look
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +72,7 @@ def compute(name: str, noise: str, seed: int, args: argparse.Namespace) -> Array
         folds = make_folds(source, HALVES if isinstance(learner, Network) else FOLDS, seed)
         found[f"{learner.name} votes"] = learner.out_of_fold(source.rows, source.labels, None, folds, seed)
         if isinstance(learner, Network):
-            found["seen"] = learner.seen
+            found["seen"] = learner.votes_on_seen
     kept = np.flatnonzero(~judge_labels(combine(Case(name, found).votes, source.labels), source.labels).wrong)
     for learner in plan.learners:
         if learner.name == combining.ADVISER:

@@ -97,12 +97,12 @@ def take_fit(browser: Any, page: Path) -> None:
 
 
 def take_review(browser: Any, model: Any) -> None:
+    from logitclip.own_data.fitted_rows import FittedRows
     from logitclip.own_data.review import Review
-    from logitclip.own_data.rows import Rows
     from logitclip.own_data.server import make_server, open_socket
 
     listener, secret = open_socket(), "a-secret"
-    server = make_server(Review(model, Rows(model), 40), listener, secret)
+    server = make_server(Review(model, FittedRows(model), 40), listener, secret)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from logitclip.own_data import fit
+from logitclip.own_data.fitted_rows import FittedRows
 from logitclip.own_data.review import Review
-from logitclip.own_data.rows import Rows
 from logitclip.own_data.server import make_server, open_socket
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
@@ -68,4 +68,4 @@ def serving(review: Review) -> Iterator[str]:
 
 
 def open_review(model, audit: int = 0) -> Review:
-    return Review(model, Rows(model), audit)
+    return Review(model, FittedRows(model), audit)

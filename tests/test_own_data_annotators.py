@@ -28,7 +28,7 @@ def test_em_agrees_with_a_plain_form() -> None:
     answers, _, _, _ = simulated(60)
     n, r, k = len(answers.items), len(answers.annotators), 3
     current = (answers.votes + 0.1) / (answers.votes + 0.1).sum(1, keepdims=True)
-    for _ in range(module.STEPS):
+    for _ in range(module.EM_STEPS):
         prior = [(current[:, c].sum() + 1) / (n + k) for c in range(k)]
         counts = np.zeros((r, k, k))
         for i, who, answer in zip(answers.item, answers.annotator, answers.answer, strict=True):

@@ -16,8 +16,8 @@ from logitclip.own_data import load
 from logitclip.own_data.answers import Answer, append_answers, read_answers
 from logitclip.own_data.apply import apply_answers
 from logitclip.own_data.audit import UNSURE
+from logitclip.own_data.fitted_rows import FittedRows
 from logitclip.own_data.review import Review, content_policy, mix
-from logitclip.own_data.rows import Rows
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -80,10 +80,10 @@ def test_the_queue_mixes_suspects_and_the_audit(model) -> None:
     first = [i in review.blind for i in review.queue[:60]]
     assert 5 < sum(first[:30]) < 25
     assert review.asked.tolist() == [i for i in review.queue if i in review.blind]
-    assert Review(model, Rows(model)).blind == review.blind  # the audit goes on
-    assert review.blind < Review(model, Rows(model), 50).blind  # and can be enlarged
+    assert Review(model, FittedRows(model)).blind == review.blind  # the audit goes on
+    assert review.blind < Review(model, FittedRows(model), 50).blind  # and can be enlarged
     with pytest.raises(ValueError, match="An audit of 500 rows"):
-        Review(model, Rows(model), 500)
+        Review(model, FittedRows(model), 500)
 
 
 def test_mix_gives_every_row_once() -> None:
@@ -104,7 +104,7 @@ def test_an_audit_hides_label_suggestions_and_neighbours(model) -> None:
 
 
 def test_neighbours_are_the_nearest_rows(model) -> None:
-    rows = Rows(model)
+    rows = FittedRows(model)
     features = rows.source.rows.features.astype(float)
     distances = np.square(features - features[7]).sum(1)
     distances[7] = np.inf
@@ -141,13 +141,13 @@ def test_answers_to_changed_rows_are_not_used(fitted: Path, tmp_path: Path) -> N
     data = tmp_path / "table.csv"
     frame.to_csv(data, index=False)
     model = load(shutil.copytree(fitted / "model", tmp_path / "model", ignore=shutil.ignore_patterns("runs")))
-    review = Review(model, Rows(model, data))
+    review = Review(model, FittedRows(model, data))
     for i in range(10):
         review.answer(i, review.rows.digest(i), "class", "elm", "Ann")
     frame.loc[3, "x"] += 1.0
     frame.loc[5, "kind"] = "oak"  # another label is no change of the content
     frame.drop(index=0).to_csv(data, index=False)  # all rows move
-    again = Review(model, Rows(model, data))
+    again = Review(model, FittedRows(model, data))
     assert again.changed == ["1", "4"]
     assert sorted(again.settled) == [str(i) for i in (1, 2, 4, 5, 6, 7, 8, 9)]
 
@@ -321,7 +321,7 @@ def test_the_column_of_apply_is_never_a_feature(model, fitted: Path, tmp_path: P
     review.answer(0, review.rows.digest(0), "class", "oak", "Ann")
     apply_answers(review.rows, review.settled, tmp_path / "corrected.csv")
     assert "logitclip_review" not in look(tmp_path / "corrected.csv", "kind").used
-    rows = Rows(model, tmp_path / "corrected.csv")
+    rows = FittedRows(model, tmp_path / "corrected.csv")
     assert rows.digest(0) == review.rows.digest(0)
 
 
@@ -343,7 +343,7 @@ def test_images_get_a_list_and_stay_where_they_are(tmp_path: Path) -> None:
     assert len(review.rows.neighbours(i)) == 5
     (folder / review.rows.names[i]).write_bytes(b"broken")
     assert review.rows.picture(i) is None
-    assert Review(model, Rows(model)).changed == [review.rows.names[i]]
+    assert Review(model, FittedRows(model)).changed == [review.rows.names[i]]
     blind = open_review(model, 10)
     for j in blind.asked.tolist():  # the folder of a picture is its label
         assert not any(name in json.dumps(blind.item(j)) for name in model.class_names)

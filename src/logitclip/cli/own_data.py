@@ -27,7 +27,7 @@ Out = Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
 Data = Annotated[Positional[Path], arg(metavar="DATA")]
 
 NAMES = ("row", "class")  # columns that a spreadsheet must not read as formulas
-SHOWN = 20  # suspicious labels on the terminal
+ISSUES_SHOWN = 20  # suspicious labels on the terminal
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ def issues(
         return
     _report(fitted)
     table = make_table("Most suspicious labels", "row", "given", "suggested", "score", "wrong")
-    for row in fitted.issues.head(SHOWN).to_dict("records"):
+    for row in fitted.issues.head(ISSUES_SHOWN).to_dict("records"):
         names = (escape(row[name]) for name in ("row", "given", "suggested"))
         table.add_row(*names, f"{row['score']:.3f}", "yes" if row["wrong"] else "")
     show(table)

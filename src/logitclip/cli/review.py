@@ -57,8 +57,8 @@ def review(
     """
     from logitclip.own_data import load
     from logitclip.own_data.answers import ANSWERS, merge_answers, read_answers_csv
+    from logitclip.own_data.fitted_rows import FittedRows
     from logitclip.own_data.review import Review
-    from logitclip.own_data.rows import Rows
 
     if audit < 0:
         raise ValueError(f"--audit must not be negative, got {audit}.")
@@ -66,7 +66,7 @@ def review(
     if answers is not None:
         new = read_answers_csv(answers)
         tell(f"{merge_answers(loaded.folder / ANSWERS, new):,} of {len(new):,} answers are new.")
-    state = Review(loaded, Rows(loaded, data), audit)
+    state = Review(loaded, FittedRows(loaded, data), audit)
     _warn(state)
     if out is not None:
         count, left = state.write_page(out)
@@ -104,11 +104,11 @@ def apply(
 
     from logitclip.own_data import load
     from logitclip.own_data.apply import apply_answers
+    from logitclip.own_data.fitted_rows import FittedRows
     from logitclip.own_data.review import Review
-    from logitclip.own_data.rows import Rows
 
     loaded = load(model)
-    state = Review(loaded, Rows(loaded, data))
+    state = Review(loaded, FittedRows(loaded, data))
     _warn(state)
     if not state.settled:
         raise ValueError(f"There are no answers in {model}: `logitclip review {model}` asks for them.")

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-STEPS = 200
+from logitclip.own_data.folds import FOLDS
+
+EM_STEPS = 200  # of expectation maximisation, at most
 TOLERANCE = 1e-6
 PSEUDO = 0.5  # answers that a cell of a confusion matrix has before any was seen, shared with all annotators
 ROUNDS = 4  # of classifier and fusion in turn
-FOLDS = 5
 STRENGTH = 0.01  # C of the logistic regression: strongly regularised, on standardised features
 
 
@@ -76,7 +77,7 @@ def dawid_skene(answers: Answers) -> FusedLabels:
     prior = np.full(votes.shape[1], 1 / votes.shape[1])
     current = (votes + 0.1) / (votes + 0.1).sum(1, keepdims=True)
     confusion = _confusion(answers, current)
-    for _ in range(STEPS):
+    for _ in range(EM_STEPS):
         prior = (current.sum(0) + 1) / (len(current) + len(prior))
         confusion = _confusion(answers, current)
         following = _posterior(answers, np.broadcast_to(np.log(prior), current.shape), confusion)

@@ -14,7 +14,7 @@ import numpy as np
 
 from logitclip import files
 from logitclip.own_data.answers import NO_CLASS, UNSURE, Answer
-from logitclip.own_data.rows import Rows
+from logitclip.own_data.fitted_rows import FittedRows
 from logitclip.own_data.source import REVIEW_COLUMN
 from logitclip.text import guard_formula
 
@@ -32,7 +32,7 @@ class Applied:
     dropped: int  # rows in no class
 
 
-def apply_answers(rows: Rows, settled: dict[str, Answer], out: Path) -> Applied:
+def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Applied:
     """Write the data with the answers in it, never over the data itself.
 
     A table keeps its columns; its label column has the corrected labels, and a column says what was changed. Rows that
@@ -74,7 +74,7 @@ def apply_answers(rows: Rows, settled: dict[str, Answer], out: Path) -> Applied:
     return Applied(len(kept), dropped=int(dropped.sum()), **counts)
 
 
-def _table(rows: Rows, changed: dict[int, str], notes: list[str], kept: np.ndarray, kind: str) -> bytes:
+def _table(rows: FittedRows, changed: dict[int, str], notes: list[str], kept: np.ndarray, kind: str) -> bytes:
     """Return the table with new labels; other values are as they were, and untouched lines of a csv file too."""
     path, label = rows.source.path, str(rows.source.kind.label)
     frame, separator = read_frame(path), "\t" if kind == ".tsv" else ","
@@ -127,7 +127,7 @@ def _same_type(values: list[Any], column: Any) -> Any:
         return pd.Series([str(value) for value in values], index=column.index)
 
 
-def _listing(rows: Rows, labels: list[str], notes: list[str], kept: np.ndarray) -> bytes:
+def _listing(rows: FittedRows, labels: list[str], notes: list[str], kept: np.ndarray) -> bytes:
     """Return a list of image files with their labels; its paths are relative to the folder of the images."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import numpy as np
 
 SHARES = (0.5, 0.25, 0.15, 0.07, 0.03)  # of the rows in each stratum, the least suspicious first
-LEAST = 5  # answers in a stratum
+LEAST_ANSWERS = 5  # answers in a stratum
 LEVEL = 0.95
 CELLS = 2048  # of the grid on which the distribution of a weighted mean is computed
-STEPS = 14  # bisections of an end of an interval: an error below 1e-4
+BISECTIONS = 14  # bisections of an end of an interval: an error below 1e-4
 REVIEWED = -1  # the stratum of rows that were reviewed before the audit
 PRIOR = 0.2  # rate that stands for half of what is known about a stratum before any answer
 
@@ -77,7 +77,7 @@ def make_strata(scores: np.ndarray, reviewed: np.ndarray, shares: Sequence[float
     return strata
 
 
-def allocate(sizes: np.ndarray, spreads: np.ndarray, total: int, least: int = LEAST) -> np.ndarray:
+def allocate(sizes: np.ndarray, spreads: np.ndarray, total: int, least: int = LEAST_ANSWERS) -> np.ndarray:
     """Divide answers among strata in proportion to size times spread (Neyman), with at least `least` in each.
 
     Args:
@@ -200,7 +200,7 @@ def combine(hits: np.ndarray, counts: np.ndarray, sizes: np.ndarray) -> tuple[np
 def _bisect(inside: np.ndarray, outside: np.ndarray, tail: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
     """Return the rate between `inside` and `outside` where a tail probability falls to 2.5 %."""
     inside, outside = inside.copy(), np.broadcast_to(outside, inside.shape).copy()
-    for _ in range(STEPS):
+    for _ in range(BISECTIONS):
         middle = (inside + outside) / 2
         likely = tail(middle) > (1 - LEVEL) / 2
         inside, outside = np.where(likely, middle, inside), np.where(likely, outside, middle)
@@ -358,7 +358,7 @@ def answers_to_halve(values: np.ndarray, strata: np.ndarray, asked: np.ndarray) 
 
     enough, few = int(sizes.sum()), int(answered.sum())
     while enough - few > max(1, few // 50):
-        middle = (enough + few) // 2 if enough < 8 * few else 4 * max(few, LEAST)
+        middle = (enough + few) // 2 if enough < 8 * few else 4 * max(few, LEAST_ANSWERS)
         few, enough = (middle, enough) if width(middle) > rate.width / 2 else (few, middle)
     return max(0, enough - int(answered.sum()))
 

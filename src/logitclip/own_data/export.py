@@ -12,7 +12,7 @@ from torch import nn
 from logitclip import files
 from logitclip.data._preprocessing import LARGEST, Preprocessor
 from logitclip.own_data.encoded import EncodedImages, EncodedTexts
-from logitclip.own_data.learners import LEAST, Forest, Learner, Logistic
+from logitclip.own_data.learners import UNSEEN, Forest, Learner, Logistic
 from logitclip.own_data.model import Model
 from logitclip.own_data.network import Network
 from logitclip.own_data.tables import Table
@@ -193,7 +193,7 @@ def _add_learner(graph: _Graph, learner: Learner, features: str) -> str:
 def _every_class(graph: _Graph, found: str, learner: Learner, seen: np.ndarray) -> str:
     """Spread the classes that a learner has seen over all K, as `Learner` does."""
     spread = np.eye(learner.classes)[seen]
-    least = graph.add("Max", graph.add("MatMul", found, graph.hold(spread)), graph.hold([LEAST]))
+    least = graph.add("Max", graph.add("MatMul", found, graph.hold(spread)), graph.hold([UNSEEN]))
     total = graph.add("ReduceSum", least, graph.hold(np.array([1], np.int64), keep=True), keepdims=1)
     return graph.add("Div", least, total)
 

@@ -23,16 +23,16 @@ from logitclip.encoders.features import OnRows
 from logitclip.own_data.calibration import find_temperature, match_confidence
 from logitclip.own_data.combining import ADVISER, Vote, Votes, combine, share_out
 from logitclip.own_data.encoded import Encoding, copy_encoder
-from logitclip.own_data.folds import MOST_CELLS, choose_rows, make_folds
+from logitclip.own_data.folds import FOLDS, MOST_CELLS, choose_rows, make_folds
 from logitclip.own_data.issues import Issues, judge_labels, spread_over, write_issues
 from logitclip.own_data.kind import Source
 from logitclip.own_data.labelled import Labelled, read_labelled
-from logitclip.own_data.learners import STRENGTHS, Learner, Logistic, mix
+from logitclip.own_data.learners import Learner, mix
 from logitclip.own_data.model import ISSUES, MODEL, PAGE, PREDICTIONS, UNLABELLED, Model, load, write_model
 from logitclip.own_data.network import Network, predict, with_clip
 from logitclip.own_data.page import write_page
 from logitclip.own_data.parts import Parts
-from logitclip.own_data.planning import AUTO, FOLDS, SEARCHED_ROWS, Plan, make_plan
+from logitclip.own_data.planning import AUTO, SEARCHED_ROWS, Plan, make_plan
 from logitclip.own_data.predictions import predictions_to_bytes
 from logitclip.own_data.reasons import columns_that_mattered
 from logitclip.own_data.rules import share_by_rules, widen_for_rules
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 DATA = "data.parquet"  # a data frame or an array that the model was fitted on
 UNBALANCED = 5.0  # ratio of the largest to the smallest class from which `balance` auto weights classes
-REVIEWED = 3.0  # weight of a row whose label a person has checked; measured by benchmarks/review.py
+REVIEWED_WEIGHT = 3.0  # weight of a row whose label a person has checked; measured by benchmarks/review.py
 CALIBRATED_ROWS = 2_000  # rows that the temperature is chosen on
 LEAST_LEFT = 3  # rows of a class that are left when the marked ones are not learnt from
 OnShare = Callable[[float], None]  # called with the share of the work that is done
@@ -285,7 +285,7 @@ def _digest(plan: Plan, parts: Parts, beside: dict[str, Labelled]) -> str:
         "data": parts.data,
         "learners": [learner.name for learner in plan.learners],
         "recipe": None if network is None else vars(network.recipe),
-        "settings": [plan.word, plan.network_folds, plan.seed, plan.balance, logitclip.__version__],
+        "settings": [plan.clip_to_search, plan.network_folds, plan.seed, plan.balance, logitclip.__version__],
         "beside": {name: rows.digest for name, rows in beside.items()},
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -319,15 +319,15 @@ def _kept_model(out: Path, origin: dict[str, Any]) -> Model | None:
 def _with_searched_clip(plan: Plan, parts: Parts) -> list[Learner]:
     """Return the learners, the network with the clip that the search found."""
     network = plan.network
-    if network is None or plan.word is None:
+    if network is None or plan.clip_to_search is None:
         return plan.learners
 
     def search_value() -> dict[str, np.ndarray]:
         return {"value": np.array(_search_clip(network, plan))}
 
-    what = {"search": plan.word, "recipe": vars(network.recipe), "seed": plan.seed}
+    what = {"search": plan.clip_to_search, "recipe": vars(network.recipe), "seed": plan.seed}
     value = float(parts.compute(what, search_value)["value"])
-    chosen = with_clip(network, _with_value(plan.word, value))
+    chosen = with_clip(network, _with_value(plan.clip_to_search, value))
     return [chosen if learner is network else learner for learner in plan.learners]
 
 
@@ -342,19 +342,19 @@ def _search_clip(network: Network, plan: Plan) -> float:
 
     Labels that a person has reviewed count as often here as in training.
     """
-    assert plan.word is not None
+    assert plan.clip_to_search is not None
     chosen = choose_rows(len(plan.source.labels), SEARCHED_ROWS, plan.seed)
     rows, labels = plan.source.rows.take(chosen), plan.source.labels[chosen]
     part = hold_out(len(labels), search.HELD_OUT, generator=torch.Generator().manual_seed(plan.seed))
     inside, outside = part.train.numpy(), part.val.numpy()
     times = np.ones(len(labels), np.int64)
     if plan.source.reviewed is not None:
-        times[plan.source.reviewed[chosen]] = REVIEWED
+        times[plan.source.reviewed[chosen]] = REVIEWED_WEIGHT
     weight = times[inside].astype(np.float64) if (times > 1).any() else None
     outside = np.repeat(outside, times[outside])
 
     def train(value: float) -> Any:
-        tried = with_clip(network, _with_value(str(plan.word), value))
+        tried = with_clip(network, _with_value(str(plan.clip_to_search), value))
         try:
             tried.fit(rows.take(inside), labels[inside], weight, plan.seed)
         except engine.Diverged:
@@ -363,12 +363,12 @@ def _search_clip(network: Network, plan: Plan) -> float:
         predicted = predict(tried.network, rows.inputs, tried.view).argmax(1).numpy()
         return predicted[outside], labels[outside], float((predicted == labels)[inside].mean())
 
-    name, _, knobs = plan.word.partition(":")
+    name, _, knobs = plan.clip_to_search.partition(":")
     knob = next(text.partition("=")[0] for text in knobs.split(",") if text.endswith(("=auto", "=grid")))
     grid = GRIDS[f"clip.{name}.{knob}"]
-    between = grid[len(grid) // 5], grid[-1]
+    values = grid if "=grid" in plan.clip_to_search else None
     try:
-        return search.tune(train, between=between, values=grid if "=grid" in plan.word else None).best
+        return search.tune(train, between=search.range_of(grid), values=values).best
     except ValueError as error:
         raise Failed(f"No value of clip.{knob} can be chosen: all trials failed.") from error
 
@@ -376,22 +376,17 @@ def _search_clip(network: Network, plan: Plan) -> float:
 def _vote(plan: Plan, learner: Learner, parts: Parts) -> Vote:
     """Return what a learner says of every row, by models that have not seen its label."""
     source = plan.source
-    count = plan.network_folds if isinstance(learner, Network) and source.times is None else FOLDS
-    settings = vars(learner.recipe) if isinstance(learner, Network) else {}
-    what = {"vote": learner.name, "settings": settings, "folds": count, "seed": plan.seed}
+    count = plan.folds_of(learner)
+    what = {"vote": learner.name, "settings": learner.settings(), "folds": count, "seed": plan.seed}
 
     def compute() -> dict[str, np.ndarray]:
         folds = make_folds(source, count, plan.seed)
         found = learner.out_of_fold(source.rows, source.labels, source.weight, folds, plan.seed)
-        seen = {"seen": learner.seen.astype(np.float32)} if isinstance(learner, Network) else {}
-        strength = np.array(learner.strength if isinstance(learner, Logistic) else 0.0)
-        return {"held_out": found.astype(np.float32), "strength": strength, **seen}
+        return {"held_out": found.astype(np.float32), **learner.extras()}
 
     kept = parts.compute(what, compute)
-    if isinstance(learner, Logistic):
-        learner.strength = float(kept["strength"])
-    seen = kept["seen"].astype(np.float64) if "seen" in kept else None
-    return Vote(kept["held_out"].astype(np.float64), seen)
+    learner.restore_extras(kept)
+    return Vote(kept["held_out"].astype(np.float64), learner.votes_on_seen)
 
 
 def _weights(plan: Plan, issues: Issues) -> np.ndarray:
@@ -399,7 +394,7 @@ def _weights(plan: Plan, issues: Issues) -> np.ndarray:
     source = plan.source
     weight = np.ones(len(source.labels)) if source.weight is None else source.weight.copy()
     if source.reviewed is not None:
-        weight[source.reviewed] *= REVIEWED
+        weight[source.reviewed] *= REVIEWED_WEIGHT
     left = np.bincount(source.labels[~issues.wrong], minlength=len(source.class_names))
     weight[issues.wrong & (left >= LEAST_LEFT)[source.labels]] = 0.0
     counts = np.maximum(np.bincount(source.labels, weight, minlength=len(source.class_names)), 1e-9)
@@ -411,12 +406,7 @@ def _weights(plan: Plan, issues: Issues) -> np.ndarray:
 
 def _learn(plan: Plan, learner: Learner, weight: np.ndarray, parts: Parts) -> Learner:
     """Return the learner, trained on the rows that have a weight."""
-    source, learner = plan.source, learner.fresh()
-    if isinstance(learner, Logistic) and (learner.strength or STRENGTHS[0]) >= STRENGTHS[0]:
-        # Fewer wrong labels need less of a penalty; a stronger one is due to many features, and stays.
-        learner.strength = min(STRENGTHS[-1], 10 * (learner.strength or STRENGTHS[0]))
-    if isinstance(learner, Network):
-        learner.averages = False
+    source, learner = plan.source, learner.fresh_for_kept_rows()
     kept = np.flatnonzero(weight)
     equal = bool((weight[kept] == weight[kept][0]).all())
 
@@ -425,8 +415,7 @@ def _learn(plan: Plan, learner: Learner, weight: np.ndarray, parts: Parts) -> Le
         content = {name: np.frombuffer(value, np.uint8) for name, value in learner.contents().items()}
         return {**content, "facts": np.frombuffer(json.dumps(learner.facts()).encode(), np.uint8)}
 
-    settings = vars(learner.recipe) if isinstance(learner, Network) else getattr(learner, "strength", None)
-    what = {"learn": learner.name, "settings": settings, "seed": plan.seed}
+    what = {"learn": learner.name, "settings": learner.settings(), "seed": plan.seed}
     what["weight"] = hashlib.sha256(weight.tobytes()).hexdigest()
     stored = parts.compute(what, compute)
     learner.restore(json.loads(stored["facts"].tobytes()), lambda name: stored[name].tobytes())

@@ -12,6 +12,7 @@ from logitclip.data._folds import Pairs, group_folds, time_folds
 from logitclip.data._loading import stratified_split
 from logitclip.own_data.kind import Source
 
+FOLDS = 5  # of all learners but the network, which may have fewer
 MOST_CELLS = 50_000_000  # rows times classes up to which every row is predicted
 
 

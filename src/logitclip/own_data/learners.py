@@ -14,7 +14,7 @@ import numpy as np
 from logitclip.own_data.folds import Folds, choose_rows
 from logitclip.own_data.kind import Read, Rows
 
-LEAST = 1e-4  # probability of a class that a learner has never seen
+UNSEEN = 1e-4  # probability of a class that a learner has never seen
 TREES = 100
 LEAF = 2  # rows in a leaf
 LEAVES = 500  # of a tree, about
@@ -35,9 +35,14 @@ class Learner(ABC):
     """
 
     name: ClassVar[str]
+    votes_on_seen: np.ndarray | None = None  # [n, K], by models that have learnt from the row, where it records them
 
     def __init__(self, classes: int, jobs: int | None = 1) -> None:
         self.classes, self.jobs = classes, jobs
+
+    def settings(self) -> dict[str, Any]:
+        """Return what decides what it learns, beside the rows and the seed."""
+        return {}
 
     @abstractmethod
     def fit(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None = None, seed: int = 0) -> None:
@@ -81,10 +86,22 @@ class Learner(ABC):
         """Return a learner with the same settings that has learnt nothing."""
         return type(self)(self.classes, self.jobs)
 
+    def fresh_for_kept_rows(self) -> Learner:
+        """Return a fresh learner for the rows that are left without the marked ones."""
+        return self.fresh()
+
+    def extras(self) -> dict[str, np.ndarray]:
+        """Return what `out_of_fold` has found beside the probabilities."""
+        return {} if self.votes_on_seen is None else {"seen": self.votes_on_seen.astype(np.float32)}
+
+    def restore_extras(self, extras: Mapping[str, np.ndarray]) -> None:
+        """Know again what an earlier `out_of_fold` has found."""
+        self.votes_on_seen = extras["seen"].astype(np.float64) if "seen" in extras else None
+
     def _every_class(self, probabilities: np.ndarray, seen: np.ndarray) -> np.ndarray:
         """Spread the columns of the classes seen over all K classes."""
-        every = np.full((len(probabilities), self.classes), LEAST)
-        every[:, seen] = np.maximum(probabilities, LEAST)
+        every = np.full((len(probabilities), self.classes), UNSEEN)
+        every[:, seen] = np.maximum(probabilities, UNSEEN)
         return every / every.sum(1, keepdims=True)
 
 
@@ -200,6 +217,22 @@ class Logistic(Learner):
 
     def fresh(self) -> Logistic:
         return Logistic(self.classes, self.jobs, self.strength)
+
+    def settings(self) -> dict[str, Any]:
+        return {"strength": self.strength}
+
+    def fresh_for_kept_rows(self) -> Logistic:
+        strength = self.strength or STRENGTHS[0]
+        if strength < STRENGTHS[0]:  # due to many features: it stays
+            return self.fresh()
+        # Fewer wrong labels need less of a penalty.
+        return Logistic(self.classes, self.jobs, min(STRENGTHS[-1], 10 * strength))
+
+    def extras(self) -> dict[str, np.ndarray]:
+        return {"strength": np.array(self.strength)}
+
+    def restore_extras(self, extras: Mapping[str, np.ndarray]) -> None:
+        self.strength = float(extras["strength"])
 
     def fit(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None = None, seed: int = 0) -> None:
         from sklearn.linear_model import LogisticRegression

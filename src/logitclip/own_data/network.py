@@ -68,7 +68,8 @@ class Network(Learner):
         network: From inputs to logits [N, K].
         averaged: After `fit`, the class probabilities of the training rows, averaged over the epochs [N, K]. A clipped
             network learns wrong labels late or never, so they say what the network believed before.
-        seen: After `out_of_fold`, the same for the rows that are held out, by the networks that were trained on them.
+        votes_on_seen: After `out_of_fold`, the same for the rows that are held out, by networks that have learnt
+            from them.
     """
 
     name = "network"
@@ -82,10 +83,18 @@ class Network(Learner):
         self.view = transform(recipe.augment, mean, std)
         self.network: nn.Module | None = None
         self.averages = True  # whether `fit` records the averages
-        self.averaged = self.seen = np.empty((0, classes))
+        self.averaged = np.empty((0, classes))
 
     def fresh(self) -> Network:
         return Network(self.classes, self.recipe, self.mean, self.std)
+
+    def settings(self) -> dict[str, Any]:
+        return vars(self.recipe)
+
+    def fresh_for_kept_rows(self) -> Network:
+        network = self.fresh()
+        network.averages = False
+        return network
 
     def fit(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None = None, seed: int = 0) -> None:
         split = Split(rows.inputs, torch.from_numpy(np.ascontiguousarray(y)).long())
@@ -127,7 +136,7 @@ class Network(Learner):
             at = np.flatnonzero(np.isin(judged, train) & (len(network.averaged) > 0))
             seen[at] += network.averaged[np.searchsorted(train, judged[at])]
             times[at] += 1
-        self.seen = np.where(times[:, None] > 0, seen / np.maximum(times, 1)[:, None], found)
+        self.votes_on_seen = np.where(times[:, None] > 0, seen / np.maximum(times, 1)[:, None], found)
         return found
 
     def input_shape(self, rows: Rows) -> tuple[int, ...]:

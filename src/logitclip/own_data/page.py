@@ -12,7 +12,7 @@ from logitclip.own_data.kind import Source
 from logitclip.own_data.model import Model
 from logitclip.studies import figures
 
-SHOWN = 60  # suspicious labels on the page
+ISSUES_ON_PAGE = 60  # suspicious labels on the page
 MATRIX = 20  # classes up to which the transition matrix is shown
 
 TEMPLATE = "own_data.html"
@@ -46,7 +46,7 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues, mattere
                 "text": source.kind.show(i, mattered.get(i, ()))[:300],
                 "image": source.kind.picture(i),
             }
-            for i in map(int, issues.ranking[:SHOWN])
+            for i in map(int, issues.ranking[:ISSUES_ON_PAGE])
         ],
         accuracies=_accuracies(model),
     )

@@ -13,6 +13,7 @@ from torch import nn
 
 from logitclip import models
 from logitclip.launch import using_threads
+from logitclip.own_data.folds import FOLDS
 from logitclip.own_data.kind import Source
 from logitclip.own_data.learners import TREE_ROWS, TREES, Forest, Learner, Logistic, Neighbours
 from logitclip.own_data.network import Network, NetworkOptions
@@ -28,7 +29,6 @@ CLIP = "norm:temp={temp:g}"
 TEMP = 2.5  # the clip where there are too few rows to search for one
 SEARCH_FROM = 5_000  # rows from which the clip is searched
 SEARCHED_ROWS = 20_000  # rows on which it is searched
-FOLDS = 5  # of the other learners
 HALVES = 2  # folds of the network, unless five are asked for
 LEARNERS = ("network", "forest", "logistic", "neighbours")
 FEW = 20  # rows; fewer whole numbers may all differ by chance
@@ -42,7 +42,7 @@ class Plan:
 
     source: Source
     learners: list[Learner]
-    word: str | None  # the clip with a number to search for
+    clip_to_search: str | None  # the clip with a number to search for
     network_folds: int
     seed: int
     balance: str
@@ -52,6 +52,10 @@ class Plan:
     def network(self) -> Network | None:
         """The network, if it is one of the learners."""
         return next((learner for learner in self.learners if isinstance(learner, Network)), None)
+
+    def folds_of(self, learner: Learner) -> int:
+        """Return how many folds a learner predicts the rows in."""
+        return self.network_folds if isinstance(learner, Network) and self.source.times is None else FOLDS
 
     def lines(self) -> list[str]:
         """Describe data and plan, a sentence a line."""
@@ -83,10 +87,11 @@ class Plan:
         lines = []
         if self.network is not None:
             recipe = self.network.recipe
-            clip = self.word or recipe.clip
+            clip = self.clip_to_search or recipe.clip
+            searched = ", which is searched for" if self.clip_to_search else ""
             lines.append(
                 f"Network: {recipe.model} on {self.source.kind.describe(self.source.rows)}; {recipe.epochs} epochs of "
-                f"batches of {recipe.batch_size}; clip {clip}{', which is searched for' if self.word else ''}."
+                f"batches of {recipe.batch_size}; clip {clip}{searched}."
             )
         names = [learner.name for learner in self.learners]
         if len(names) == 1:
@@ -138,9 +143,9 @@ def make_plan(
         if name not in known:
             raise ValueError(f"fit has no option {name!r}. {suggest(name, known)}")
     rows, classes = len(source.labels), len(source.class_names)
-    word = _search_word(clip, rows)
+    to_search = _clip_to_search(clip, rows)
     settings = {**source.kind.network(rows), **{k: v for k, v in options.items() if v is not None}}
-    settings["clip"] = CLIP.format(temp=TEMP) if clip == AUTO or word else clip
+    settings["clip"] = CLIP.format(temp=TEMP) if clip == AUTO or to_search else clip
     settings["threads"] = options.get("threads") or jobs or torch.get_num_threads()
     settings["batch_size"] = min(settings["batch_size"], max(8, rows // 2))
     network = Network(classes, NetworkOptions(**settings), source.kind.mean, source.kind.std)
@@ -153,7 +158,7 @@ def make_plan(
     }
     wanted = _learner_names(learner, classes)
     folds = FOLDS if five_folds else HALVES
-    plan = Plan(source, [every[name] for name in wanted], word, folds, seed, balance, 0.0)
+    plan = Plan(source, [every[name] for name in wanted], to_search, folds, seed, balance, 0.0)
     return replace(plan, seconds=_forecast(plan))
 
 
@@ -167,7 +172,7 @@ def _learner_names(learner: str, classes: int) -> list[str]:
     return [name for name in LEARNERS if name in names]
 
 
-def _search_word(clip: str, rows: int) -> str | None:
+def _clip_to_search(clip: str, rows: int) -> str | None:
     """Return the clip whose number is to be searched, or None."""
     if clip == AUTO:
         return "norm:temp=auto" if rows >= SEARCH_FROM else None
@@ -187,10 +192,9 @@ def _forecast(plan: Plan) -> float:
     for learner in plan.learners:
         if isinstance(learner, Network):
             steps = -(-rows // learner.recipe.batch_size) * learner.recipe.epochs
-            fits: float = (
-                plan.network_folds if source.times is None else FOLDS
-            )  # each without a part, and one of all rows
-            fits += TRIALS * (1 - SEARCH_HELD_OUT) * min(1, SEARCHED_ROWS / rows) if plan.word else 0
+            fits: float = plan.folds_of(learner)  # each without a part, and one of all rows
+            if plan.clip_to_search:
+                fits += TRIALS * (1 - SEARCH_HELD_OUT) * min(1, SEARCHED_ROWS / rows)
             seconds += 1.5 * fits * steps * _step_seconds(learner, source)
         elif isinstance(learner, Forest):
             part = np.arange(min(rows, 2000))

@@ -8,9 +8,8 @@ from logitclip.data._columns import Column, Dates, TextColumn, take
 from logitclip.own_data.issues import Issues
 from logitclip.own_data.kind import Source
 from logitclip.own_data.model import Model
-from logitclip.own_data.tables import Table
+from logitclip.own_data.tables import COLUMNS_SHOWN, Table
 
-SHOWN = 4  # columns of a row that people see
 FIRST = 60  # rows that are explained at least
 MOST_CELLS = 600  # rows times columns that are explained at most, beyond the first rows
 CANDIDATES = 20  # columns that are tried; of more, those that say most about the label by themselves
@@ -45,7 +44,7 @@ def columns_that_mattered(model: Model, source: Source, issues: Issues) -> dict[
     found = model.probabilities_of(kind.rows(tall)).reshape(1 + len(copies), len(rows), -1)
     log_p = np.log(np.maximum(found[:, np.arange(len(rows)), source.labels[rows]], 1e-6))
     effects = np.abs(log_p[1:] - log_p[0]).reshape(len(names), -1, len(rows)).sum(1)
-    order = np.argsort(-effects, axis=0, kind="stable")[:SHOWN]
+    order = np.argsort(-effects, axis=0, kind="stable")[:COLUMNS_SHOWN]
     return {int(row): [names[j] for j in order[:, i]] for i, row in enumerate(rows)}
 
 

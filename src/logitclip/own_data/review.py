@@ -33,9 +33,9 @@ from logitclip.own_data.answers import (
     read_answers,
     settle,
 )
+from logitclip.own_data.fitted_rows import FittedRows
 from logitclip.own_data.model import PREDICTIONS, Model, read_checked
 from logitclip.own_data.predictions import predictions_from_bytes
-from logitclip.own_data.rows import Rows
 
 AUDIT = "audit.json"  # in the model folder: the draw
 LAST = 20  # suspects whose share of wrong labels tells when to stop
@@ -57,7 +57,7 @@ class Review:
         ValueError: If the audit is larger than the data, or nothing is known about the labels.
     """
 
-    def __init__(self, model: Model, rows: Rows, audit_size: int = 0, seed: int = 0) -> None:
+    def __init__(self, model: Model, rows: FittedRows, audit_size: int = 0, seed: int = 0) -> None:
         self.model, self.rows = model, rows
         self.path = model.folder / ANSWERS
         self.given = np.asarray(rows.source.labels)

@@ -24,15 +24,15 @@ from logitclip.own_data.annotators import (
 from logitclip.own_data.annotators import reliability as reliability_of
 from logitclip.own_data.answers import ANSWERS, merge_answers, read_answers, read_answers_csv
 from logitclip.own_data.apply import LISTED_FILE, LISTED_LABEL, Applied, apply_answers
+from logitclip.own_data.fitted_rows import FittedRows
 from logitclip.own_data.images import Images
 from logitclip.own_data.model import load
 from logitclip.own_data.review import Review
-from logitclip.own_data.rows import Rows
 from logitclip.text import guard_formula
 
 CORRECTED, FUSED, RELIABILITY = "corrected.csv", "fused.csv", "annotators.csv"  # in the model folder
 LABEL, WEIGHT, GROUP = "fused_label", "fused_probability", "fused_item"  # columns of fused.csv
-LEAST = 0.02  # probability of a class with which an item is still learnt from
+LEAST_LEARNT = 0.02  # probability of a class with which an item is still learnt from
 
 
 # -- reviews -----------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def correct_data(folder: Path, answers: Path, data: Path | None = None) -> Corre
         raise ValueError(f"There are no answers in {answers}: `logitclip review {folder}` asks for them.")
     model = load(folder)
     merge_answers(folder / ANSWERS, new)
-    review = Review(model, Rows(model, data))
+    review = Review(model, FittedRows(model, data))
     path, kind = folder / CORRECTED, review.rows.source.kind
     applied = apply_answers(review.rows, review.settled, path)
     columns = {}
@@ -207,7 +207,7 @@ def _write_fused(
     """Write one row per item and probable class."""
     from logitclip.own_data.apply import read_frame
 
-    place, label = np.nonzero(fused.probabilities > LEAST)
+    place, label = np.nonzero(fused.probabilities > LEAST_LEARNT)
     frame = read_frame(data)
     frame = frame[[name for name in frame.columns if str(name).strip() in kept]].iloc[rows[place]].copy()
     frame[LABEL] = np.array(answers.class_names, dtype=object)[label]

@@ -7,17 +7,16 @@ from dataclasses import replace
 import numpy as np
 
 from logitclip.own_data.combining import Votes
-from logitclip.own_data.folds import choose_rows, make_folds
+from logitclip.own_data.folds import FOLDS, choose_rows, make_folds
 from logitclip.own_data.issues import Issues
 from logitclip.own_data.kind import Source
 
 # Chosen on the sets of benchmarks/own_data_sets.py that are there to decide on:
-LEAVES = 16  # of the tree that stands for a few rules
-LEAF = 3  # rows in a leaf
-LEAST = 0.8  # share of the labels that it must predict
+RULES = 16  # leaves of the tree that stands for a few rules
+RULE_ROWS = 3  # rows in a leaf
+LEAST_PREDICTED = 0.8  # share of the labels that it must predict
 BEHIND = 2.0  # paired standard errors that it may be behind all learners together
 ROWS = 5_000  # rows that it is looked for in
-FOLDS = 5
 
 
 def share_by_rules(source: Source, votes: Votes, judged: np.ndarray, seed: int) -> float | None:
@@ -33,20 +32,20 @@ def share_by_rules(source: Source, votes: Votes, judged: np.ndarray, seed: int) 
         The share; None if the labels are not explained by a few rules.
     """
     right = votes.probabilities.argmax(1) == source.labels[judged]
-    if right.mean() < LEAST:
+    if right.mean() < LEAST_PREDICTED:
         return None
     from sklearn.tree import DecisionTreeClassifier
 
     by_tree = np.zeros(len(source.labels), bool)
     for train, test in make_folds(source, FOLDS, seed):
         some = train[choose_rows(len(train), ROWS, seed)]
-        tree = DecisionTreeClassifier(max_leaf_nodes=LEAVES, min_samples_leaf=LEAF, random_state=seed)
+        tree = DecisionTreeClassifier(max_leaf_nodes=RULES, min_samples_leaf=RULE_ROWS, random_state=seed)
         tree.fit(source.rows.features[some], source.labels[some])
         by_tree[test] = tree.predict(source.rows.features[test]) == source.labels[test]
     found = by_tree[judged]
     ahead, other = int((right & ~found).sum()), int((found & ~right).sum())
     behind = (ahead - other) / max(1, ahead + other) ** 0.5
-    return float(found.mean()) if found.mean() >= LEAST and behind <= BEHIND else None
+    return float(found.mean()) if found.mean() >= LEAST_PREDICTED and behind <= BEHIND else None
 
 
 def widen_for_rules(issues: Issues, classes: int) -> Issues:

@@ -24,7 +24,7 @@ from logitclip.own_data.kind import Kind, Read, RowNumbers, Rows
 log = logging.getLogger(__name__)
 
 PREPROCESSING = "preprocessing.skops"
-SHOWN = 4  # columns of a row that people see
+COLUMNS_SHOWN = 4  # columns of a row that people see
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ class Table(Kind):
     @property
     def shown_columns(self) -> list[str]:
         """The columns of a row that people see."""
-        return list(self.preprocessor.kinds)[:SHOWN]
+        return list(self.preprocessor.kinds)[:COLUMNS_SHOWN]
 
 
 def read_columns(data: Any, text: Collection[str] = ()) -> dict[str, Column]:

@@ -14,7 +14,7 @@ from logitclip.runs.config import RunConfig
 from logitclip.runs.train import build_model
 
 EXAMPLES = 64  # of a timed step
-STEPS = 2  # the first one also allocates memory
+TIMED_STEPS = 2  # the first one also allocates memory
 
 
 def run_seconds(config: RunConfig, dataset: Dataset) -> float:
@@ -36,7 +36,7 @@ def run_seconds(config: RunConfig, dataset: Dataset) -> float:
     clock = time.process_time if on_cpu else time.perf_counter  # seconds of a core, however busy the machine is
     times = []
     with using_threads(config.threads):
-        for _ in range(STEPS):
+        for _ in range(TIMED_STEPS):
             began = clock()
             nn.functional.cross_entropy(model(x), target).backward()
             if not on_cpu:

@@ -504,7 +504,9 @@ def _memorisation(recipe: Recipe, rows: Sequence[CellOutcome]) -> Any:
 # -- charts of the report ----------------------------------------------------------------------------------------------
 
 # The page has one legend for all its charts, whose buttons fill these two lists.
-_SHOWN = "(!length(groups) || indexof(groups, datum.group) >= 0) && (!length(links) || indexof(links, datum.link) >= 0)"
+_CHOSEN = (
+    "(!length(groups) || indexof(groups, datum.group) >= 0) && (!length(links) || indexof(links, datum.link) >= 0)"
+)
 
 
 def curve_charts(all_curves: Curves) -> list[tuple[str, list[dict[str, Any]]]]:
@@ -517,7 +519,7 @@ def curve_charts(all_curves: Curves) -> list[tuple[str, list[dict[str, Any]]]]:
         for quantity in all_curves.quantities:
             values = all_curves.of(panel, quantity)
             if values:
-                chart = curve_chart(all_curves, _SHOWN, norms=quantity == "norms", legend=False).add_params(*lists)
+                chart = curve_chart(all_curves, _CHOSEN, norms=quantity == "norms", legend=False).add_params(*lists)
                 charts.append(_for_page(chart, values, height=220, title=QUANTITIES[quantity]))
         panels.append((panel, charts))
     return panels

@@ -16,7 +16,7 @@ from logitclip.text import counted
 if TYPE_CHECKING:
     from logitclip.studies.tables import AxisValues, Table
 
-SHOWN = 20  # rows in the note below a table
+ROWS_IN_NOTE = 20  # rows in the note below a table
 
 
 def rank_runs(blocks: Mapping[Any, Sequence[CellOutcome]]) -> dict[str, float]:
@@ -61,8 +61,8 @@ def describe_ranks(table: Table) -> str:
         return ""
     order = sorted(ranks, key=lambda row: (float(ranks[row].mean()), table.labels(row)))
     columns = len(ranks[order[0]])
-    shown = "; ".join(f"{', '.join(table.labels(row))} {_with_interval(ranks[row])}" for row in order[:SHOWN])
-    more = f"; and {len(order) - SHOWN} more" if len(order) > SHOWN else ""
+    shown = "; ".join(f"{', '.join(table.labels(row))} {_with_interval(ranks[row])}" for row in order[:ROWS_IN_NOTE])
+    more = f"; and {len(order) - ROWS_IN_NOTE} more" if len(order) > ROWS_IN_NOTE else ""
     intervals = f", with {100 * (1 - LEVEL):g} % bootstrap intervals" if columns > 1 else ""
     text = f"Mean rank over {counted(columns, 'column')}{intervals}: {shown}{more}."
     if columns > 1:

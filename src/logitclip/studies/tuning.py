@@ -21,7 +21,17 @@ from logitclip.registry import suggest
 from logitclip.runs import claims
 from logitclip.runs.config import RunConfig, load_plugins, registries, words_to_tune
 from logitclip.runs.results import LAST, Failure, Result, outcome
-from logitclip.search import HELD_OUT, NOTHING_LEARNT, TRIALS, Trial, best, has_learnt, highest, propose_values
+from logitclip.search import (
+    HELD_OUT,
+    NOTHING_LEARNT,
+    TRIALS,
+    Trial,
+    best,
+    has_learnt,
+    highest,
+    propose_values,
+    range_of,
+)
 from logitclip.studies import executors
 from logitclip.studies.listener import Listener
 from logitclip.text import first_line
@@ -191,7 +201,7 @@ def _values_to_try(config: RunConfig, outcome: Outcome, search: Search) -> list[
     """Return the values to try, as far as they are known from the outcomes so far."""
     if search.fixed:
         return list(search.grid)
-    between = search.grid[len(search.grid) // 5], search.grid[-1]
+    between = range_of(search.grid)
     done: dict[float, Trial | None] = {}
     while ahead := [value for value in propose_values(between, done, search.count) if value not in done]:
         found = outcomes_of_trials(config, outcome, search, ahead)

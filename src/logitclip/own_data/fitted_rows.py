@@ -32,7 +32,7 @@ NEIGHBOURS = 5
 LONGEST = 20_000  # characters of a value
 
 
-class Rows:
+class FittedRows:
     """The rows of a model's data.
 
     Args:
