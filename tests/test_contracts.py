@@ -197,6 +197,7 @@ USES = {
     "Loss": "lc.Loss('gce:q=0.7')(z, y)",
     "Result": "lc.Result.__doc__",
     "RunConfig": "lc.RunConfig(data='digits')",
+    "build_criterion": "lc.build_criterion('ce', 'softcap:cap=1')(z, y)",
     "clip_by_value": "lc.clip_by_value(z, 1.0)",
     "clip_hidden": "lc.clip_hidden(z, z, tau=1.0)",
     "clip_logits": "lc.clip_logits(z, 1.0)",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from logitclip import losses, theory
-from logitclip.clip import CLIPS, clip_by_value, clip_logits, logit_norm, make_clip
+from logitclip.clip import CLIPS, clip_by_value, clip_logits, extended_logit_norm, logit_norm, make_clip
 from logitclip.criterion import Linked, LogitClip, Loss, build_criterion
 from logitclip.losses import LOSSES
 
@@ -370,6 +370,9 @@ def test_clip_options_are_checked_at_construction(options: dict[str, float], sen
 
 # -- any clip by name --------------------------------------------------------------------------------------------------
 
+HEAD = nn.Linear(4, 5)
+HEAD.weight.data = random(5, 4, seed=3)
+
 LINKS = {
     "none": lambda z: z,
     "norm:tau=1": lambda z: clip_logits(z, 1.0),
@@ -378,6 +381,7 @@ LINKS = {
     "value:limit=1": lambda z: clip_by_value(z, 1.0),
     "softcap:cap=2": lambda z: 2 * torch.tanh(z / 2),
     "logit_norm:temperature=0.5": lambda z: logit_norm(z, 0.5),
+    "extended_logit_norm": lambda z: extended_logit_norm(z, HEAD.weight),
 }
 
 
@@ -388,7 +392,7 @@ def test_every_clip_is_tried() -> None:
 @pytest.mark.parametrize("spec", LINKS)
 @pytest.mark.parametrize("inner", ["nce", nn.CrossEntropyLoss(label_smoothing=0.1)], ids=["name", "module"])
 def test_clipped(spec: str, inner: Any) -> None:
-    criterion = build_criterion(inner, spec)
+    criterion = build_criterion(inner, spec, head=HEAD)
     base = Loss(inner) if isinstance(inner, str) else inner
     for shape in SHAPES:
         dim = 1 if len(shape) > 1 else 0
@@ -544,7 +548,7 @@ def test_start_epoch_reaches_cores_through_any_link() -> None:
     plain = Loss("cores")
     plain.start_epoch(35, counts)
     for spec in LINKS:
-        criterion: Any = build_criterion("cores", spec)
+        criterion: Any = build_criterion("cores", spec, head=HEAD)
         criterion.start_epoch(35, counts)
         torch.testing.assert_close(criterion(logits, target), plain(LINKS[spec](logits), target))
     inner = Loss("cores")
@@ -605,7 +609,7 @@ def test_what_the_sieve_counted_is_saved_and_summed_over_processes() -> None:
 def test_pickle_and_deepcopy(spec: str) -> None:
     logits, target = random(20, 5), labels((20,))
     for inner in (*NAMES, nn.CrossEntropyLoss()):
-        criterion: Any = build_criterion(inner, spec)
+        criterion: Any = build_criterion(inner, spec, head=HEAD)
         criterion.start_epoch(33, torch.ones(5)) if hasattr(criterion, "start_epoch") else None
         expected = criterion(logits, target)
         for again in (copy.deepcopy(criterion), pickle.loads(pickle.dumps(criterion))):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from logitclip import models
-from logitclip.clip import CLIPS, QUANTILES, norm_penalty
+from logitclip.clip import CLIPS, QUANTILES, extended_logit_norm, norm_penalty
 from logitclip.criterion import LogitClip, Loss, build_criterion
 from logitclip.data import Dataset, Split, batch_indices, transform
 from logitclip.engine import Diverged, Progress, Settings, fit, learning_rate
@@ -132,6 +132,22 @@ def test_every_clip_trains_as_it_does_in_a_plain_loop(spec):
     dataset, link = make_data(), CLIPS.build(spec)
     worker = fit(dataset, make_model, build_criterion("ce", spec), settings=SETTINGS)
     network = plain_loop(dataset, SETTINGS, lambda z, y: nn.functional.cross_entropy(link(z), y))
+    for name, weight in network.state_dict().items():
+        assert torch.allclose(worker.weights()[name], weight, rtol=0, atol=1e-6), name
+
+
+def test_extended_logit_norm_gets_the_last_layer(monkeypatch):
+    dataset, models_made = make_data(), []
+    worker = fit(dataset, make_model, build_criterion("ce", "extended_logit_norm"), settings=SETTINGS)
+    monkeypatch.setattr(
+        f"{__name__}.make_model", lambda seed, make=make_model: models_made.append(make(seed)) or models_made[-1]
+    )
+
+    def criterion(z, y):
+        (*_, head) = (module for module in models_made[-1].modules() if isinstance(module, nn.Linear))
+        return nn.functional.cross_entropy(extended_logit_norm(z, head.weight), y)
+
+    network = plain_loop(dataset, SETTINGS, criterion)
     for name, weight in network.state_dict().items():
         assert torch.allclose(worker.weights()[name], weight, rtol=0, atol=1e-6), name
 

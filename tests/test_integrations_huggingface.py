@@ -189,6 +189,8 @@ def test_a_criterion_of_your_own():
     torch.testing.assert_close(compute({"logits": logits}, labels), expected)
     with pytest.raises(ValueError, match="needs reduction='sum', got 'mean'"):
         loss_func(nn.CrossEntropyLoss())
+    with pytest.raises(ValueError, match="extended_logit_norm needs the last layer of the model"):
+        loss_func("ce", "extended_logit_norm")
     with pytest.raises(ValueError, match="has its clip already"):
         loss_func(LogitClip("ce", temp=1.5))
     with pytest.raises(ValueError, match="need a loss by name"):

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from logitclip import fused, losses, theory
 from logitclip.clip import clip_logits, extended_logit_norm, l1_penalty, make_clip, softcap, z_penalty
-from logitclip.criterion import Linked, LogitClip, Loss
+from logitclip.criterion import LogitClip, Loss, build_criterion
 from logitclip.fused import STATISTICS, SUMS, Wanted, row_log_probs
 from logitclip.losses import LOSSES, loss
 from logitclip.losses.memory import EVERY, LOWEST, RECENT, find_threshold, fit_mixture
@@ -341,12 +341,61 @@ def test_extended_logit_norm_divides_by_distances_to_boundaries() -> None:
     for i in range(6):
         m = int(z[i].argmax())
         distances = [float((z[i, m] - z[i, k]) / (weight[m] - weight[k]).norm()) for k in range(5) if k != m]
-        torch.testing.assert_close(out[i], z[i] / np.mean(distances), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(out[i], z[i] / (sum(distances) / 5), rtol=1e-4, atol=1e-5)  # with 0 for class m
     torch.testing.assert_close(extended_logit_norm(z.T, weight, dim=0), out.T)
-    criterion = Linked("ce", lambda z: extended_logit_norm(z, weight))
-    torch.testing.assert_close(criterion(z, torch.arange(6) % 5), F.cross_entropy(out, torch.arange(6) % 5))
+    assert extended_logit_norm(torch.zeros(1, 5), weight).isfinite().all()
     with pytest.raises(ValueError, match=r"linear_weight must be \[5, D\], got \(4, 4\)"):
         extended_logit_norm(z, weight[:4])
+
+
+def test_extended_logit_norm_does_not_see_masked_classes_and_those_with_equal_weights() -> None:
+    generator = torch.Generator().manual_seed(0)
+    z, weight = torch.randn(6, 5, generator=generator), torch.randn(5, 4, generator=generator)
+    masked = torch.cat([z, torch.full((6, 1), -math.inf)], 1)
+    out = extended_logit_norm(masked, torch.cat([weight, weight[:1]]))
+    torch.testing.assert_close(out[:, :5], extended_logit_norm(z, weight))
+    assert out[:, 5].isneginf().all()
+    same = torch.cat([weight, weight[:1]]).requires_grad_()
+    both = torch.cat([z, z[:, :1]], 1).requires_grad_()
+    slopes = torch.autograd.grad(extended_logit_norm(both, same).square().sum(), (both, same))
+    assert all(slope.isfinite().all() for slope in slopes)
+
+
+def test_extended_logit_norm_trains_the_last_layer_of_a_network() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5)).double()
+    x, y = torch.randn(6, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64), torch.arange(6) % 5
+    criterion: Any = build_criterion("ce", "extended_logit_norm", head=model, reduction="sum")
+    assert repr(criterion).startswith("Linked(\n  extended_logit_norm\n")
+    assert not list(criterion.parameters())
+    assert not criterion.state_dict()
+
+    def loss(weight: Tensor) -> Tensor:
+        z = F.linear(model[:2](x), weight, model[2].bias)
+        return F.cross_entropy(extended_logit_norm(z, weight), y, reduction="sum")
+
+    weight = model[2].weight
+    torch.testing.assert_close(criterion(model(x), y), loss(weight))
+    assert torch.autograd.gradcheck(loss, weight)
+    (expected,), (slope,) = (
+        torch.autograd.grad(loss(weight), weight),
+        torch.autograd.grad(criterion(model(x), y), weight),
+    )
+    torch.testing.assert_close(slope, expected)
+    criterion(model(x), y, example_weight=torch.ones(6, dtype=torch.float64))
+    nested = LogitClip(build_criterion("ce", "extended_logit_norm"), tau=1.0)
+    assert nested.needs_head()
+    nested.set_head(model[2])
+    assert nested(model(x), y).isfinite()
+
+
+def test_extended_logit_norm_says_what_is_missing() -> None:
+    criterion: Any = build_criterion("ce", "extended_logit_norm")
+    with pytest.raises(ValueError, match=r"extended_logit_norm needs the weight of the last layer: call set_head"):
+        criterion(torch.zeros(2, 3), torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match=r"extended_logit_norm needs a last linear layer; Tanh has none\."):
+        criterion.set_head(nn.Tanh())
+    with pytest.raises(ValueError, match=r"linear_weight"):
+        build_criterion("ce", "extended_logit_norm:linear_weight=1")
 
 
 def test_penalties() -> None:

@@ -149,6 +149,19 @@ def test_every_clip_composes(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ALL_METHODS)
+def test_extended_logit_norm_composes_with_one_network(method: str) -> None:
+    if method.partition(":")[0] in ("dividemix", "co_teaching"):
+        with pytest.raises(
+            ValueError, match=r"needs the last layer of one network, and (DivideMix|CoTeaching) trains two"
+        ):
+            train(method, clip="extended_logit_norm")
+        return
+    losses = [[row["loss"] for row in train(method, clip=clip)] for clip in ("extended_logit_norm", "none")]
+    assert np.isfinite(losses).all()
+    assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("method", ALL_METHODS)
 @pytest.mark.parametrize("loss", list(LOSSES))
 def test_every_loss_composes_or_is_refused(method: str, loss: str) -> None:
     accepted: Any = METHODS[method.partition(":")[0]]

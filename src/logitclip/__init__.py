@@ -19,6 +19,7 @@ __all__ = [
     "Loss",
     "Result",
     "RunConfig",
+    "build_criterion",
     "clip_by_value",
     "clip_hidden",
     "clip_logits",
@@ -54,7 +55,7 @@ if TYPE_CHECKING:  # where each lives
         softcap,
         z_penalty,
     )
-    from logitclip.criterion import LogitClip, Loss
+    from logitclip.criterion import LogitClip, Loss, build_criterion
     from logitclip.heads import LinearLogitClip, clip_hidden, linear_cross_entropy
     from logitclip.own_data import find_issues, fit, load
     from logitclip.runs.config import RunConfig
@@ -68,7 +69,7 @@ _WHERE = {
         *("norm_penalty", "z_penalty", "l1_penalty"),
     ),
     "runs.config": ("RunConfig",),
-    "criterion": ("LogitClip", "Loss"),
+    "criterion": ("LogitClip", "Loss", "build_criterion"),
     "heads": ("LinearLogitClip", "clip_hidden", "linear_cross_entropy"),
     "own_data": ("find_issues", "fit", "load"),
     "runs.results": ("Result",),

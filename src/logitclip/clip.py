@@ -7,6 +7,7 @@ A logit of -inf masks its class. A masked class keeps its -inf and does not coun
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from logitclip.registry import Registry
 
 LONG = 16 * 1024  # entries that are summed at a time in float32
 
-CLIPS = Registry("clip")
+CLIPS = Registry("clip", injected=("linear_weight",))  # the weight of the last layer, if a clip needs it
 PENALTIES = Registry("penalty")
 
 # Private names of torch that tell whether a function transform is active. Without them `eager_on_cpu` is False, and
@@ -343,11 +344,12 @@ def extended_logit_norm(logits: Tensor, linear_weight: Tensor, *, dim: int = -1)
     """Extended LogitNorm: divide the logits by the mean distance of the features to the decision boundaries.
 
     The distance to the boundary between the predicted class m and class k is `(z_m - z_k) / |w_m - w_k|`, so the weight
-    of the last layer is needed. `logitclip.criterion.Linked` makes a criterion of it:
-    ``Linked("ce", partial(extended_logit_norm, linear_weight=head.weight))``.
+    of the last layer is needed, and it gets a gradient, too. As in the authors' code, the mean is over all classes,
+    with distance 0 for the predicted one. `build_criterion("ce", "extended_logit_norm", head=network)` makes a
+    criterion of it.
 
     Args:
-        logits: Any shape, with the classes along `dim`.
+        logits: Any shape, with the classes along `dim`. Masked classes stay at -inf.
         linear_weight: Weight of the last linear layer, [K, D].
         dim: The class dimension.
 
@@ -358,10 +360,10 @@ def extended_logit_norm(logits: Tensor, linear_weight: Tensor, *, dim: int = -1)
         ValueError: If the weight has not one row per class.
 
     >>> extended_logit_norm(torch.tensor([3.0, 1.0]), torch.eye(2))
-    tensor([2.1213, 0.7071])
+    tensor([4.2426, 1.4142])
 
-    Reference: Ding, Liu, Unger and Eilertsen (2025), Enhancing Out-of-Distribution Detection with Extended Logit
-    Normalization, arXiv 2504.11434.
+    Reference: Ding, Liu, Unger and Eilertsen (2026), Enhancing Out-of-Distribution Detection with Extended Logit
+    Normalization, CVPR, arXiv 2504.11434.
     """
     check_logits(logits)
     z = full_precision(logits).movedim(dim, -1)
@@ -370,10 +372,11 @@ def extended_logit_norm(logits: Tensor, linear_weight: Tensor, *, dim: int = -1)
     masked = z.isneginf()
     top, at_top = z.max(-1, keepdim=True)
     w = linear_weight.to(z.dtype)
-    between = torch.cdist(w, w)[at_top.squeeze(-1)].clamp_min(torch.finfo(z.dtype).tiny)  # [..., K]
-    others = (~masked).scatter(-1, at_top, False)
-    distances = ((top - z.masked_fill(masked, 0.0)) / between).masked_fill(~others, 0.0)
-    mean = distances.sum(-1, keepdim=True) / others.sum(-1, keepdim=True).clamp_min(1)
+    between = torch.cdist(w, w, compute_mode="donot_use_mm_for_euclid_dist")[at_top.squeeze(-1)]  # [..., K]
+    elsewhere = ~masked & (between > 0)  # not at the predicted class, nor at one with the same weight
+    gaps = (top - z.masked_fill(masked, 0.0)).masked_fill(~elsewhere, 0.0)
+    distances = gaps / between.masked_fill(~elsewhere, 1.0)
+    mean = distances.sum(-1, keepdim=True) / (~masked).sum(-1, keepdim=True).clamp_min(1)
     return (z / (mean + 1e-7)).movedim(-1, dim).to(logits.dtype)
 
 
@@ -507,6 +510,23 @@ def _softcap(logits: Tensor, *, cap: float) -> Tensor:
 
 
 CLIPS.register(_softcap, name="softcap")
+
+
+def _extended_logit_norm(logits: Tensor, *, linear_weight: Tensor) -> Tensor:
+    """Divide the logits by the mean distance of the features to the decision boundaries (extended LogitNorm)."""
+    return extended_logit_norm(logits, linear_weight)
+
+
+CLIPS.register(_extended_logit_norm, name="extended_logit_norm")
+
+
+def takes_weight(link: Callable[..., Tensor]) -> bool:
+    """Return whether a link takes the weight of the last layer beside the logits."""
+    try:
+        parameter = inspect.signature(link).parameters.get("linear_weight")
+    except (TypeError, ValueError):  # a function of torch without a signature
+        return False
+    return parameter is not None and parameter.default is parameter.empty
 
 
 def _no_penalty(logits: Tensor) -> Tensor:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +27,14 @@ from logitclip.clip import (
     logit_norms,
     make_clip,
     norm_quantiles,
+    takes_weight,
 )
 from logitclip.losses import LOSSES, TrainingState, check_class_dim, check_target, evaluate
 from logitclip.losses.contract import LossFunction
 from logitclip.losses.memory import GradientMemory
+from logitclip.losses.reduction import Reduction, check_weights, reduce, weights_of
 from logitclip.noise import read_matrix
 from logitclip.registry import suggest
-
-Reduction = Literal["mean", "sum", "none"]
 
 
 class Loss(nn.Module):
@@ -222,70 +222,6 @@ class Loss(nn.Module):
         return f"{self.name!r}{knobs}, reduction={self.reduction!r}"
 
 
-# -- weights and reductions ------------------------------------------------------------------------------------------
-
-
-def check_weights(shape: Sequence[int], weight: Tensor | None, example_weight: Tensor | None) -> None:
-    """Refuse weights that do not fit logits of this shape, [..., K]."""
-    if weight is not None and len(weight) != shape[-1]:
-        raise ValueError(f"weight has {len(weight)} entries for {shape[-1]} classes.")
-    if example_weight is not None and example_weight.shape != shape[:-1]:
-        raise ValueError(f"example_weight must have the shape {tuple(shape[:-1])}, got {tuple(example_weight.shape)}.")
-
-
-def weights_of(
-    values: Tensor,
-    target: Tensor,
-    own: Tensor | None,
-    example_weight: Tensor | None,
-    kept: Tensor | None,
-    class_weight: Tensor | None,
-) -> Tensor | None:
-    """Return the weight of each value, or None if all weigh the same.
-
-    Args:
-        values: [...]; only their dtype is used.
-        target: Class indices [...], or probabilities [..., K], whose class weights are in the values already.
-        own: Weights that the loss itself gives, such as those of a sieve, [...].
-        example_weight: Weights that the caller gives, [...].
-        kept: False for examples that do not count, [...].
-        class_weight: [K].
-    """
-    weights = own
-    for more in (example_weight, kept):
-        if more is not None:
-            weights = more.to(values.dtype) if weights is None else weights * more.to(values.dtype)
-    if class_weight is not None and not target.is_floating_point():
-        of_class = class_weight.to(values.dtype)[target]
-        weights = of_class if weights is None else weights * of_class
-    return weights
-
-
-def reduce(values: Tensor, weights: Tensor | None, reduction: Reduction, counted: Tensor | None = None) -> Tensor:
-    """Weight and reduce the values of a loss: the one place for it.
-
-    Args:
-        values: [...].
-        weights: [...], or None.
-        reduction: "mean", "sum" or "none".
-        counted: What a mean divides by is their sum; None means `weights`.
-    """
-    if weights is None and counted is None and values.numel():
-        return values.mean() if reduction == "mean" else values.sum() if reduction == "sum" else values
-    if weights is None:
-        weights = torch.ones_like(values)
-    weighted = values * weights
-    if reduction != "mean":
-        return weighted.sum() if reduction == "sum" else weighted
-    return weighted.sum() / denominator(weights if counted is None else counted)
-
-
-def denominator(weights: Tensor) -> Tensor:
-    """What a mean divides by: the sum of the weights, or 1 if it is 0, so that a mean over nothing is 0."""
-    total = weights.sum()
-    return torch.where(total == 0, 1.0, total)
-
-
 def _make_room_for_removed(loss: Any, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
     """Give the buffer `removed` the size of the saved one: a new loss does not know the number of classes."""
     saved = state.get(f"{prefix}removed")
@@ -335,6 +271,14 @@ class _Wrapper(nn.Module):
         """Call `sync` of the criterion, if it has one; see `Loss.sync`."""
         self._pass_on("sync", reduce)
 
+    def needs_head(self) -> bool:
+        """Return whether a link needs the last linear layer; see `Linked.set_head`."""
+        return isinstance(self.criterion, _Wrapper) and self.criterion.needs_head()
+
+    def set_head(self, network: nn.Module) -> None:
+        """Call `set_head` of the criterion, if it has one; see `Linked.set_head`."""
+        self._pass_on("set_head", network)
+
     def _pass_on(self, name: str, *args: Any) -> None:
         method = getattr(self.criterion, name, None)
         if method is not None:
@@ -346,24 +290,60 @@ class Linked(_Wrapper):
 
     Args:
         criterion: A loss by name, or any callable of logits and targets.
-        link: A function of logits with the classes in the last dimension.
+        link: A function of logits with the classes in the last dimension; a parameter `linear_weight` gets the weight
+            of the last layer.
+        **options: For a loss by name, the other arguments of `Loss`.
 
     >>> Linked("ce", torch.zeros_like)(torch.tensor([[30.0, 40.0]]), torch.tensor([0]))
     tensor(0.6931)
     """
 
-    def __init__(self, criterion: str | Callable[..., Tensor], link: Callable[..., Tensor]) -> None:
-        super().__init__(criterion)
-        self._link = link
+    def __init__(self, criterion: str | Callable[..., Tensor], link: Callable[..., Tensor], **options: Any) -> None:
+        super().__init__(criterion, **options)
+        self._link, self._takes_weight = link, takes_weight(link)
+        self._head: list[nn.Linear] = []  # in a list, so that its weight is no parameter of the criterion
+
+    def needs_head(self) -> bool:
+        """Return whether this link, or one behind it, needs the last linear layer."""
+        return self._takes_weight or super().needs_head()
+
+    def set_head(self, network: nn.Module) -> None:
+        """Tell a link that needs it (extended LogitNorm) the last linear layer; the others ignore it.
+
+        Args:
+            network: The network, whose last `nn.Linear` it is, or the layer itself.
+
+        Raises:
+            ValueError: If the network has none.
+        """
+        if self._takes_weight:
+            layers = [module for module in network.modules() if isinstance(module, nn.Linear)]
+            if not layers:
+                raise ValueError(f"{name_of(self._link)} needs a last linear layer; {type(network).__name__} has none.")
+            self._head = layers[-1:]
+        super().set_head(network)
 
     def link(self, logits: Tensor) -> Tensor:
         """Apply the link to logits with the classes in dimension 1 (0 for a single vector)."""
         dim = 1 if logits.ndim > 1 else 0
-        return self._link(logits.movedim(dim, -1)).movedim(-1, dim)
+        given = {}
+        if self._takes_weight:
+            if not self._head:
+                raise ValueError(
+                    f"{name_of(self._link)} needs the weight of the last layer: call set_head(network) of the "
+                    "criterion, or give head=network where it is made."
+                )
+            given = {"linear_weight": self._head[0].weight}
+        return self._link(logits.movedim(dim, -1), **given).movedim(-1, dim)
 
     def extra_repr(self) -> str:
-        name = getattr(getattr(self._link, "func", self._link), "__name__", repr(self._link)).lstrip("_")
-        return ", ".join([name, *(f"{key}={value}" for key, value in getattr(self._link, "keywords", {}).items())])
+        knobs = getattr(self._link, "keywords", {})
+        return ", ".join([name_of(self._link), *(f"{key}={value}" for key, value in knobs.items())])
+
+
+def name_of(link: Callable[..., Tensor]) -> str:
+    """Return the name of a link, without its knobs."""
+    return getattr(getattr(link, "func", link), "__name__", repr(link)).lstrip("_")
 
 
 class LogitClip(_Wrapper):
@@ -561,30 +541,39 @@ class Diagnosis:
     lowest_loss: float | None = None
 
 
-def build_criterion(criterion: str | Callable[..., Tensor], spec: str) -> nn.Module:
+def build_criterion(
+    loss: str | Callable[..., Tensor], clip: str, *, head: nn.Module | None = None, **options: Any
+) -> nn.Module:
     """Put any clip, by name, before a criterion.
 
     Args:
-        criterion: A loss by name, or any callable of logits and targets.
-        spec: A clip, such as "none", "norm:tau=1", "norm:temp=1.5" or "value:limit=1".
+        loss: A loss by name, or any callable of logits and targets.
+        clip: A clip, such as "none", "norm:tau=1", "norm:temp=1.5", "value:limit=1" or "extended_logit_norm".
+        head: For "extended_logit_norm", the network or its last linear layer; `set_head` of the criterion can give it
+            later.
+        **options: For a loss by name, the other arguments of `Loss`: reduction, class_weight, ignore_index and knobs.
 
     Returns:
         A module that is called with logits and targets.
 
     Raises:
-        ValueError: If the clip is unknown or a knob is out of range.
+        ValueError: If the clip is unknown, a knob is out of range, or the network has no linear layer.
 
     >>> build_criterion("ce", "value:limit=1")(torch.tensor([[30.0, 40.0]]), torch.tensor([0]))
     tensor(0.6931)
     """
-    name, knobs = CLIPS.parse(spec)
+    name, knobs = CLIPS.parse(clip)
     if name == "none":
-        return Loss(criterion) if isinstance(criterion, str) else Linked(criterion, CLIPS["none"])
+        return Loss(loss, **options) if isinstance(loss, str) else Linked(loss, CLIPS["none"], **options)
     if name == "norm":
-        return LogitClip(criterion, **knobs)
+        return LogitClip(loss, **knobs, **options)
     link = partial(CLIPS[name], **knobs)
-    link(torch.zeros(1, 2))  # so that a knob out of its range is an error now and not in training
-    return Linked(criterion, link)
+    if not takes_weight(link):
+        link(torch.zeros(1, 2))  # so that a knob out of its range is an error now and not in training
+    criterion = Linked(loss, link, **options)
+    if head is not None:
+        criterion.set_head(head)
+    return criterion
 
 
 def _check_multiclass(logits: Tensor, target: Any) -> None:

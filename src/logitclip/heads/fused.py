@@ -12,9 +12,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from logitclip.clip import Clip, clip_factor, eager_on_cpu
-from logitclip.criterion import Loss, check_weights, denominator, reduce, weights_of
+from logitclip.criterion import Loss
 from logitclip.heads.blocks import BlockedHead, Gradients, LinearTerms, Shard, add_product, block_size, row_blocks
 from logitclip.losses.contract import call, evaluate, wanted_statistics
+from logitclip.losses.reduction import check_weights, denominator, reduce, weights_of
 from logitclip.losses.targets import check_target
 
 Compute = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, tuple[bool, ...]], tuple[Tensor, Gradients]]

@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from logitclip.clip import Clip, clip_factor, make_clip
-from logitclip.criterion import Loss, Reduction
+from logitclip.criterion import Loss
 from logitclip.heads.blocks import STEP
 from logitclip.heads.fused import check_layer, check_unmasked, layer_loss
+from logitclip.losses.reduction import Reduction
 
 
 def linear_cross_entropy(

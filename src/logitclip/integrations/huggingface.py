@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 from torch.utils.checkpoint import checkpoint
 
+from logitclip.clip import CLIPS, takes_weight
 from logitclip.criterion import Linked, LogitClip, Loss, build_criterion
 from logitclip.losses import LOSSES
 
@@ -65,6 +66,8 @@ def loss_func(
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}.")
     own = not isinstance(loss, str)
+    if takes_weight(CLIPS[CLIPS.parse(clip)[0]]):
+        raise ValueError(f"The clip {clip} needs the last layer of the model, which loss_func does not see.")
     if own:
         _check_own(loss, label_smoothing, class_weight)
         criterion = build_criterion(loss, clip)

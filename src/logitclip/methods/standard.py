@@ -28,6 +28,8 @@ class Standard:
         self._check_criterion()
         self.criterion: Any = job.criterion.to(job.fabric.device)
         self.network, self.model, self.optimizer = self.set_up(self.settings.seed)
+        if hasattr(self.criterion, "set_head"):
+            self.criterion.set_head(self.network)
 
     def set_up(self, seed: int) -> tuple[nn.Module, Any, Optimizer]:
         """Make a network; returns it, its wrapped (and compiled) form for training, and its optimiser."""

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from logitclip.criterion import Linked
 from logitclip.methods.base import Job
 from logitclip.methods.standard import Standard
 from logitclip.rng import derived_seed
@@ -18,6 +19,12 @@ class TwoNetworks(Standard):
     distributed = False
 
     def __init__(self, job: Job) -> None:
+        criterion = job.criterion
+        if isinstance(criterion, Linked) and criterion.needs_head():
+            raise ValueError(
+                f"The clip of this criterion needs the last layer of one network, and {type(self).__name__} trains "
+                "two: take another clip."
+            )
         super().__init__(job)
         second = self.set_up(derived_seed(self.settings.seed, "second network") % 2**31)
         if second[0] is self.network:
