@@ -26,7 +26,7 @@ from logitclip.runs.config import (
     plugins_ignored,
     registries,
 )
-from logitclip.runs.train import settings
+from logitclip.runs.train import settings_of
 
 TABLE = "a,b,kind\n" + "".join(f"{i % 7},{i % 3},{'xy'[i % 2]}\n" for i in range(40))
 
@@ -218,7 +218,7 @@ def test_the_paper_s_protocols(name, epochs, drops, nesterov, model):
     config = RunConfig(data=name).resolve()
     assert (config.model, config.epochs, config.batch_size, config.nesterov) == (model, epochs, 128, nesterov)
     assert (config.lr, config.momentum, config.weight_decay, config.drop_last) == (0.1, 0.9, 5e-4, True)
-    rates = [engine.learning_rate(settings(config), epoch) for epoch in range(epochs)]
+    rates = [engine.learning_rate(settings_of(config), epoch) for epoch in range(epochs)]
     changes = [epoch for epoch in range(1, epochs) if rates[epoch] != rates[epoch - 1]]
     assert tuple(changes) == drops
     assert rates[-1] == pytest.approx(0.001)
@@ -333,7 +333,7 @@ def test_milestones_are_numbers_however_they_are_given():
         assert RunConfig(milestones=given).milestones == (0.4, 0.7)
     assert RunConfig(milestones=()).resolve().milestones == ()
     assert RunConfig(schedule="constant").resolve().milestones == ()
-    assert settings(RunConfig().resolve()).milestones == RunConfig().resolve().milestones == (0.4, 0.7)
+    assert settings_of(RunConfig().resolve()).milestones == RunConfig().resolve().milestones == (0.4, 0.7)
 
 
 # -- plugins -----------------------------------------------------------------------------------------------------------

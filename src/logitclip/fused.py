@@ -31,9 +31,7 @@ from logitclip.clip import (
 
 BLOCK = 256 * 1024  # entries in a block: a few of them fit the second-level cache
 PRODUCT = 64 * 1024  # entries of a block that are multiplied at a time where only their sums are needed
-MOST_EXPONENTIALS = (
-    1024 * 1024
-)  # exponentials kept for the backward pass; where there are more, they are computed again
+MOST_EXPONENTIALS = 1024 * 1024  # kept for the backward pass; where there are more, they are computed again
 MIN_BLOCKED = 64 * 1024  # entries below which, with nothing to clip, torch's own log_softmax is as fast
 EXP_SAFE = 40.0  # exp of a clipped logit needs no shift by the row's maximum below this
 LOG2_E = math.log2(math.e)  # exp(x) = exp2(x LOG2_E), and exp2 takes half the time on CPUs
@@ -219,11 +217,11 @@ class _Blocked(torch.autograd.Function):
     """The closed form. With s = delta/|z| for clipped rows and 1 for the others, z' = s z and e = exp z':
 
     log p_y = z'_y - log sum e and mean log p = mean z' - log sum e. For upstream gradients g of the first and h of the
-    second, dz' = g 1_y + h/K - (g + h) e / sum e, and dz = s dz'; for clipped rows, minus its
-    component along z, s (dz'.z) z/|z|^2. Numbers per row are columns [N, 1].
+    second, dz' = g 1_y + h/K - (g + h) e / sum e, and dz = s dz'; for clipped rows, minus its component along z,
+    s (dz'.z) z/|z|^2. Numbers per row are columns [N, 1].
 
-    The largest log-probability is one more log p at an index. A sum over k of f(log p_k) with upstream gradient q adds
-    q (f'(log p_k) - p_k S) to dz', where S is the sum of f'.
+    The largest log-probability is one more log p at a class, with a g of its own. A sum over k of f(log p_k) with
+    upstream gradient q adds q (f'(log p_k) - p_k S) to dz', where S is the sum of f'.
     """
 
     @staticmethod
@@ -260,68 +258,97 @@ class _Blocked(torch.autograd.Function):
         return log_p.squeeze(1), mean_log_p, max_log_p, *values
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor | None, h: Tensor | None, t: Tensor | None, *q: Tensor | None):  # type: ignore[override]
+    def backward(  # type: ignore[override]
+        ctx: Any, d_target: Tensor | None, d_mean: Tensor | None, d_max: Tensor | None, *d_sums: Tensor | None
+    ):
         logits, index, at_target, exps, norm, scale, shift, total, dot, average, *more = ctx.saved_tensors
         clip, nothing = ctx.clip, (None,) * 5
-        upstream = next((x for x in (g, h, t, *q) if x is not None), None)
+        upstream = next((x for x in (d_target, d_mean, d_max, *d_sums) if x is not None), None)
         if upstream is None:
             return None, *nothing
         if ctx.plain or wants_plain_gradient(upstream):
             plain = lambda z: _plain(z, index.squeeze(1), clip, ctx.sums)  # noqa: E731
-            return plain_gradient(plain, logits, [g, h, t, *q]), *nothing
-        g = torch.zeros_like(total) if g is None else g.unsqueeze(1)
-        h = None if h is None else h.unsqueeze(1)
-        sg, sh = (g, h) if scale is None else (g * scale, None if h is None else h * scale)
-        weight = sg if sh is None else sg + sh
-        picks, terms = [(index, at_target, sg)], []  # what else there is: log p at an index, and sums
+            return plain_gradient(plain, logits, [d_target, d_mean, d_max, *d_sums]), *nothing
+
+        def times_s(gradient: Tensor) -> Tensor:
+            """An upstream gradient times s, a column: dz = s dz'."""
+            return gradient.unsqueeze(1) if scale is None else gradient.unsqueeze(1) * scale
+
+        # Each log p at a class k: (k, z_k, s g). Each sum of f: (f', s q, the sums of f' and of f' z).
+        picks, terms = (
+            [(index, at_target, times_s(torch.zeros_like(total[:, 0]) if d_target is None else d_target))],
+            [],
+        )
         if ctx.top:
             index_max, at_max, *more = more
-            if t is not None:
-                picks.append((index_max, at_max, t.unsqueeze(1) if scale is None else t.unsqueeze(1) * scale))
-        for (_, slope), upstream, slopes, along in zip(ctx.sums, q, more[::2], more[1::2], strict=True):
-            if upstream is not None:
-                c = upstream.unsqueeze(1) if scale is None else upstream.unsqueeze(1) * scale
-                terms.append((slope, c, slopes, along))
-        for _, _, c in picks[1:]:
-            weight = weight + c
-        for _, c, slopes, _ in terms:
-            weight = weight + c * slopes
-        weight = weight / total
-        along = even = None
+            if d_max is not None:
+                picks.append((index_max, at_max, times_s(d_max)))
+        for (_, slope), gradient, slope_sum, slope_dot in zip(ctx.sums, d_sums, more[::2], more[1::2], strict=True):
+            if gradient is not None:
+                terms.append((slope, times_s(gradient), slope_sum, slope_dot))
+        # What e is multiplied by: -s (g + h + sum of q S) / sum e, here still without its sign.
+        of_exps, of_mean = picks[0][2], None if d_mean is None else times_s(d_mean)
+        if of_mean is not None:
+            of_exps = of_exps + of_mean
+        for _, _, coefficient in picks[1:]:
+            of_exps = of_exps + coefficient
+        for _, coefficient, slope_sum, _ in terms:
+            of_exps = of_exps + coefficient * slope_sum
+        of_exps = of_exps / total
+        of_logits = even = None
         if clip is not None:
-            along = weight * dot
-            for _, at, c in picks:
-                along.addcmul_(c, at, value=-1)
-            if h is not None:
-                along.addcmul_(h, average if shift is None else average + shift, value=-1)
-            for _, c, _, dots in terms:
-                along.addcmul_(c, dots, value=-1)
-            along = radial(along, norm, clip.tau)
-        if sh is not None:
-            even = sh / logits.shape[1]
-        log_total = total.log() if terms else None
+            # What z is multiplied by: -s (dz'.z) / |z|^2 for clipped rows, 0 for the others.
+            minus_dot = of_exps * dot
+            for _, logit, coefficient in picks:
+                minus_dot.addcmul_(coefficient, logit, value=-1)
+            if d_mean is not None:  # s h mean z = h mean z'
+                mean_clipped = average if shift is None else average + shift
+                minus_dot.addcmul_(d_mean.unsqueeze(1), mean_clipped, value=-1)
+            for _, coefficient, _, slope_dot in terms:
+                minus_dot.addcmul_(coefficient, slope_dot, value=-1)
+            of_logits = radial(minus_dot, norm, clip.tau)
+        if of_mean is not None:
+            even = of_mean / logits.shape[1]  # s h / K, the same for all classes
         # The gradient is written over the exponentials (`data`: they are saved, but never read again), unless they
         # were not kept, or have become the gradient in an earlier pass over a retained graph.
         missing, ctx.overwritten = ctx.overwritten, True
         grad = torch.empty_like(logits) if missing else exps.data
-        columns = [c for _, c, _, _ in terms]
-        for out, z, s, m, w, a, c, n, *cs in _blocks(
-            grad, logits, scale, shift, weight.neg_(), along, even, log_total, *columns
-        ):
-            if missing:
-                torch.exp2(_exponent(z, s, m, out), out=out)
-            out.mul_(w)
-            if a is not None:
-                out.addcmul_(z, a)
-            if c is not None:
-                out.add_(c)
-            if n is not None:
-                log_p = _exponent(z, s, m).div_(LOG2_E).sub_(n)
-                for (slope, *_), column in zip(terms, cs, strict=True):
-                    out.addcmul_(slope(log_p), column)
-        for at, _, c in picks:
-            grad.scatter_add_(1, at, c)
+        _write_gradient(grad, logits, missing, (scale, shift, total), (of_exps.neg_(), of_logits, even), terms)
+        for at, _, coefficient in picks:
+            grad.scatter_add_(1, at, coefficient)
         return grad, *nothing
+
+
+def _write_gradient(
+    grad: Tensor, logits: Tensor, missing: bool, rows: tuple[Any, ...], factors: tuple[Any, ...], terms: list[Any]
+) -> None:
+    """Write `of_exps e + of_logits z + even + sum of s q f'(log p_k)` over `grad`, which holds e unless it is missing.
+
+    Args:
+        grad: [N, K].
+        logits: z, [N, K].
+        missing: Whether e is to be computed again.
+        rows: The columns s, shift and sum e.
+        factors: The columns `of_exps`, `of_logits` and `even`; the last two may be None.
+        terms: Of each sum over k of f(log p_k), f' and the column s q, and more.
+    """
+    scale, shift, total = rows
+    log_total = total.log() if terms else None
+    coefficients = [coefficient for _, coefficient, *_ in terms]
+    for out, z, s, m, of_exps, of_logits, even, n, *columns in _blocks(
+        grad, logits, scale, shift, *factors, log_total, *coefficients
+    ):
+        if missing:
+            torch.exp2(_exponent(z, s, m, out), out=out)
+        out.mul_(of_exps)
+        if of_logits is not None:
+            out.addcmul_(z, of_logits)
+        if even is not None:
+            out.add_(even)
+        if n is not None:
+            log_p = _exponent(z, s, m).div_(LOG2_E).sub_(n)
+            for (slope, *_), column in zip(terms, columns, strict=True):
+                out.addcmul_(slope(log_p), column)
 
 
 def _sums(

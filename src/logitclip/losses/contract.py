@@ -181,27 +181,27 @@ def evaluate(
         return call(function, log_p, dict(zip(wanted.names, found, strict=True)), knobs, state), None
 
     if takes[0] == "logits":
-        log_probs = full_precision(logits) if clip is None else apply_clip(full_precision(logits), clip)
+        per_class = full_precision(logits) if clip is None else apply_clip(full_precision(logits), clip)
     else:
-        log_probs = clipped_log_probs(logits, clip)
-    expected = log_probs
+        per_class = clipped_log_probs(logits, clip)
+    unmasked = per_class
     if soft:
-        target = target.to(log_probs.dtype)
+        target = target.to(per_class.dtype)
         # 0 log 0 = 0 for masked classes, which no target names
-        expected = log_probs.masked_fill(log_probs.isneginf() & (target == 0), 0.0)
+        unmasked = per_class.masked_fill(per_class.isneginf() & (target == 0), 0.0)
     if "log_probs" in takes[1:]:
         if soft and class_weight is not None:
             raise ValueError(f"{function.__name__} takes class weights with class-index targets only.")
-        log_p = (target * expected).sum(-1) if soft else pick(log_probs, target)
-        return function.phi(_finite(log_p, kept), log_probs, state, **knobs)
+        log_p = (target * unmasked).sum(-1) if soft else pick(per_class, target)
+        return function.phi(_finite(log_p, kept), per_class, state, **knobs)
     if takes[0] != "log_p":
-        values = function.phi(log_probs, **knobs)
+        values = function.phi(per_class, **knobs)
         if not soft:
             values = pick(values, target)
             return values if kept is None else values.masked_fill(~kept, 0.0), None
         values = values.masked_fill(target == 0, 0.0)  # a masked class has an infinite loss
     else:
-        values = call(function, expected, statistics_of(log_probs, logits, wanted), knobs, state)
+        values = call(function, unmasked, statistics_of(per_class, logits, wanted), knobs, state)
     terms = target if class_weight is None else target * class_weight.to(target.dtype)
     return (terms * values).sum(-1), None
 

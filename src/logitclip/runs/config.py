@@ -196,15 +196,15 @@ class RunConfig:
         from logitclip.methods import METHODS
 
         load_plugins(self.plugin)
-        ours = not self.plugin or imports_plugins()  # if not, unknown names may belong to a plugin
+        all_known = not self.plugin or imports_plugins()  # if not, unknown names may belong to a plugin
         require_numbers(self)
         filled = dict(vars(self))
         filled["encoder"] = encoder_spec(self)
         for name, registry in registries().items():
-            if filled[name] is not None and (ours or registry.knows(filled[name])):
+            if filled[name] is not None and (all_known or registry.knows(filled[name])):
                 filled[name] = registry.canonical(filled[name])
         method: Any = None
-        if ours or METHODS.knows(self.method):
+        if all_known or METHODS.knows(self.method):
             filled["method"] = _with_preset(self.method, self.data, self.noise)
             method = METHODS[filled["method"].partition(":")[0]]
         accepted = getattr(method, "losses", None)
@@ -217,7 +217,7 @@ class RunConfig:
             raise ValueError(f"The method {self.method!r} trains in one process: devices and nodes must be 1.")
         missing = [name for name, value in filled.items() if value is None and name != "root"]
         if missing:
-            known = ours or registries()["data"].knows(filled["data"])
+            known = all_known or registries()["data"].knows(filled["data"])
             own = HEAD if self.encoder != "none" else defaults_of(filled["data"]) if known else {}
             defaults = {**{name: note.value for name, note in notes_of(Otherwise).items()}, **own}
             for name in missing:
@@ -287,12 +287,12 @@ def identify_data(config: RunConfig) -> tuple[str, ...]:
     """Return what the examples and labels of a resolved config depend on: fields, and the content of files."""
     names = ("data", "root", "encoder", "accelerator", "noise", "noise_seed", "limit", "test_limit")
     plugins = [_digest(Path(path)) for path in config.plugin]
-    fields = [str(getattr(config, name)) for name in names]
+    values = [str(getattr(config, name)) for name in names]
     if config.encoder != "none":
         from logitclip.encoders.features import cache_folder
 
-        fields += [json.dumps(identity_of_encoder(config)), str(cache_folder())]
-    return (*fields, *plugins, json.dumps(_digests_of_data(config)), _images_digest(config))
+        values += [json.dumps(identity_of_encoder(config)), str(cache_folder())]
+    return (*values, *plugins, json.dumps(_digests_of_data(config)), _images_digest(config))
 
 
 def _digests_of_data(config: RunConfig) -> dict[str, str]:

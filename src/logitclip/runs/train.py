@@ -104,7 +104,7 @@ def train(
     if folder.is_symlink():
         raise ValueError(f"{folder} is a link, and a run is trained in a folder of its own: remove the link.")
     # Report mistakes before anything is written.
-    criterion, how = build_criterion(config.loss, config.clip), settings(config)
+    criterion, settings = build_criterion(config.loss, config.clip), settings_of(config)
     options = {"accelerator": config.accelerator, "devices": config.devices, "precision": config.precision}
     fabric = make_fabric(**options, nodes=config.nodes)
     load = partial(data.load, root=config.root, download=download or mirror is not None, mirror=mirror)
@@ -122,7 +122,7 @@ def train(
         if finished is not None:
             return finished
         with _explain_memory_errors(config):
-            return _train_here(fabric, _Task(config, id, key, on_epoch, on_batch), criterion, how, load)
+            return _train_here(fabric, _Task(config, id, key, on_epoch, on_batch), criterion, settings, load)
 
 
 def _with_devices_of_torchrun(config: RunConfig) -> RunConfig:
@@ -203,7 +203,7 @@ def _train_in_process(
         load = partial(data.load, root=run.root)
         with _explain_memory_errors(run):
             task = _Task(run, id, key, on_epoch)
-            _train_here(fabric, task, build_criterion(run.loss, run.clip), settings(run), load)
+            _train_here(fabric, task, build_criterion(run.loss, run.clip), settings_of(run), load)
     except (ValueError, OSError, ImportError, claims.Claimed) as error:
         failures.put(error)
         raise
@@ -478,7 +478,7 @@ def noise_record(dataset: data.Dataset, record: noise.NoisyLabels) -> dict[str, 
     return {"data": dataset.name, **classes, **record.describe()}
 
 
-def settings(config: RunConfig) -> engine.Settings:
+def settings_of(config: RunConfig) -> engine.Settings:
     """Return the engine settings of a resolved config."""
     names = [f.name for f in dataclasses.fields(engine.Settings)]
     shared = {name: getattr(config, name) for name in names if hasattr(config, name)}
