@@ -153,7 +153,7 @@ def test_review_by_keys(browser: Page, fitted: Path, tmp_path: Path) -> None:
         expected.append((browser.answer("k"), review.item(review.suspects[5])["given"]))
         assert said(model) == expected
         assert "6 answered" in browser.text("#progress")
-        assert "last 4 suspects: " in browser.text("#progress")
+        assert "of the last 4 suspects" in browser.text("#progress")
         assert browser.text("#status").startswith("Row ")
         assert browser.errors() == []
 
@@ -301,6 +301,37 @@ def test_the_grid(browser: Page, photos: Path, tmp_path: Path) -> None:
         assert browser.errors() == []
 
 
+def test_the_grid_by_mouse(browser: Page, photos: Path, tmp_path: Path) -> None:
+    """Everything that a key does has a button, in the tiles of an audit too, and a digit only does what is shown."""
+    model = copied(photos, tmp_path)
+    with serving(open_review(model, 12)) as address:
+        browser.open(f"{address}/?key={SECRET}")
+        browser.press("g")
+        browser.wait(lambda: len(browser.all(".tile")) == 24)
+        blind = browser.run("items.findIndex((item) => item.audit)")
+        open_ = browser.run("items.findIndex((item) => !item.audit)")
+        for place, name in ((blind, "Unsure"), (open_, "No class"), (blind, "light")):
+            row, count = browser.run(f"items[{place}].row"), browser.answered
+            buttons = browser.driver.find_elements("css selector", f".tile:nth-child({place + 1}) button")
+            next(one for one in buttons if name in one.text).click()
+            browser.wait(lambda count=count: browser.answered == count + 1 and not browser.run("busy"))
+            browser.press("z")
+            browser.wait(lambda count=count: browser.answered == count and not browser.run("busy"))
+            assert browser.run("items[current].row") == row
+            browser.press("g")
+            browser.press("g")
+            browser.wait(lambda: not browser.run("busy") and len(browser.all(".tile")) == 24)
+        assert [text for _, text in said(model)][::2] == ["unsure", "in no class", "light"]
+        place = browser.run("items.findIndex((item) => !item.audit)")
+        browser.run(f"(items[{place}].suggestions = [['dark', 0.5], ['light', 0.3], ['dark', 0.2]], current = {place})")
+        browser.run("render()")
+        browser.press("3")  # only two suggestions are shown
+        assert not browser.run("busy")
+        assert browser.answered == 0
+        assert len(said(model)) == 6
+        assert browser.errors() == []
+
+
 def test_hostile_texts_stay_texts(browser: Page, fitted: Path, tmp_path: Path) -> None:
     model = copied(fitted, tmp_path)
     with serving(open_review(model)) as address:
@@ -367,6 +398,7 @@ def test_the_file_without_a_server(browser: Page, photos: Path, fitted: Path, tm
         review.write_page(tmp_path / f"review{number}.html")
         page = (tmp_path / f"review{number}.html").as_uri()
         browser.open(page)
+        assert f"{review.state()['left']} suspects left" in browser.text("#progress")  # as the server counts them
         expected = []
         for _ in range(8):
             audit, given = browser.run("items[0].audit"), browser.run("items[0].given")

@@ -80,7 +80,7 @@ class Review:
         self.scores = np.full(len(self.rows), np.nan)
         self.suggested = self.given.copy()
         self.suspects: list[int] = []
-        self.marked = 0
+        self.marked: set[int] = set()  # the suspects to look at first; all, if no label is marked wrong
         for name, suggested, score, wrong in zip(
             issues["row"], issues["suggested"], issues["score"], issues["wrong"], strict=True
         ):
@@ -90,9 +90,10 @@ class Review:
                 self.suggested[place] = self.positions.get(suggested, self.given[place])
                 if not self.checked[place]:
                     self.suspects.append(place)
-                    self.marked += bool(wrong)
+                    self.marked |= {place} if wrong else set()
         if not self.suspects:
             raise ValueError(f"{self.model.folder} has no list of suspicious labels: fit the model again.")
+        self.marked = self.marked or set(self.suspects)
         if PREDICTIONS in self.model.facts.get("files", {}):
             content = read_checked(self.model.folder, PREDICTIONS, self.model.facts)
             self.classes, self.chances = predictions_from_bytes(content)
@@ -148,6 +149,7 @@ class Review:
         near = self.rows.neighbours(i) if neighbours else []
         return {
             "row": self.rows.names[i],
+            "marked": i in self.marked,
             "given": self.class_names[given],
             "given_probability": chances.get(given),
             "suggestions": [[self.class_names[k], chances.get(k)] for k in order if k != given][:4],
@@ -167,7 +169,7 @@ class Review:
         mine = [a.time for a in self.answers if a.reviewer == reviewer and a.kind != UNDO][-LAST:]
         return {
             "answered": len(done),
-            "left": sum(i not in done for i in self.suspects[: self.marked or None]),
+            "left": len(self.marked.difference(done)),
             "audit": len(self.blind),
             "audit_left": sum(i not in done for i in self.asked.tolist()),
             "last": len(suspects),

@@ -5,6 +5,7 @@ const about = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 const GRID = 24;
 const LAST = 20;
+const TILE_SUGGESTIONS = 2; // in the grid
 const BUTTONS = 20; // classes with a button in an audit; with more, the name is typed
 
 function make(tag, values = {}, ...children) {
@@ -82,7 +83,7 @@ const file = {
     const gaps = times.slice(1).map((time, i) => time - times[i]).filter((gap) => gap >= 0 && gap <= 300000);
     return {
       answered: done.size,
-      left: items.filter((item) => !item.audit && !done.has(item.id)).length,
+      left: items.filter((item) => (item.hidden || item).marked && !done.has(item.id)).length,
       audit: items.filter((item) => item.audit).length,
       audit_left: items.filter((item) => item.audit && !done.has(item.id)).length,
       last: suspects.length,
@@ -146,9 +147,9 @@ function tellError(sentence) {
 function showState(state) {
   const parts = [`${state.answered} answered`];
   if (state.audit) parts.push(`${state.audit_left} of ${state.audit} audit rows left`);
-  parts.push(`${state.left} suspects left`);
+  parts.push(state.left ? `${state.left} suspects left` : "no suspects left: what follows is not marked wrong");
   if (state.per_minute) parts.push(`${state.per_minute} a minute`);
-  if (state.last) parts.push(`last ${state.last} suspects: ${state.last_wrong} wrong`);
+  if (state.last) parts.push(`wrong: ${state.last_wrong} of the last ${state.last} suspects`);
   if (state.disagreements) parts.push(`${state.disagreements} with answers that disagree`);
   $("progress").textContent = parts.join(" · ");
   $("undo").disabled = !state.can_undo;
@@ -264,10 +265,20 @@ function choice(key, name, share, click, extra = "") {
   );
 }
 
-// The classes that digits choose: the suggestions, or in an audit the first classes, so that nothing is suggested.
+// The classes with a button, which digits choose: the suggestions, or in an audit all, so that nothing is suggested.
 function numbered(item) {
-  if (!item.audit) return item.suggestions;
+  if (!item.audit) return item.suggestions.slice(0, grid ? TILE_SUGGESTIONS : undefined);
   return (about.classes.length <= BUTTONS ? about.classes : []).map((name) => [name, null]);
+}
+
+function classButtons(item) {
+  return numbered(item).map(([name, share], i) =>
+    choice(i < 9 ? String(i + 1) : "", name, share, () => give(item, "class", name)));
+}
+
+function otherButtons(item, none) {
+  return make("div", { class: "row" },
+    choice("u", "Unsure", null, () => give(item, "unsure")), choice("n", none, null, () => give(item, "none")));
 }
 
 function choices(item) {
@@ -279,13 +290,8 @@ function choices(item) {
     box.append(make("p", { class: "given" }, "Given label: ", make("strong", { text: item.given })));
     box.append(choice("Enter", `Keep ${item.given}`, item.given_probability, () => give(item, "class", item.given), "keep"));
   }
-  numbered(item).forEach(([name, share], i) =>
-    box.append(choice(i < 9 ? String(i + 1) : "", name, share, () => give(item, "class", name))));
-  box.append(finder(item));
-  const others = make("div", { class: "row" });
-  others.append(choice("u", "Unsure", null, () => give(item, "unsure")));
-  others.append(choice("n", "Not in any class", null, () => give(item, "none")));
-  box.append(others);
+  box.append(...classButtons(item), finder(item), otherButtons(item, "Not in any class"));
+  if (!item.audit) box.append(make("p", { class: "soft", text: "Percentages: probabilities by models that have not seen this label." }));
   return box;
 }
 
@@ -354,20 +360,20 @@ function renderGrid() {
   const list = make("ul", { class: "grid", "aria-label": "Pictures" });
   items.forEach((item, i) => {
     const tile = make("li", { class: item.answered ? "tile done" : "tile", tabindex: i === current ? "0" : "-1", "aria-label": describe(item) });
-    tile.addEventListener("focusin", () => {
+    const select = () => {
       if (current === i) return;
       document.querySelectorAll(".tile")[current].tabIndex = -1;
       current = i;
       tile.tabIndex = 0;
-    });
+    };
+    tile.addEventListener("focusin", select);
+    tile.addEventListener("click", select, true); // not every browser focuses a button that is clicked
     tile.append(picture(item.id, `The picture of row ${item.row}`, ""));
     if (item.answered) tile.append(make("p", { text: `Answer: ${item.answered}` }));
-    else if (item.audit) tile.append(make("p", { text: "Audit: which class is it?" }), finder(item, "Class: c"));
     else {
-      tile.append(choice("↵", `Keep ${item.given}`, item.given_probability, () => { current = i; give(item, "class", item.given); }, "keep"));
-      for (const [k, [name, share]] of item.suggestions.slice(0, 2).entries())
-        tile.append(choice(String(k + 1), name, share, () => { current = i; give(item, "class", name); }));
-      tile.append(finder(item, "Another: c"));
+      if (item.audit) tile.append(make("p", { text: "Audit: which class is it?" }), make("div", { class: "row" }, ...classButtons(item)));
+      else tile.append(choice("↵", `Keep ${item.given}`, item.given_probability, () => give(item, "class", item.given), "keep"), ...classButtons(item));
+      tile.append(finder(item, "Any class: c"), otherButtons(item, "No class"));
     }
     list.append(tile);
   });
@@ -399,7 +405,7 @@ function toggleGrid() {
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.repeat || event.target.tagName === "INPUT") return;
   const item = items[grid ? current : 0];
-  const key = event.key;
+  const key = event.key.length === 1 ? event.key.toLowerCase() : event.key; // with Caps Lock, too
   const onButton = event.target.tagName === "BUTTON";
   if ((key === "Enter" || key === " ") && onButton) return; // the button itself
   if (key === "z") undo();
