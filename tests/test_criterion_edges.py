@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import logitclip as lc
 from logitclip.clip import vector_norm
-from logitclip.losses import LOSSES
+from logitclip.losses import LOSSES, loss
 
 torch.set_num_threads(1)
 
@@ -187,3 +187,22 @@ def test_smoothed_labels_with_class_weights_and_ignored_rows_are_torchs():
     torch.testing.assert_close(criterion(logits, target), expected)
     logits[1] = torch.nan  # of an ignored row
     torch.testing.assert_close(criterion(logits, target), expected)
+
+
+def test_a_knob_of_a_plugin_may_be_called_label_smoothing(monkeypatch):
+    """It is not the label smoothing of ce: class weights and heads leave it to the loss."""
+    monkeypatch.setattr(LOSSES, "_entries", dict(LOSSES._entries))
+
+    @loss
+    def shifted(log_p, *, label_smoothing: float = 0.0):
+        return label_smoothing - log_p
+
+    logits = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    target, weight = torch.tensor([0, 1, 2, 3, 1, 3]), torch.tensor([0.5, 2.0, 1.0, 4.0], dtype=torch.float64)
+    expected = F.cross_entropy(logits, target, weight) + 0.3
+    criterion = lc.Loss("shifted:label_smoothing=0.3", class_weight=weight)
+    torch.testing.assert_close(criterion(logits, target), expected)
+    head = lc.LinearLogitClip(4, 4, "shifted:label_smoothing=0.3", tau=None, bias=False, class_weight=weight).double()
+    with torch.no_grad():
+        head.weight.copy_(torch.eye(4))
+    torch.testing.assert_close(head(logits, target), expected)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from logitclip import models
+from logitclip import engine, models
 from logitclip.clip import CLIPS, QUANTILES, extended_logit_norm, norm_penalty
 from logitclip.criterion import LogitClip, Loss, build_criterion
 from logitclip.data import Dataset, Split, batch_indices, transform
@@ -793,3 +793,18 @@ def test_two_processes_make_the_step_of_one_with_both_batches(pair):
 def test_divergence_stops_both_processes(pair):
     assert "Training diverged in epoch" in pair[0]["diverged"]
     assert pair[0]["diverged"] == pair[1]["diverged"]
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps"])
+def test_the_random_state_of_an_accelerator_is_restored(kind, monkeypatch):
+    """Without the accelerator: its module gives a state, and gets it back."""
+    state, restored = torch.zeros(3, dtype=torch.uint8), []
+    module = torch.get_device_module(kind)
+    monkeypatch.setattr(module, "get_rng_state", lambda device: state)
+    monkeypatch.setattr(module, "set_rng_state", lambda new, device: restored.append((new, str(device))))
+    before = torch.get_rng_state()
+    with engine._model_randomness(torch.device(kind), 3):
+        first = torch.rand(2)
+    assert torch.equal(first, torch.rand(2, generator=torch.Generator().manual_seed(3)))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert [(new is state, device) for new, device in restored] == [(True, kind)]

@@ -326,6 +326,20 @@ def test_a_folder_of_small_pictures(pictures, tmp_path, caplog):
     assert ((found["class"].dropna() == "blue").to_numpy() == colours).mean() > 0.8
 
 
+def test_unreadable_images_are_skipped_where_images_stay_on_disk(pictures, tmp_path, caplog, monkeypatch):
+    in_memory = look(pictures)
+    monkeypatch.setattr("logitclip.own_data.images.IN_MEMORY", 0)
+    caplog.clear()
+    on_disk = look(pictures)
+    assert "broken.png is not a readable image" in caplog.text
+    assert list(on_disk.rows.names) == list(in_memory.rows.names)
+    np.testing.assert_array_equal(on_disk.labels, in_memory.labels)
+    np.testing.assert_array_equal(on_disk.rows.features, in_memory.rows.features)
+    every = torch.arange(60)
+    assert torch.equal(on_disk.rows.inputs[every], in_memory.rows.inputs[every])
+    assert len(lc.fit(pictures, out=tmp_path / "m", epochs=1).issues) == 60
+
+
 def test_of_train_and_test_folders_only_train_has_rows(pictures, tmp_path):
     """The test images must not take the place of held-out rows, however many there are."""
     shutil.copytree(pictures, tmp_path / "train", ignore=shutil.ignore_patterns("broken.png"))

@@ -86,6 +86,8 @@ class Loss(nn.Module):
             raise ValueError(f"class_weight must be a float per class, got {weight.dtype}, {tuple(weight.shape)}.")
         self.name, self.knobs = LOSSES.parse(loss, **knobs)
         self.function = cast("LossFunction[...]", LOSSES[self.name])
+        # The share of the target that all classes get. Another loss may have a knob of this name with its own meaning.
+        self.smoothing: float = self.knobs.get("label_smoothing", 0.0) if self.name == "ce" else 0.0
         self.reduction: Reduction = reduction
         self.ignore_index = ignore_index
         self.register_buffer("weight", weight)
@@ -183,7 +185,7 @@ class Loss(nn.Module):
         weight = self.weight  # looked up once: finding a buffer of a module is slow
         check_weights(logits.shape, weight, example_weight)
         state = self.training_state() if self.scheduled or self.memory is not None else None
-        if weight is not None and self.knobs.get("label_smoothing"):
+        if weight is not None and self.smoothing:
             return self._smooth_labels(logits, target, example_weight, clip, kept)
         values, own = evaluate(self.function, logits, target, self.knobs, clip, weight, state, kept)
         if own is not None:
@@ -194,11 +196,10 @@ class Loss(nn.Module):
         self, logits: Tensor, target: Tensor, example_weight: Tensor | None, clip: Clip | None, kept: Tensor | None
     ) -> Tensor:
         """Label smoothing with class weights as in torch: every class has its weight in the spread share, too."""
-        knobs = dict(self.knobs)
-        share, present = knobs.pop("label_smoothing"), (~logits.isneginf()).to(full_precision(logits).dtype)
+        share, present = self.smoothing, (~logits.isneginf()).to(full_precision(logits).dtype)
         hard = target if target.is_floating_point() else nn.functional.one_hot(target, logits.shape[-1])
         soft = (1 - share) * hard.to(present.dtype) + share * present / present.sum(-1, keepdim=True)
-        values, _ = evaluate(self.function, logits, soft, knobs, clip, self.weight)
+        values, _ = evaluate(self.function, logits, soft, {}, clip, self.weight)
         if kept is not None:
             values = values.masked_fill(~kept, 0.0)
         counted = weights_of(values, target, None, example_weight, kept, self.weight)

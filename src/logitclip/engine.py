@@ -436,8 +436,8 @@ def hard_labels(labels: Tensor) -> Tensor:
 @contextlib.contextmanager
 def _model_randomness(device: torch.device, seed: int) -> Iterator[None]:
     """Seed torch's global generators, the only ones that dropout can use, and restore them after the block."""
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    on_cpu = device.type == "cpu"
+    with torch.random.fork_rng([] if on_cpu else [device], device_type="cuda" if on_cpu else device.type):
         # Seeding absent accelerators formats a stack trace for each of them, which takes milliseconds.
-        torch.default_generator.manual_seed(seed) if device.type == "cpu" else torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed) if on_cpu else torch.manual_seed(seed)
         yield

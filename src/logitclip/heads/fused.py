@@ -166,8 +166,8 @@ class _Blocked:
     def __post_init__(self) -> None:
         self.full = torch.promote_types(self.dtype, torch.float32)
         # With class weights, `nn.CrossEntropyLoss` weights the smoothed part class by class, which phi cannot do.
-        self.knobs = dict(self.criterion.knobs)
-        self.smoothing: float = self.knobs.pop("label_smoothing", 0.0)
+        self.smoothing = self.criterion.smoothing
+        self.knobs = {} if self.smoothing else dict(self.criterion.knobs)
 
     def _upstream(self, upstream: Tensor | None, result: Tensor, rows: slice) -> Tensor:
         """Return the upstream gradient of the values of a block."""

@@ -73,7 +73,7 @@ def loss_func(
         criterion = build_criterion(loss, clip)
     else:
         knobs = {}
-        if label_smoothing and "label_smoothing" in LOSSES.knobs(LOSSES.split(loss)[0]):
+        if label_smoothing and LOSSES.parse(loss)[0] == "ce":
             knobs, label_smoothing = {"label_smoothing": label_smoothing}, 0.0  # without a target of its own per class
         base = Loss(loss, reduction="sum", class_weight=class_weight, ignore_index=ignore_index, **knobs)
         criterion = build_criterion(base, clip)

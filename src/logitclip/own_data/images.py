@@ -76,20 +76,23 @@ class Images(Kind):
         if not decode:
             return Rows(self.names, np.empty((len(self.names), 0), np.float32), files), np.arange(len(self.names))
         if len(self.names) * 3 * self.size**2 > IN_MEMORY:
-            return Rows(self.names, small_pictures(files), files), np.arange(len(self.names))
-        images, kept, skipped = read_all(files)
+            features, skipped = small_pictures(files)
+            readable = np.isfinite(features[:, 0])
+            kept, features = np.flatnonzero(readable), features[readable]
+            images: Tensor | ImageFiles = files.select(torch.from_numpy(kept))
+        else:
+            images, readable_positions, skipped = read_all(files)
+            kept, features = readable_positions.numpy(), small_pictures(images)[0]
         for message in skipped:
             log.warning("skipped: %s", message)
         if not len(kept):
             raise ValueError(f"{self.folder} holds no readable image.")
-        positions: list[int] = kept.tolist()
-        names = [self.names[i] for i in positions]
-        return Rows(names, small_pictures(images), images), kept.numpy()
+        return Rows([self.names[i] for i in kept.tolist()], features, images), kept
 
     def read(self, data: Any) -> Rows:
         folder, names = self._files(data)
         files = ImageFiles(folder, names, self.size)
-        return Rows(names, small_pictures(files), files)
+        return Rows(names, small_pictures(files)[0], files)
 
     def _files(self, data: Any) -> tuple[Path, list[str]]:
         file = isinstance(data, str | os.PathLike)
@@ -138,18 +141,19 @@ class Images(Kind):
         return replace(self, names=[self.names[i] for i in index.tolist()])
 
 
-def small_pictures(images: Tensor | ImageFiles) -> np.ndarray:
+def small_pictures(images: Tensor | ImageFiles) -> tuple[np.ndarray, list[str]]:
     """Return images as rows of numbers, float32 [N, 3 * side * side] with a side of at most `GRID`.
 
     They are centred on 0.5 and scaled so that the deviation of natural images is about 1. Images that cannot be read
-    are rows of NaN.
+    are rows of NaN; the second value has a message for each of them.
     """
-    rows = []
+    rows, skipped = [], []
     for i in range(len(images)):
         try:
             pixels = images[i] if isinstance(images, Tensor) else images.decode(i)
-        except ValueError:
+        except ValueError as error:
             rows.append(None)
+            skipped.append(str(error))
             continue
         small = pixels[None].float() / 255
         if small.shape[-1] > GRID:
@@ -157,4 +161,4 @@ def small_pictures(images: Tensor | ImageFiles) -> np.ndarray:
         rows.append(((small - 0.5) / 0.25).flatten())
     width = next((len(row) for row in rows if row is not None), 1)
     nothing = torch.full((width,), torch.nan)
-    return torch.stack([nothing if row is None else row for row in rows]).numpy()
+    return torch.stack([nothing if row is None else row for row in rows]).numpy(), skipped
