@@ -6,6 +6,7 @@ import csv
 import functools
 import math
 import re
+import statistics
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,27 @@ from typing import Any
 from logitclip.studies.tables import label
 
 RESULTS = Path(__file__).parents[1] / "results"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks" / "results"
 AXES = ("model", "method", "loss", "data", "noise", "clip", "variant")
 VERDICTS = ("agrees", "disagrees", "undecided")
 
 
 def table(name: str) -> str:
-    """`counts`, `features`, `table1 mini` or another recipe and scale, or `readings mini`."""
+    """`counts`, `features`, `issues`, `own report`, `own decide`, or a recipe and a scale, as in `table1 mini`."""
     if name == "counts":
         return counts()
+    if name.startswith("own "):
+        return with_encoder(read(BENCHMARKS / "encoder_fit.csv"), name.removeprefix("own "))
+    if name == "issues":
+        return found_labels(read(RESULTS / "features_issues.csv"))
     if name == "features":
         return summary(read(RESULTS / "features_worst.csv"))
     recipe, scale = name.split()
     rows = read(RESULTS / f"{recipe}_{scale}.csv")
     if recipe == "figure2":
         return effect_of_temp(rows)
+    if recipe == "record":
+        return record(rows)
     return readings(rows) if recipe == "readings" else cells(rows)
 
 
@@ -248,6 +256,102 @@ def reading_points(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[dic
         points = [{"reading": reading, "v": float(f"{v:.3g}"), **measured, **plain} for reading, v in places]
         found.setdefault((row["model"], row["noise"]), []).extend(points)
     return found
+
+
+def record(rows: list[dict[str, Any]]) -> str:
+    """The accuracy of the clip in both readings beside CE and two losses, for every set and noise."""
+    heads = ["set", "labels", "CE", "clip, reciprocal", "clip, released", "ε-softmax", "JAL"]
+    heads += ["reciprocal − CE", "released − reciprocal"]
+    lines = [f"| {' | '.join(heads)} |", "|---|---|" + "--:|" * (len(heads) - 2)]
+    for place in dict.fromkeys((row["data"], row["noise"]) for row in rows):
+        at = {row["variant"]: row for row in rows if (row["data"], row["noise"]) == place}
+        accuracies = [at["CE"]["with_clip"], at["CE"]["without"]]
+        accuracies += [at[name]["with_clip"] for name in ("released", "eps-softmax", "JAL")]
+        line = [RECORDED[name] for name in place] + [f"{value:.1f}" for value in accuracies]
+        for name, sign in (("CE", -1), ("released", 1)):
+            line.append(f"{_signed(sign * at[name]['difference'])} ± {at[name]['standard_error'] or math.nan:.1f}")
+        lines.append(f"| {' | '.join(line)} |")
+    return "\n".join(lines)
+
+
+RECORDED = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "symmetric:rate=0.4": "symmetric 40 %",
+    "symmetric:rate=0.6": "symmetric 60 %",
+    "people": "people's, 40 % wrong",
+}
+
+
+def found_labels(rows: list[dict[str, Any]]) -> str:
+    """How well each ranking finds the wrong labels of CIFAR-10N, and what it takes."""
+    heads = ["ranking", "AUROC", "average precision", "F1, best threshold", "F1 of the marked", "minutes"]
+    names = ("auroc", "average_precision", "best_f1", "marked_f1", "minutes")
+    best = {name: max(row[name] or 0 for row in rows) for name in names[:-1]}
+    lines = [f"| {' | '.join(heads)} |", "|---|" + "--:|" * len(names)]
+    for row in sorted(rows, key=lambda row: -row["average_precision"]):
+        texts = [_accuracy(row[name]) for name in names]
+        texts = [
+            f"**{text}**" if row[name] == best.get(name) else text for text, name in zip(texts, names, strict=True)
+        ]
+        lines.append(f"| {' | '.join([row['ranking'], *texts])} |")
+    return "\n".join(lines)
+
+
+def with_encoder(rows: list[dict[str, Any]], half: str) -> str:
+    """`fit` with an encoder and its rivals on each set: accuracy on true labels, average precision of the ranking."""
+    methods = {name: title for name, title in METHODS.items() if any(row["method"] == name for row in rows)}
+    heads = ["set", "seeds", *methods.values(), "above logistic regression"]
+    lines, means = [f"| {' | '.join(heads)} |", "|---|--:|" + "--:|" * (len(methods) + 1)], []
+    for name in dict.fromkeys(row["set"] for row in rows if row["half"] == half):
+        found = {
+            method: {row["seed"]: row for row in rows if (row["set"], row["method"]) == (name, method)}
+            for method in methods
+        }
+        numbers = {method: _means(list(runs.values())) for method, runs in found.items()}
+        ours, rival = found["fit, encoder"], found["logistic"]
+        gains = [ours[seed]["accuracy"] - rival[seed]["accuracy"] for seed in ours if seed in rival]
+        error = f" ± {statistics.stdev(gains) / math.sqrt(len(gains)):.1f}" if len(gains) > 1 else ""
+        best = max(one[0] for one in numbers.values() if one)
+        texts = [_pair(numbers[method], best) for method in methods]
+        lines.append(f"| {OWN[name]} | {len(ours)} | {' | '.join(texts)} | {_signed(statistics.fmean(gains))}{error} |")
+        means.append(numbers)
+    every = [[one[method] for one in means if one[method]] for method in methods]
+    whole = [
+        tuple(map(statistics.fmean, zip(*pairs, strict=True))) if len(pairs) == len(means) else None for pairs in every
+    ]
+    best = max(one[0] for one in whole if one)
+    gain = _signed(whole[list(methods).index("fit, encoder")][0] - whole[list(methods).index("logistic")][0])
+    return "\n".join([*lines, f"| mean | | {' | '.join(_pair(one, best) for one in whole)} | {gain} |"])
+
+
+METHODS = {
+    "fit, encoder": "`fit`, encoder",
+    "logistic": "logistic regression",
+    "cleanlab": "CleanLearning",
+    "fit": "`fit` from nothing",
+}
+OWN = {
+    "cifar worst": "CIFAR-10N worst, 5,000 photos",
+    "labelme": "LabelMe, one answer each, ready VGG features",
+    "hausa": "Hausa headlines, word lists",
+    "sentiment": "Film reviews, one answer each",
+    "trec": "TREC, rules",
+    "agnews": "AG News, rules",
+}
+
+
+def _means(rows: list[dict[str, Any]]) -> tuple[float, ...] | None:
+    """Mean accuracy and average precision, None without rows."""
+    names = ("accuracy", "average_precision")
+    return tuple(statistics.fmean(row[name] for row in rows) for name in names) if rows else None
+
+
+def _pair(numbers: tuple[float, ...] | None, best: float) -> str:
+    if numbers is None:
+        return "–"
+    bold = "**" if numbers[0] == best else ""
+    return f"{bold}{numbers[0]:.1f}{bold}, {numbers[1]:.1f}"
 
 
 def _number(text: str) -> Any:
