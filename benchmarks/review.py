@@ -289,9 +289,9 @@ def curves(
 
 
 def draw_curves(rows: list[dict[str, Any]], path: Path) -> None:
-    from logitclip.studies import figures
+    from logitclip.studies import drawing
 
-    alt: Any = figures.altair()
+    alt: Any = drawing.altair()
     values = [row for row in rows if row["reviewer"] == "right"]
     chart = (
         alt.Chart(alt.Data(values=values))
@@ -304,7 +304,7 @@ def draw_curves(rows: list[dict[str, Any]], path: Path) -> None:
         .properties(width=180, height=130)
         .facet(facet=alt.Facet("set:N", title=None), columns=4)
     )
-    svg = figures.vl_convert().vegalite_to_svg(chart.to_dict(), vl_version=figures.vega_lite_version())
+    svg = drawing.vl_convert().vegalite_to_svg(chart.to_dict(), vl_version=drawing.vega_lite_version())
     path.write_text(svg, encoding="utf-8")
 
 

@@ -14,17 +14,17 @@ from logitclip.studies.recipe import load_recipe
 from logitclip.studies.tables import label
 from logitclip.text import counted
 
-FILE = Path(__file__).parents[1] / "results" / "leaderboard_mini.csv"
+RESULTS = Path(__file__).parents[1] / "results"
+FILE, COST = RESULTS / "leaderboard_mini.csv", RESULTS / "leaderboard_cost.csv"
+MADE = ("digits", "fashion")  # how the names of columns with rules of noise begin; people and keywords made the others
 Row = tuple[str, str]  # loss and clip, as they are shown
 Board = dict[str, dict[Row, float]]  # column -> accuracy of each row, -inf if it diverged; only columns with all rows
 
 
 def table(name: str) -> str:
-    """`summary`, `ranks`, `columns` or `losses`."""
-    board = read_board()
-    if not board:
-        return "No column is measured yet."
-    return {"summary": summary, "ranks": ranks, "columns": columns, "losses": losses}[name](board)
+    """`summary`, `choice`, `ranks`, `columns`, `losses` or `cost`."""
+    makers = {"summary": summary, "choice": choice, "ranks": ranks, "columns": columns, "losses": losses}
+    return cost() if name == "cost" else makers[name](read_board())
 
 
 def read_board() -> Board:
@@ -57,18 +57,65 @@ def gains(board: Board, column: str) -> dict[str, float]:
 
 
 def summary(board: Board) -> str:
-    """What is measured, and the leaders."""
+    """What is measured, and the leader."""
     planned = len({cell.coordinates["column"] for cell in load_recipe("leaderboard", "mini").cells})
     ranked = rank(board)
     first, *others = ranked
-    text = f"Measured so far: {counted(len(board), 'column')} of {planned} ({', '.join(board)}), "
-    text += f"{counted(len(ranked), 'row')} each. "
-    if len(board) < 2:
-        return text + f"Best: {', '.join(first)}. One column with one seed ranks nothing: take it as a first look."
+    every = "" if len(board) == planned else f" of {planned}"
+    low, high = bootstrap_interval(ranked[first])
     distance = critical_difference(len(ranked), len(board))
     near = [row for row in others if ranked[row].mean() - ranked[first].mean() < distance]
-    text += f"Best mean rank: {', '.join(first)}, {ranked[first].mean():.1f}. By Nemenyi's test at {100 * LEVEL:g} % "
-    return text + f"{counted(len(near), 'row')} cannot be told from it (ranks within {distance:.1f})."
+    return (
+        f"{counted(len(board), 'column')}{every}, {counted(len(ranked), 'row')}. Best mean rank: `{first[0]}` with "
+        f"{name_clip(first)}, {ranked[first].mean():.1f} ({low:.1f} to {high:.1f}). The test that corrects for so many "
+        f"rows (Nemenyi's, at {100 * LEVEL:g} %) cannot tell it from {len(near)} others, whose ranks are within "
+        f"{distance:.1f} of it."
+    )
+
+
+def name_clip(row: Row) -> str:
+    return "no clip" if row[1] == "no clip" else "the clip"
+
+
+def choice(board: Board) -> str:
+    """The row that 13 columns choose, by its rank in the 14th; and the best rows on labels of people and of rules."""
+    ranked = rank(board)
+    rows, names = list(ranked), list(board)
+    ranks = np.array(list(ranked.values()))
+    left_out = [int(np.delete(ranks, i, axis=1).mean(1).argmin()) for i in range(len(names))]
+    chosen = {rows[i] for i in left_out}
+    if len(chosen) > 1:
+        raise ValueError(f"The columns disagree: {sorted(chosen)}. Write the sentence anew.")
+    (row,) = chosen
+    mean = statistics.fmean(ranks[i, column] for column, i in enumerate(left_out))
+    gap = [max(found.values()) - found[row] for found in board.values()]
+    real = np.array([not name.startswith(MADE) for name in names])
+    best_real = rows[int(ranks[:, real].mean(1).argmin())]
+    of = {each: ranks[rows.index(each)] for each in (row, best_real)}
+    ce = {clip: statistics.fmean(found["ce", clip] for found in board.values()) for clip in ("no clip", "tuned temp")}
+    accuracy = statistics.fmean(found[row] for found in board.values())
+    return (
+        f"**`{row[0]}` with {name_clip(row)}.** Each time {len(names) - 1} columns choose, they choose it, and in "
+        f"the column left out its rank is {mean:.1f} of {len(rows)} on average. Its mean accuracy is "
+        f"{accuracy:.1f} %; CE has {ce['no clip']:.1f} %, with the clip {ce['tuned temp']:.1f} %. It is "
+        f"{statistics.fmean(gap):.1f} points behind the best row of a column on average, "
+        f"{max(gap):.1f} at most ({names[int(np.argmax(gap))]}).\n\n"
+        f"For labels of people and keyword rules only, `{best_real[0]}` with {name_clip(best_real)} is ahead: mean "
+        f"rank {of[best_real][real].mean():.1f} in these {counted(int(real.sum()), 'column')}, where `{row[0]}` has "
+        f"{of[row][real].mean():.1f}. Under rules of noise it is the other way round: "
+        f"{of[best_real][~real].mean():.1f} against {of[row][~real].mean():.1f}."
+    )
+
+
+def cost() -> str:
+    """Runs, trials and their seconds of training, by column."""
+    with COST.open(encoding="utf-8", newline="") as stream:
+        rows = [{**line, "seconds": float(line["seconds"])} for line in csv.DictReader(stream)]
+    lines = ["| column | runs | trials | minutes of one core |", "|---|--:|--:|--:|"]
+    lines += [f"| {row['column']} | {row['runs']} | {row['trials']} | {row['seconds'] / 60:.1f} |" for row in rows]
+    runs, trials = (sum(int(row[key]) for row in rows) for key in ("runs", "trials"))
+    lines.append(f"| all | {runs:,} | {trials:,} | {sum(row['seconds'] for row in rows) / 60:.0f} |")
+    return "\n".join(lines)
 
 
 def ranks(board: Board) -> str:
@@ -76,9 +123,10 @@ def ranks(board: Board) -> str:
     lines = ["| place | loss | clip | mean rank | interval | mean accuracy |", "|--:|---|---|--:|---|--:|"]
     for place, (row, found) in enumerate(rank(board).items(), start=1):
         low, high = bootstrap_interval(found)
-        interval = f"{low:.1f} to {high:.1f}" if len(board) > 1 else "–"
+        interval = f"{low:.1f} to {high:.1f}"
         accuracy = statistics.fmean(column[row] for column in board.values())
-        shown = f"{accuracy:.1f}" if accuracy > -math.inf else "diverged"
+        lost = sum(column[row] == -math.inf for column in board.values())
+        shown = f"{accuracy:.1f}" if not lost else f"diverged in {lost}"
         lines.append(f"| {place} | `{row[0]}` | {row[1]} | {found.mean():.1f} | {interval} | {shown} |")
     return "\n".join(lines)
 

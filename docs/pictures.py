@@ -3,9 +3,9 @@
     python docs/pictures.py                 all of them
     python docs/pictures.py temp.svg ...    some of them
 
-All share one style: at most WIDE pixels, the width of a page, and no text below SMALL pixels; a dash beside each
-colour; one y axis for a row of panels; dark where the reader's system is dark. The pictures of CIFAR-10's noise need
-its files: LOGITCLIP_DATA names their folder. Screenshots are made by docs/screenshots.py.
+All have the style of `logitclip figures` (`logitclip.studies.drawing`), and one y axis for a row of panels. The
+pictures of CIFAR-10's noise need its files: LOGITCLIP_DATA names their folder. Screenshots are made by
+docs/screenshots.py.
 """
 
 from __future__ import annotations
@@ -21,51 +21,22 @@ from typing import Any
 import altair as alt
 import evidence_tables
 import head_tables
+import leaderboard_tables
 import numpy as np
 import torch
 from evidence_tables import read
 
+from logitclip.studies import drawing, figures
+from logitclip.studies.drawing import BLUE, COLOURS, GREY, ORANGE, SMALL, WIDE, colour_and_dash
+from logitclip.studies.measures import bootstrap_interval
+
 DOCS = Path(__file__).parent
 RESULTS = DOCS.parent / "results"
-WIDE, SMALL = 736, 12
-BLUE, ORANGE, GREEN, PURPLE, GREY = "#3565c4", "#d9710b", "#20854f", "#8f4fc9", "#7a7a7a"
-COLOURS = [ORANGE, BLUE, GREEN, PURPLE, GREY]
-DASHES = [[6, 3], [1, 0], [2, 2], [9, 3, 2, 3], [12, 4]]
-DARK = {  # the same colours on a dark page
-    "#000": "#d8d8d8",
-    "#e8e8e8": "#33363b",
-    "#999": "#888",
-    GREY: "#a6a6a6",
-    BLUE: "#7da7ff",
-    ORANGE: "#ffa657",
-    GREEN: "#56d364",
-    PURPLE: "#d2a8ff",
-}
-
-
-def style(chart: alt.TopLevelMixin | Any) -> Any:
-    """Sizes, colours and lines of every picture."""
-    chart = chart.configure(font="Helvetica, Arial, sans-serif", background="white", padding=6)
-    chart = chart.configure_view(stroke=None)
-    texts = {"labelFontSize": SMALL, "titleFontSize": 13, "titleFontWeight": "normal"}
-    chart = chart.configure_axis(gridColor="#e8e8e8", domainColor="#999", tickColor="#999", labelOverlap=True, **texts)
-    chart = chart.configure_header(title=None, labelFontSize=13, labelFontWeight="bold")
-    return chart.configure_legend(
-        labelFontSize=13, titleFontSize=13, symbolStrokeWidth=2.2, symbolSize=250, labelLimit=400
-    )
 
 
 def save(chart: Any, path: Path) -> None:
-    """Write a picture that follows the reader's light or dark system, and refuse text that is too small to read."""
-    from logitclip.studies import figures
-
-    figures.save(style(chart), path)
-    head, _, rest = path.read_text(encoding="utf-8").partition(">")
-    rules = "".join(
-        f'[{what}="{light}"]{{{what}:{dark}}}' for light, dark in DARK.items() for what in ("fill", "stroke")
-    )
-    dark = f"@media (prefers-color-scheme: dark){{svg>rect{{fill:#131416}}{rules}}}"
-    path.write_text(f"{head}><style>{dark}</style>{rest}", encoding="utf-8")
+    """Write a picture in the style of `logitclip figures`, and refuse text that is too small to read."""
+    drawing.save(drawing.apply_style(chart), path)
     check(path)
 
 
@@ -80,19 +51,6 @@ def check(path: Path) -> None:
 
 def data_of(values: list[dict[str, Any]]) -> Any:
     return alt.Data(values=values)  # type: ignore[arg-type]
-
-
-def colour_and_dash(field: str, names: Sequence[str], *, show: bool = True, **legend: Any) -> dict[str, Any]:
-    """The encodings of a group of lines: each has a colour and a dash, in one legend."""
-    look = {"orient": "bottom", "symbolType": "stroke", "columnPadding": 18, **legend}
-    shown = alt.Legend(**look) if show else None
-    colours, dashes = COLOURS[: len(names)], DASHES[: len(names)]
-    return {
-        "color": alt.Color(f"{field}:N", title=None, scale=alt.Scale(domain=names, range=colours), legend=shown),
-        "strokeDash": alt.StrokeDash(
-            f"{field}:N", title=None, scale=alt.Scale(domain=names, range=dashes), legend=shown
-        ),
-    }
 
 
 # -- curves over the epochs --------------------------------------------------------------------------------------------
@@ -144,23 +102,22 @@ def first_page() -> Any:
     return alt.hconcat(*panels, spacing=28)
 
 
-def epochs(name: str, series: dict[str, str], panels: dict[str, str], *, height: int = 150) -> Any:
+def epochs(name: str, series: dict[str, str], panels: dict[str, str]) -> Any:
     """Test accuracy above memorised labels over the epochs: a column for each panel, one y axis for a row."""
-    rows = [row for row in read(RESULTS / f"curves_{name}.csv") if row["panel"] in panels]
-    rows = [row | {"panel": panels[row["panel"]], "series": series[row["series"]]} for row in rows]
-    width = (WIDE - 110) // len(panels) - 20
-    lines = []
-    for quantity, title in QUANTITIES.items():
-        points = [row for row in rows if row["quantity"] == quantity]
-        base = alt.Chart(data_of(points), width=width, height=height)
-        last = quantity == "memorised"
-        x = alt.X("epoch:Q", title="epoch" if last else None, axis=alt.Axis(tickCount=3), scale=alt.Scale(nice=False))
-        y = alt.Y("mean:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
-        keys = colour_and_dash("series", list(series.values()), columns=5)
-        header = alt.Header(labels=False) if last else alt.Header()
-        column = alt.Column("panel:N", title=None, sort=list(panels.values()), header=header)
-        lines.append(base.mark_line(strokeWidth=2).encode(x=x, y=y, **keys).facet(column=column, spacing=18))
-    return alt.vconcat(*lines, spacing=8)
+    values = [
+        {
+            **{key: row[key] for key in ("quantity", "epoch", "mean")},
+            "panel": panels[row["panel"]],
+            "group": series[row["series"]],
+            "link": "",
+            "low": row["mean"],
+            "high": row["mean"],
+            "n": 1,
+        }
+        for row in read(RESULTS / f"curves_{name}.csv")
+        if row["panel"] in panels
+    ]
+    return figures.draw_epochs(figures.Curves(values, list(panels.values()), list(series.values()), []))
 
 
 # -- the clip ----------------------------------------------------------------------------------------------------------
@@ -492,6 +449,22 @@ def reliability() -> Any:
     return alt.layer(line.encode(x=x, y=y), curve.encode(x=x, y=y)).properties(width=300, height=240)
 
 
+def ranked_losses() -> Any:
+    """The mean rank of each loss with and without the clip over the columns of the leaderboard, with its interval."""
+    names = {"no clip": "no clip", "tuned temp": "with the clip"}
+    points = []
+    for (loss, clip), found in leaderboard_tables.rank(leaderboard_tables.read_board()).items():  # best first
+        low, high = bootstrap_interval(found)
+        points.append({"loss": loss, "clip": names[clip], "mean": float(found.mean()), "low": low, "high": high})
+    order = list(dict.fromkeys(point["loss"] for point in points))
+    keys = colour_and_dash("clip", list(names.values()))
+    y = alt.Y("loss:N", title=None, sort=order, axis=alt.Axis(labelOverlap=False, grid=True))
+    offset = alt.YOffset("clip:N", sort=["with the clip", "no clip"])
+    base = alt.Chart(data_of(points), width=WIDE - 160, height={"step": 11}).encode(y=y, yOffset=offset, **keys)
+    spans = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title="mean rank of 72, 1 is best"), x2="high:Q")
+    return alt.layer(spans, base.mark_point(filled=True, size=50, opacity=1).encode(x="mean:Q"))
+
+
 NOISES = {name: name for name in ("symmetric 20 %", "symmetric 50 %", "asymmetric 40 %", "dependent", "real")}
 TEMPS = {
     "no clip": "no clip",
@@ -508,6 +481,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "real_noise.svg": functools.partial(
         epochs, "real_noise_full", TEMPS, {name: name for name in ("LabelMe", "TREC", "Hausa")}
     ),
+    "leaderboard.svg": ranked_losses,
     "losses.svg": loss_shapes,
     "link.svg": link,
     "jump.svg": jump,

@@ -1,5 +1,6 @@
 """The documentation is correct: its Python runs, its commands parse, its links exist."""
 
+import csv
 import importlib
 import json
 import re
@@ -305,3 +306,14 @@ def test_the_diagram_of_the_architecture_has_every_module():
         if entry.suffix == ".py" or (entry / "__init__.py").exists():
             assert f">{entry.stem}<" in drawn, entry.name
             assert re.search(rf"^  {entry.stem}(\.py|/) ", listed, flags=re.MULTILINE), entry.name
+
+
+def test_the_page_of_the_leaderboard_agrees_with_its_csv():
+    page = (ROOT / "docs" / "_static" / "leaderboard_mini.html").read_text(encoding="utf-8")
+    assert len(page) < 400_000
+    assert not re.search(r"(?<![\w.<])/(?:home|root|tmp|work|Users)/", page)  # no path of the machine that wrote it
+    with (ROOT / "results" / "leaderboard_mini.csv").open(encoding="utf-8", newline="") as stream:
+        lines = list(csv.DictReader(stream))
+    expected = [f"{float(line['mean']):.2f}" if line["mean"] else "–" for line in lines]
+    body = page.partition("<tbody>")[2].partition("</tbody>")[0]
+    assert re.findall(r"<strong>([^<]+)</strong>", body) == expected

@@ -13,7 +13,7 @@ import pytest
 
 from logitclip import cli
 from logitclip.runs.results import Result
-from logitclip.studies import figures, sweeping
+from logitclip.studies import drawing, figures, sweeping
 from logitclip.studies.recipe import FIGURES, load_recipe
 
 RECIPE = """
@@ -62,13 +62,19 @@ def rows(folder):
 def data(chart):
     """Return the data of a chart."""
     spec = chart.to_dict()
+    if "vconcat" in spec:
+        return [value for row in spec["vconcat"] for value in row["data"]["values"]]
     return next(iter(spec["datasets"].values())) if "datasets" in spec else spec["data"]["values"]
 
 
 def svg(chart, path):
-    figures.save(chart, path)
+    """Return a chart as it is written, and check that a page shows it readably."""
+    drawing.save(chart, path)
     ElementTree.parse(path)
-    return path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8")
+    assert int(re.findall(r'width="(\d+)', text)[0]) <= drawing.WIDE
+    assert min(map(float, re.findall(r'font-size[=:]"?([\d.]+)', text))) >= drawing.SMALL
+    return text
 
 
 def test_bounds_are_those_of_the_proposition():
@@ -119,10 +125,9 @@ def test_lines_have_a_panel_a_colour_and_a_band(folder, rows, tmp_path):
         "test accuracy in %",
         "mlp width=32",
         "symmetric 50 %",
-        "temp on the x axis",
-        "no clip",
+        "temp (dotted: no clip)",
     )
-    assert all(words in text for words in shown)  # the last two are the legend of the dashes
+    assert all(words in text for words in shown)
 
 
 def test_lines_over_the_reciprocal(folder, rows, tmp_path):
@@ -131,7 +136,7 @@ def test_lines_over_the_reciprocal(folder, rows, tmp_path):
     recipe = load(folder)
     chart = figures.draw(replace(recipe, figure={**(recipe.figure or {}), "reciprocal": "tau"}), rows)
     assert {value["x"] for value in data(chart) if not value.get("level")} == {50.0, 2.0}
-    assert "tau on the x axis" in svg(chart, tmp_path / "lines.svg")
+    assert "tau (dotted: no clip)" in svg(chart, tmp_path / "lines.svg")
 
 
 def test_bars_are_grouped(folder, rows, tmp_path):
@@ -157,7 +162,7 @@ def test_a_recipe_without_a_figure_is_drawn_epoch_by_epoch(folder, rows, tmp_pat
         v
         for v in values
         if (v["panel"], v["group"], v["link"], v["epoch"]) == ("symmetric 50 %", "mlp", "no clip", 3)
-        and v["quantity"].startswith("memorised")
+        and v["quantity"] == "memorised"
     ]
     assert point["mean"] == pytest.approx(statistics.mean(last), rel=1e-3)
     assert (point["low"], point["high"], point["n"]) == (
@@ -166,8 +171,28 @@ def test_a_recipe_without_a_figure_is_drawn_epoch_by_epoch(folder, rows, tmp_pat
         2,
     )
     text = svg(chart, tmp_path / "curves.svg")
-    assert "memorised wrong labels" in text
+    assert "wrong labels memorised" in text
     assert 'opacity="0"' not in text  # the points under the pointer
+
+
+def test_panels_of_a_row_have_one_y_axis_and_none_is_empty(tmp_path):
+    point = {"link": "", "mean": 1.0, "low": 1.0, "high": 1.0, "n": 1}
+    values = [
+        {**point, "panel": f"panel {i}", "group": group, "quantity": quantity, "epoch": epoch}
+        for i in range(7)
+        for group in ("a", "b")
+        for quantity in ("test_accuracy", "memorised")
+        for epoch in (1, 2)
+        if quantity == "test_accuracy" or i % 2
+    ]
+    found = figures.Curves(values, [f"panel {i}" for i in range(7)], ["a", "b"], [])
+    chart = drawing.apply_style(figures.draw_epochs(found))
+    rows = chart.to_dict()["vconcat"]
+    assert [len({value["panel"] for value in row["data"]["values"]}) for row in rows] == [5, 2, 2, 1]
+    assert all("resolve" not in row for row in rows)
+    assert all("strokeDash" in layer["encoding"] for row in rows for layer in row["spec"]["layer"][1:])
+    text = svg(chart, tmp_path / "curves.svg")
+    assert text.count(">panel 1<") == 2  # the columns of the second row are others, so they are named again
 
 
 def test_seeds_are_aggregated_by_mean_and_ends():
@@ -197,7 +222,7 @@ def test_long_runs_are_thinned_and_keep_their_last_epoch():
 )
 def test_the_suffix_says_the_format(tmp_path, suffix, start):
     path = tmp_path / "new" / f"figure.{suffix}"
-    figures.save(figures.draw(load_recipe("figure1"), []), path)
+    drawing.save(figures.draw(load_recipe("figure1"), []), path)
     content = path.read_bytes()
     assert content.lstrip().startswith(start)
     if suffix == "html":
@@ -207,7 +232,7 @@ def test_the_suffix_says_the_format(tmp_path, suffix, start):
 @pytest.mark.parametrize("name", ["figure.jpeg", "figure", "figure.svgz"])
 def test_other_formats_are_refused(tmp_path, name):
     with pytest.raises(ValueError, match=r"\.svg, \.pdf, \.png, \.html"):
-        figures.check_suffix(tmp_path / name)
+        drawing.check_suffix(tmp_path / name)
 
 
 def test_nothing_to_draw_is_a_sentence(folder, tmp_path):
@@ -222,7 +247,7 @@ def test_without_the_extra_there_is_a_sentence(monkeypatch, tmp_path, module):
     recipe = load_recipe("figure1")
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=r"pip install 'logitclip\[report\]'"):
-        figures.save(figures.draw(recipe, []), tmp_path / "figure.svg")
+        drawing.save(figures.draw(recipe, []), tmp_path / "figure.svg")
 
 
 def test_numbers_along_an_axis():
@@ -287,4 +312,4 @@ def test_charts_are_valid_vega_lite(folder, rows):
     for _, charts in figures.curve_charts(found):
         for chart in charts:
             json.dumps(chart["spec"], allow_nan=False)
-            figures.vl_convert().vegalite_to_vega({**chart["spec"], "width": 300})
+            drawing.vl_convert().vegalite_to_vega({**chart["spec"], "width": 300})

@@ -467,10 +467,10 @@ def test_no_writer_lets_a_name_be_more_than_text(hostile, command):
 
 @pytest.mark.parametrize("suffix", ["html", "svg", "pdf", "png"])
 def test_no_figure_lets_a_name_be_more_than_text(hostile, tmp_path, suffix):
-    from logitclip.studies import figures
+    from logitclip.studies import drawing, figures
 
     recipe, rows = hostile
-    figures.save(figures.draw(recipe, rows), tmp_path / f"figure.{suffix}")  # vl-convert aborts on control characters
+    drawing.save(figures.draw(recipe, rows), tmp_path / f"figure.{suffix}")  # vl-convert aborts on control characters
     content = (tmp_path / f"figure.{suffix}").read_bytes()
     assert b"<script>pwned" not in content
     if suffix == "svg":

@@ -10,7 +10,7 @@ from html import escape
 import pytest
 
 from logitclip.runs.results import Result
-from logitclip.studies import figures, reporting, sweeping
+from logitclip.studies import drawing, figures, reporting, sweeping
 from logitclip.studies.recipe import load_recipe, recipe_names
 from logitclip.studies.tables import tabulate
 
@@ -33,5 +33,5 @@ def test_every_recipe_runs_to_its_report_and_its_figure(name, tmp_path) -> None:
         for text in (reporting.markdown(table), reporting.latex(table), reporting.html(table, rows)):
             assert escape(recipe.title) in text
             assert table.ours(number).partition(" ")[0] in text
-    figures.save(figures.draw(recipe, rows), tmp_path / "figure.svg")
+    drawing.save(figures.draw(recipe, rows), tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").read_text(encoding="utf-8").startswith("<svg")

@@ -256,7 +256,7 @@ def figures(
         runs: The folder with the runs; $LOGITCLIP_RUNS or ./runs if not given.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
     """
-    from logitclip.studies import figures, sweeping
+    from logitclip.studies import drawing, figures, sweeping
     from logitclip.studies.manifest import as_swept
     from logitclip.studies.recipe import load_recipe
     from logitclip.studies.tables import missing_runs
@@ -264,13 +264,13 @@ def figures(
     if not out:
         raise ValueError("figures needs a file to write, as in -o curves.svg.")
     for path in out:
-        figures.check_suffix(path)
+        drawing.check_suffix(path)
     folders = {"runs": str(runs_folder(runs)), "root": None if root is None else str(root)}
     loaded = as_swept(load_recipe(recipe, scale, **folders))
     rows = sweeping.collect(loaded)
     chart = figures.draw(loaded, rows)
     for path in out:
-        figures.save(chart, path)
+        drawing.save(chart, path)
         tell(f"wrote {path}")
     if missing := missing_runs(loaded, rows):
         tell(missing)

@@ -10,7 +10,7 @@ from logitclip import files
 from logitclip.own_data.issues import Issues, count_marked
 from logitclip.own_data.kind import Source
 from logitclip.own_data.model import Model
-from logitclip.studies import figures
+from logitclip.studies import drawing
 
 ISSUES_ON_PAGE = 60  # suspicious labels on the page
 MATRIX = 20  # classes up to which the transition matrix is shown
@@ -28,7 +28,7 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues, mattere
         issues: The scores of its labels.
         mattered: Position of a row -> the columns to show.
     """
-    page = figures.render(
+    page = drawing.render(
         TEMPLATE,
         source=source,
         facts=model.facts,
@@ -69,7 +69,7 @@ def _matrix(source: Source, issues: Issues) -> Any:
 
 def _accuracies(model: Model) -> str:
     """Return the accuracy of the learners and of all together on held-out noisy labels, as one SVG picture."""
-    alt: Any = figures.altair()
+    alt: Any = drawing.altair()
     each = {one["name"]: one["noisy_accuracy"] for one in model.facts["learners"] if "noisy_accuracy" in one}
     values = [{"learner": name, "accuracy": share} for name, share in each.items()]
     values.append({"learner": "the model", "accuracy": model.facts["noisy_accuracy"]})
@@ -83,4 +83,4 @@ def _accuracies(model: Model) -> str:
         .properties(width=480, height=28 * len(values))
         .configure_axis(labelFontSize=13, titleFontSize=13)
     )
-    return figures.vl_convert().vegalite_to_svg(bars.to_dict(), vl_version=figures.vega_lite_version())
+    return drawing.vl_convert().vegalite_to_svg(bars.to_dict(), vl_version=drawing.vega_lite_version())

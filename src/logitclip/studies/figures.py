@@ -1,6 +1,6 @@
 """The paper's figures, and accuracy, memorised share and logit norms by epoch.
 
-A chart is defined once, in Altair: `save` writes it as SVG, PDF, PNG or an interactive page that works offline.
+A chart is defined once, in Altair; `drawing.save` writes it as SVG, PDF, PNG or an interactive page that works offline.
 """
 
 from __future__ import annotations
@@ -11,13 +11,19 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from logitclip import theory
-from logitclip.files import write
 from logitclip.runs.results import Result
+from logitclip.studies.drawing import (
+    COLOURS,
+    DASHES,
+    WIDE,
+    altair,
+    apply_style,
+    colour_and_dash,
+    legend_columns,
+)
 from logitclip.studies.measures import bootstrap_interval
 from logitclip.studies.ranking import rank_rows
 from logitclip.studies.recipe import FIGURES, Recipe
@@ -34,18 +40,14 @@ from logitclip.studies.tables import (
     series,
     tabulate,
 )
-from logitclip.text import printable
 
-SUFFIXES = (".svg", ".pdf", ".png", ".html")
-COLOURS = (
-    *("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7"),
-    *("#a463f2", "#97bbf5", "#9c6b4e", "#9498a0", "#2a9d8f", "#c2410c"),
-)
-DASHES = ([1, 0], [5, 3], [2, 2], [9, 3, 2, 3])
 POINTS = 100  # most epochs drawn in a curve
+MARGIN = 90  # of a figure, for its y axis
+SIDE_BY_SIDE = 5  # panels of curves
+LINK_DASHES = (DASHES[1], DASHES[0], *DASHES[2:])  # the clip solid
 QUANTITIES = {
     "test_accuracy": "test accuracy in %",
-    "memorised": "memorised wrong labels in %",
+    "memorised": "wrong labels memorised, %",
     "norms": "norm of the logits",
 }
 
@@ -59,107 +61,7 @@ def draw(recipe: Recipe, rows: Sequence[CellOutcome]) -> Any:
         chart = FIGURES[recipe.figure["kind"]](recipe, rows, **options)
     noisy = noisy_test(rows)
     head = paper_title(recipe) if noisy is None else {"text": paper_title(recipe), "subtitle": noisy}
-    return _apply_style(chart.properties(title=head))
-
-
-def check_suffix(path: Path) -> None:
-    """Refuse a file name that `save` has no format for, before anything is computed."""
-    if path.name.lower() in SUFFIXES:
-        raise ValueError(f"{str(path)!r} is only an ending: name the file, as in figure{path.name}.")
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"Unknown format of a figure: {str(path)!r}. Use {', '.join(SUFFIXES)}.")
-
-
-def save(chart: Any, path: Path) -> None:
-    """Write a chart in the format of its file suffix: .svg, .pdf, .png or .html (interactive, offline)."""
-    check_suffix(path)
-    converter, spec = vl_convert(), _printable(chart.to_dict())
-    version = vega_lite_version()
-    suffix = path.suffix.lower()
-    if suffix == ".html":  # not vl-convert's page, which does not escape the names in a chart
-        content = render("figure.html", title=path.stem, spec=spec, script=runtime())
-    elif suffix == ".png":
-        content = converter.vegalite_to_png(spec, vl_version=version, scale=2)
-    else:
-        content = getattr(converter, f"vegalite_to_{suffix[1:]}")(spec, vl_version=version)
-    if suffix == ".svg":
-        content = _without_the_invisible(content)
-    write(path, content.encode() if isinstance(content, str) else content)
-
-
-def _without_the_invisible(svg: str) -> str:
-    """Remove the points under the pointer, and the digits of coordinates below a hundredth of a pixel."""
-    shown = re.sub(r'<path [^<>]*opacity="0"/>', "", svg)
-    return re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), shown)
-
-
-def _printable(spec: Any) -> Any:
-    """Make the control characters in a chart visible: vl-convert aborts the process on some."""
-    if isinstance(spec, dict):
-        return {_printable(key): _printable(value) for key, value in spec.items()}
-    if isinstance(spec, list):
-        return [_printable(value) for value in spec]
-    return printable(spec) if isinstance(spec, str) else spec
-
-
-def render(template: str, **values: Any) -> str:
-    """Fill in a template of this package; text is escaped, control characters are made visible."""
-    try:
-        from jinja2 import Environment
-    except ImportError as error:
-        raise ImportError("The HTML page needs Jinja: pip install 'logitclip[report]'.") from error
-    page = Environment(
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: printable(value) if type(value) is str else value,  # scripts are not of type str
-    )
-    return page.from_string((Path(__file__).parent / "templates" / template).read_text("utf-8")).render(values)
-
-
-def altair() -> Any:
-    try:
-        import altair
-    except ImportError as error:
-        raise ImportError("Figures need Altair: pip install 'logitclip[report]'.") from error
-    return altair
-
-
-def vl_convert() -> Any:
-    try:
-        import vl_convert
-    except ImportError as error:
-        raise ImportError("Figures need vl-convert: pip install 'logitclip[report]'.") from error
-    return vl_convert
-
-
-@cache
-def runtime() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script."""
-    return vl_convert().javascript_bundle(vl_version=vega_lite_version())
-
-
-def vega_lite_version() -> str:
-    """Return the version of Vega-Lite that Altair writes for, as vl-convert names it."""
-    return ".".join(altair().SCHEMA_VERSION.lstrip("v").split(".")[:2])
-
-
-def _apply_style(chart: Any) -> Any:
-    chart = chart.configure(font="Helvetica, Arial, sans-serif", background="white", padding=8)
-    chart = chart.configure_view(stroke=None).configure_range(category=list(COLOURS))
-    chart = chart.configure_axis(
-        labelOverlap=True,
-        labelSeparation=4,
-        gridColor="#e8e8e8",
-        domainColor="#999",
-        tickColor="#999",
-        titleFontWeight="normal",
-        titleFontSize=13,
-        labelFontSize=12,
-    )
-    return chart.configure_header(title=None, labelFontSize=13, labelFontWeight="bold").configure_legend(
-        titleFontWeight="normal", symbolStrokeWidth=2, symbolOpacity=1, labelLimit=300, labelFontSize=12
-    )
+    return apply_style(chart.properties(title=head))
 
 
 # -- the paper's figures -----------------------------------------------------------------------------------------------
@@ -180,7 +82,7 @@ def bounds(recipe: Recipe, rows: Sequence[CellOutcome], *, classes: list[int], t
     ]
     picked = alt.selection_point(fields=["K"], bind="legend")
     return (
-        alt.Chart(alt.Data(values=values), width=420, height=280)
+        alt.Chart(alt.Data(values=values), width=520, height=280)
         .mark_line(clip=True)
         .encode(
             x=alt.X("tau:Q", title="τ"),
@@ -230,31 +132,28 @@ def lines(
     """y over the number in x, a line with an error band for each colour; the reference is a dashed level."""
     alt = altair()
     points = _points(recipe, rows, x, y, panel)
-    name = reciprocal or _knob(recipe, x)
-    without, swept = _label({x: reference}, x), f"{name} on the x axis"
-    levels = [{**point, "line": without} for point in points if point["x"] == reference]
-    points = [{**point, "x": _number(point["x"]), "line": swept} for point in points if point["x"] != reference]
+    name, without = reciprocal or _knob(recipe, x), _label({x: reference}, x)
+    levels = [{**point, "level": True} for point in points if point["x"] == reference]
+    points = [{**point, "x": _number(point["x"])} for point in points if point["x"] != reference]
     if reciprocal:
         points = [{**point, "x": 1 / point["x"]} for point in points]
     picked = alt.selection_point(fields=["series"], bind="legend")
     shown = alt.condition(picked, alt.value(1), alt.value(0.12))
-    each = alt.Color("series:N", title=None, sort=_order(points, "series"))
+    each = colour_and_dash("series", _order([*points, *levels], "series"))
     low, mean = (alt.Y(f"{f}:Q", title=_title(y), scale=alt.Scale(zero=False)) for f in ("low", "mean"))
-    along = alt.X("x:Q", title=name, scale=alt.Scale(type="log" if reciprocal else "linear"))
-    base = alt.Chart().transform_filter("!datum.level").encode(x=along, color=each)
+    along = f"{name} (dotted: {without})" if levels else name
+    x_axis = alt.X("x:Q", title=along, scale=alt.Scale(type="log" if reciprocal else "linear"))
+    base = alt.Chart().transform_filter("!datum.level").encode(x=x_axis, color=each["color"])
     faint = alt.condition(picked, alt.value(0.15), alt.value(0.02))
     band = base.mark_area().encode(y=low, y2="high:Q", opacity=faint)
-    line = base.mark_line(point=True).encode(y=mean, opacity=shown, tooltip=_tooltips("x"))
+    line = base.mark_line(point=True).encode(
+        y=mean, opacity=shown, strokeDash=each["strokeDash"], tooltip=_tooltips("x")
+    )
+    level = alt.Chart().transform_filter("datum.level").mark_rule(strokeDash=[1, 3], strokeWidth=2)
     layers = [band, line.add_params(picked)]
     if levels:
-        dashes = alt.Scale(domain=[swept, without], range=[DASHES[0], DASHES[1]])
-        legend = alt.Legend(symbolType="stroke", symbolStrokeColor="#666")
-        dash = alt.StrokeDash("line:N", title=None, scale=dashes, legend=legend)
-        layers[1] = layers[1].encode(strokeDash=dash)
-        level = alt.Chart().transform_filter("datum.level").mark_rule()
-        layers.append(level.encode(y=mean, color=each, opacity=shown, strokeDash=dash, tooltip=_tooltips()))
-    values = [*points, *({**point, "level": True} for point in levels)]
-    return _in_panels(alt.layer(*layers).properties(width=300, height=220), values)
+        layers.append(level.encode(y=mean, color=each["color"], opacity=shown, tooltip=_tooltips()))
+    return _in_panels(alt.layer(*layers).properties(height=220), [*points, *levels])
 
 
 @FIGURES.register
@@ -269,11 +168,15 @@ def bars(recipe: Recipe, rows: Sequence[CellOutcome], *, x: str, y: str, panel: 
         tooltip=_tooltips("x"),
     )
     heights = alt.Y("mean:Q", title=_title(y))
-    boxes = base.mark_bar().encode(y=heights, color=alt.Color("series:N", title=None, sort=order))
+    legend = alt.Legend(orient="bottom", columns=legend_columns(order))
+    boxes = base.mark_bar().encode(y=heights, color=alt.Color("series:N", title=None, sort=order, legend=legend))
     errors = base.mark_rule(size=1.2).encode(y="low:Q", y2="high:Q", color=alt.value("#333"))
-    numbers = base.mark_text(dy=-7, fontSize=12, color="#333").encode(y="high:Q", text=alt.Text("mean:Q", format=".1f"))
-    wide = max(320, 34 * len(order) * len(_order(points, "x")))
-    return _in_panels(alt.layer(boxes, errors, numbers).properties(width=wide, height=240), points)
+    wide = 34 * len(order) * len(_order(points, "x"))  # a number fits above each bar
+    layers = [boxes, errors]
+    if wide <= WIDE - MARGIN:
+        numbers = base.mark_text(dy=-7, fontSize=12, color="#333")
+        layers.append(numbers.encode(y="high:Q", text=alt.Text("mean:Q", format=".1f")))
+    return _in_panels(alt.layer(*layers).properties(height=240), points, least=wide)
 
 
 @FIGURES.register
@@ -289,23 +192,31 @@ def ranks(recipe: Recipe, rows: Sequence[CellOutcome], *, x: str, colour: str) -
         points.append({"row": series(at, bare=table.bare), **shown})
     if not points:
         raise ValueError(f"No value of {x} has a result in every row yet: {recipe.command()} makes the missing runs.")
-    names = alt.Y("row:N", title=None, sort=None, axis=alt.Axis(labelLimit=300))
+    legend = alt.Legend(orient="bottom")
+    names = alt.Y("row:N", title=None, sort=None, axis=alt.Axis(labelLimit=300, labelOverlap=False))
     base = alt.Chart(alt.Data(values=points)).encode(
-        y=names, color=alt.Color("series:N", title=None), tooltip=_tooltips("row")
+        y=names,
+        color=alt.Color("series:N", title=None, legend=legend),
+        tooltip=_tooltips("row"),
     )
     spans = base.mark_rule(size=1.5).encode(x=alt.X("low:Q", title="mean rank"), x2="high:Q")
-    return alt.layer(spans, base.mark_point(filled=True, size=36).encode(x="mean:Q")).properties(
-        width=420, height={"step": 13}
+    shape = alt.Shape("series:N", title=None, legend=legend)
+    return alt.layer(spans, base.mark_point(filled=True, size=42).encode(x="mean:Q", shape=shape)).properties(
+        width=420, height={"step": 16}
     )
 
 
-def _in_panels(chart: Any, values: list[dict[str, Any]]) -> Any:
+def _in_panels(chart: Any, values: list[dict[str, Any]], least: int = 180) -> Any:
+    """Put a chart into panels side by side, as many as fit a page with at least this width each; one y axis for all."""
     alt = altair()
     panels = _order(values, "panel")
     data = alt.Data(values=values)
     if len(panels) == 1:
-        return chart.properties(data=data)
-    return chart.facet(column=alt.Column("panel:N", sort=panels), data=data).resolve_scale(y="independent")
+        return chart.properties(data=data, width=max(300, min(least, WIDE - MARGIN)) if least > 180 else 520)
+    columns = max(1, min(len(panels), (WIDE - MARGIN) // least))
+    width = min(300, (WIDE - MARGIN) // columns - 20)
+    facet = alt.Facet("panel:N", sort=panels, title=None)
+    return chart.properties(width=width).facet(facet, columns=columns, data=data)
 
 
 def _tooltips(*names: str) -> list[Any]:
@@ -424,36 +335,42 @@ def _over_seeds(runs: list[list[dict[str, Any]]]) -> Iterable[dict[str, Any]]:
             yield {"quantity": quantity, "epoch": epoch + 1, **spread, "n": len(numbers)}
 
 
-def curve_chart(all_curves: Curves, shown: Any, *, norms: bool = False, legend: bool = True) -> Any:
-    """Return a quantity over the epochs: lines with bands, and the nearest point with its numbers under the pointer.
+def curve_chart(
+    all_curves: Curves, *, norms: bool = False, legend: bool = True, title: str | None = None, shown: str = ""
+) -> Any:
+    """Return a quantity over the epochs, as lines with bands.
 
     Args:
-        shown: An Altair predicate; other curves are faded.
         norms: The quantity is quantiles of a norm, on a logarithmic axis.
         legend: Draw a legend; a page has its own.
+        title: Title of the y axis.
+        shown: For a page, a predicate in Vega's language: other curves are faded, and the nearest point under the
+            pointer shows its numbers.
     """
     alt = altair()
-    key = alt.Undefined if legend else None
+    key = alt.Legend(orient="bottom", columns=legend_columns(all_curves.groups)) if legend else None
     scale = alt.Scale(type="log") if norms else alt.Scale(zero=False)
     axis = alt.Axis(values=[10.0**i for i in range(-6, 10)]) if norms else alt.Axis()
-    faint = 0.12 if len(all_curves.groups) * max(1, len(all_curves.links)) <= 8 else 0.03
+    each = colour_and_dash("group", all_curves.groups, show=legend)
     base = alt.Chart().encode(
         x=alt.X("epoch:Q", title="epoch", scale=alt.Scale(nice=False), axis=alt.Axis(tickMinStep=1, format="d")),
-        color=alt.Color(
-            "group:N", title=None, legend=key, scale=alt.Scale(domain=all_curves.groups, range=colours(all_curves))
-        ),
+        color=each["color"],
         detail="link:N",
     )
-    y = alt.Y("mean:Q", title=None, scale=scale, axis=axis)
-    band = base.mark_area().encode(
-        y=alt.Y("low:Q", title=None, scale=scale, axis=axis),
-        y2="high:Q",
-        opacity=alt.condition(shown, alt.value(faint), alt.value(0)),
-    )
-    line = base.mark_line(strokeWidth=1.8).encode(y=y, opacity=alt.condition(shown, alt.value(1), alt.value(0.08)))
+
+    def opacity(value: float, otherwise: float) -> Any:
+        return alt.condition(shown, alt.value(value), alt.value(otherwise)) if shown else alt.value(value)
+
+    low, mean = (alt.Y(f"{field}:Q", title=title, scale=scale, axis=axis) for field in ("low", "mean"))
+    few = len(all_curves.groups) * max(1, len(all_curves.links)) <= 8
+    band = base.mark_area().encode(y=low, y2="high:Q", opacity=opacity(0.12 if few else 0.03, 0))
+    line = base.mark_line(strokeWidth=2).encode(y=mean, strokeDash=each["strokeDash"], opacity=opacity(1, 0.08))
     if all_curves.links:
-        dashes = alt.Scale(domain=all_curves.links, range=list(DASHES[: len(all_curves.links)]))
+        dashes = alt.Scale(domain=all_curves.links, range=list(LINK_DASHES[: len(all_curves.links)]))
         line = line.encode(strokeDash=alt.StrokeDash("link:N", title=None, legend=key, scale=dashes))
+    single = all_curves.epochs == 1  # makes no line
+    if not shown:
+        return alt.layer(band, line, *([base.mark_point(filled=True, size=45).encode(y=mean)] if single else []))
     near = alt.selection_point(name="near", on="pointerover", nearest=True, empty=False, clear="pointerout")
     names = ("median", "5 % quantile", "95 % quantile") if norms else ("mean", "least", "largest")
     tooltip = {"run": "group", **({"clip": "link"} if all_curves.links else {}), "epoch": "epoch"}
@@ -461,8 +378,7 @@ def curve_chart(all_curves: Curves, shown: Any, *, norms: bool = False, legend: 
     dots = (
         base.transform_filter(shown)
         .mark_point(filled=True, size=45, tooltip=alt.expr(_tooltip(tooltip)))
-        # A single epoch makes no line.
-        .encode(y=y, opacity=alt.condition(near, alt.value(1), alt.value(0 if all_curves.epochs > 1 else 0.7)))
+        .encode(y=mean, opacity=alt.condition(near, alt.value(1), alt.value(0.7 if single else 0)))
     )
     return alt.layer(band, line, dots.add_params(near))
 
@@ -483,22 +399,30 @@ def colours(all_curves: Curves) -> list[str]:
 
 def _memorisation(recipe: Recipe, rows: Sequence[CellOutcome]) -> Any:
     """Accuracy and memorised share over the epochs, a column for each column of the recipe's table."""
-    alt = altair()
     if not results_of(rows):
         raise ValueError(f"No run of {recipe.name} at scale {recipe.scale} has a result yet: {recipe.command()} first.")
-    found = curves(recipe, rows)
-    picked = alt.selection_point(name="picked", fields=["group"], bind="legend")
-    quantities = [QUANTITIES[name] for name in found.quantities if name != "norms"]
-    values = [
-        {**value, "quantity": QUANTITIES[value["quantity"]]} for value in found.values if value["quantity"] != "norms"
-    ]
-    width = min(280, 700 // len(found.panels))  # several panels fit a page and stay readable
-    chart = curve_chart(found, picked).add_params(picked).properties(width=width, height=180)
-    return chart.facet(
-        row=alt.Row("quantity:N", sort=quantities, title=None),
-        column=alt.Column("panel:N", sort=found.panels, title=None),
-        data=alt.Data(values=values),
-    ).resolve_scale(y="independent")
+    return draw_epochs(curves(recipe, rows))
+
+
+def draw_epochs(found: Curves) -> Any:
+    """Draw accuracy above the memorised share over the epochs: a column for each panel, one y axis for a row."""
+    alt = altair()
+    rows = []
+    for i in range(0, len(found.panels), SIDE_BY_SIDE):
+        side_by_side = found.panels[i : i + SIDE_BY_SIDE]
+        width = min(280, (WIDE - MARGIN) // min(len(found.panels), SIDE_BY_SIDE) - 20)
+        above: list[str] = []
+        for quantity in (name for name in found.quantities if name != "norms"):
+            values = [v for v in found.values if v["quantity"] == quantity and v["panel"] in side_by_side]
+            here = [panel for panel in side_by_side if any(v["panel"] == panel for v in values)]
+            if not here:
+                continue
+            chart = curve_chart(found, title=QUANTITIES[quantity]).properties(width=width, height=165)
+            header = alt.Header(labels=here != above and here != [""])
+            column = alt.Column("panel:N", sort=here, title=None, header=header)
+            above = here
+            rows.append(chart.facet(column=column, spacing=18, data=alt.Data(values=values)))
+    return alt.vconcat(*rows, spacing=8)
 
 
 # -- charts of the report ----------------------------------------------------------------------------------------------
@@ -519,7 +443,9 @@ def curve_charts(all_curves: Curves) -> list[tuple[str, list[dict[str, Any]]]]:
         for quantity in all_curves.quantities:
             values = all_curves.of(panel, quantity)
             if values:
-                chart = curve_chart(all_curves, _CHOSEN, norms=quantity == "norms", legend=False).add_params(*lists)
+                chart = curve_chart(all_curves, norms=quantity == "norms", legend=False, shown=_CHOSEN).add_params(
+                    *lists
+                )
                 charts.append(_for_page(chart, values, height=220, title=QUANTITIES[quantity]))
         panels.append((panel, charts))
     return panels

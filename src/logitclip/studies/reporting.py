@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from logitclip.runs.config import UNCOUNTED, RunConfig
 from logitclip.runs.results import Result
-from logitclip.studies import examples, figures
+from logitclip.studies import drawing, examples, figures
+from logitclip.studies.ranking import rank_rows
 from logitclip.studies.sweeping import CellOutcome
 from logitclip.studies.tables import (
     AVERAGED,
@@ -246,10 +247,11 @@ CITATION = """@inproceedings{wei2023logitclip,
 
 def html(table: Table, rows: Sequence[CellOutcome]) -> str:
     """Return a page with the table, examples, curves, noise and settings, in one file that opens offline."""
-    figures.vl_convert()  # fail now if a package is missing, before anything is computed
-    curves = figures.curves(table.recipe, rows)
-    matrices, unknown = figures.noise_charts(rows)
-    return figures.render(
+    drawing.vl_convert()  # fail now if a package is missing, before anything is computed
+    ranked = table.recipe.figure is not None and table.recipe.figure["kind"] == "ranks"  # too many rows for curves
+    curves = figures.curves(table.recipe, () if ranked else rows)
+    matrices, unknown = figures.noise_charts(() if ranked else rows)
+    return drawing.render(
         "report.html",
         table=table,
         title=title(table.recipe),
@@ -257,15 +259,21 @@ def html(table: Table, rows: Sequence[CellOutcome]) -> str:
         comparison=examples.compare(rows),
         commands=[table.recipe.command(), f"{table.recipe.command('report')} -o report.html"],
         citation=CITATION,
+        figure=_ranks(table, rows) if ranked else None,
         curves=figures.curve_charts(curves),
         groups=list(zip(curves.groups, figures.colours(curves), strict=True)),
-        links=list(zip(curves.links, figures.DASHES, strict=False)),
+        links=list(zip(curves.links, figures.LINK_DASHES, strict=False)),
         matrices=matrices,
         unknown=unknown,
         settings=_settings(rows),
         provenance=table.made_with,
-        script=figures.runtime(),
+        script="" if ranked else drawing.runtime(),
     )
+
+
+def _ranks(table: Table, rows: Sequence[CellOutcome]) -> str | None:
+    """Return the picture of the ranks; None as long as no column has a result in every row."""
+    return drawing.svg(figures.draw(table.recipe, rows)) if rank_rows(table) else None
 
 
 def _facts(rows: Sequence[CellOutcome]) -> dict[str, str]:

@@ -496,6 +496,8 @@ def label(axis: str, value: Any, bare: Collection[str] = ()) -> str:
     ('tuned temp', 'tau=1', 'clip by value (LC-V)')
     >>> label("loss", "gce:q=0.7"), label("loss", "gce:q=0.7", bare={"loss"})
     ('gce q=0.7', 'gce')
+    >>> label("loss", "rce:log_zero=-9.210340371976182")
+    'rce log_zero=-9.21'
     """
     if axis in ("clip", "penalty", "noise") and value == "none":
         return f"no {axis}"
@@ -508,6 +510,7 @@ def label(axis: str, value: Any, bare: Collection[str] = ()) -> str:
         return name
     if name == "norm" and axis == "clip":
         return knobs
+    knobs = re.sub(r"(?<==)-?\d+\.\d{6,}\b", lambda match: f"{float(match[0]):.3g}", knobs)
     knobs = re.sub(r"\brate=([\d.e-]+)", lambda match: f"{100 * float(match[1]):g} %", knobs)
     return f"{name} {knobs.replace(',', ', ')}"
 
