@@ -6,6 +6,8 @@ import http.client
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +19,9 @@ from logitclip.own_data.answers import Answer, append_answers, read_answers
 from logitclip.own_data.apply import apply_answers
 from logitclip.own_data.audit import UNSURE
 from logitclip.own_data.fitted_rows import FittedRows
+from logitclip.own_data.kind import Kind
 from logitclip.own_data.review import Review, content_policy, mix
+from logitclip.own_data.tables import Table
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -396,3 +400,17 @@ def test_the_commands(model, fitted: Path, tmp_path: Path, capsys: pytest.Captur
         review(model.folder, audit=-1)
     with pytest.raises(ValueError, match="is not there: name it with --data"):
         review(model.folder, data=tmp_path / "gone.csv", report=True)
+
+
+def test_a_kind_of_data_that_only_shows_its_rows_can_be_reviewed():
+    class Signals(Table):
+        content, content_bytes = Kind.content, Kind.content_bytes
+
+        def show(self, i, names=()):
+            return f"signal {i + 1}"
+
+    rows: Any = object.__new__(FittedRows)
+    rows.source = SimpleNamespace(kind=Signals("kind", None))
+    assert rows.content(3) == [("row", "signal 4")]
+    assert rows.digest(3) == rows.digest(3) != rows.digest(4)
+    assert not rows.has_pictures

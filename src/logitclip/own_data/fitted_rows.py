@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,14 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from logitclip.data._columns import value_text
 from logitclip.data._images import ImageFiles
 from logitclip.own_data.images import Images
 from logitclip.own_data.kind import Source
 from logitclip.own_data.model import Model
 from logitclip.own_data.network import Network
 from logitclip.own_data.source import look_again
-from logitclip.own_data.tables import Table
 from logitclip.own_data.texts import Texts
 
 DIGITS = 16  # of a digest
@@ -60,15 +57,7 @@ class FittedRows:
     @property
     def has_pictures(self) -> bool:
         """Whether the rows are pictures."""
-        return isinstance(self.source.kind, Images)
-
-    @cached_property
-    def columns(self) -> dict[str, Any]:
-        """The columns of a table, without its label; those with texts come first."""
-        kind = self.source.kind
-        assert isinstance(kind, Table)
-        text = [name for name, what in kind.used.items() if what == "text"]
-        return {name: kind.columns[name] for name in (*text, *(name for name in kind.columns if name not in text))}
+        return self.source.kind.has_pictures
 
     @cached_property
     def files(self) -> ImageFiles:
@@ -87,21 +76,11 @@ class FittedRows:
 
     def content(self, i: int) -> list[tuple[str, str]]:
         """Return names and values of the columns of a row; of a picture, its file name."""
-        if self.has_pictures:
-            return [("file", self.names[i])]
-        return [(name, value_text(column, i, digits=15)[:LONGEST]) for name, column in self.columns.items()]
+        return [(name, value[:LONGEST]) for name, value in self.source.kind.content(i)]
 
     def digest(self, i: int) -> str:
         """Return a digest of the content of a row, without its label."""
-        if self.has_pictures:
-            try:
-                content = Path(self.files.path(i)).read_bytes()
-            except OSError:
-                content = b""
-        else:
-            values = sorted((name, value_text(column, i, digits=15)) for name, column in self.columns.items())
-            content = json.dumps(values).encode()
-        return hashlib.sha256(content).hexdigest()[:DIGITS]
+        return hashlib.sha256(self.source.kind.content_bytes(i)).hexdigest()[:DIGITS]
 
     def digest_of(self, name: str) -> str | None:
         """Return the digest of the row with a name; None if there is none."""

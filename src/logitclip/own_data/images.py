@@ -32,6 +32,7 @@ class Images(Kind):
     """Image files, as squares of `size` pixels."""
 
     name: ClassVar[str] = "image"
+    has_pictures: ClassVar[bool] = True
     hint: ClassVar[str] = ENCODER_HINT
     label: str | None
     image: str | None  # the column with the files; None for a folder
@@ -129,6 +130,15 @@ class Images(Kind):
 
     def show(self, i: int, names: Sequence[str] = ()) -> str:
         return self.names[i]
+
+    def content(self, i: int) -> list[tuple[str, str]]:
+        return [("file", self.names[i])]
+
+    def content_bytes(self, i: int) -> bytes:
+        try:
+            return Path(self.folder, self.names[i]).read_bytes()
+        except OSError:
+            return b""
 
     def picture(self, i: int) -> str | None:
         try:

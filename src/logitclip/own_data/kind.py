@@ -1,10 +1,12 @@
 """What every kind of own data has: rows with labels, and how to read new rows.
 
-A kind is one class in one file, named in `source.KINDS`: `Table`, `Texts` and `Images` are the three there are.
+A kind is one class in one file, named in `source.KINDS`: `Table`, `Texts` and `Images`. With an encoder there are two
+more, in `source.ENCODED`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,6 +62,7 @@ class Kind(ABC):
     label: str | None  # the label column, if there is one
     mean: tuple[float, ...] = ()  # of the channels of images
     std: tuple[float, ...] = ()
+    has_pictures: ClassVar[bool] = False  # whether a row is a picture
     hint: ClassVar[str] = ""  # what `fit` should say about this kind of data
     alike: ClassVar[tuple[str, ...]] = ()  # learners of the final model in equal shares; else held-out labels decide
 
@@ -95,6 +98,14 @@ class Kind(ABC):
     def show(self, i: int, names: Sequence[str] = ()) -> str:
         """Return what people should read of training row `i`; of a table, the columns `names`."""
         return ""
+
+    def content(self, i: int) -> list[tuple[str, str]]:
+        """Return names and values of all that training row `i` has."""
+        return [("row", self.show(i))]
+
+    def content_bytes(self, i: int) -> bytes:
+        """Return what training row `i` is known by, wherever it stands: its content without its label."""
+        return json.dumps(sorted(self.content(i))).encode()
 
     def picture(self, i: int) -> str | None:
         """Return training row `i` as a data address, if it is a picture."""

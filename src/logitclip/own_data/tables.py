@@ -82,6 +82,11 @@ class Table(Kind):
         values = {name: value_text(self.columns[name], i) for name in names or self.shown_columns}
         return next(iter(values.values())) if len(values) == 1 else ", ".join(f"{k} {v}" for k, v in values.items())
 
+    def content(self, i: int) -> list[tuple[str, str]]:
+        texts = [name for name, what in self.used.items() if what == "text"]
+        names = (*texts, *(name for name in self.columns if name not in texts))
+        return [(name, value_text(self.columns[name], i, digits=15)) for name in names]
+
     @property
     def used(self) -> Mapping[str, str]:
         """The columns that are features, and what they are."""
