@@ -1,11 +1,13 @@
 """Own data: the choices inside `fit` and `issues`, on the sets that are there to decide on.
 
-    python benchmarks/own_data_decide.py --real FOLDER [--seeds 1] [--work build/own_data]
+    python benchmarks/own_data_decide.py --real FOLDER [--seeds 3] [--work build/own_data]
 
-For each set of DECIDE in own_data_sets.py, without pictures, every learner votes and learns again once; what it says is
-kept in the work folder. Then every choice is made on these arrays: how votes are weighted, the numbers that turn votes
-into a score (`DOUBT`), the score from which a class is suggested (`SURE`), the share below which a learner is left out
-(`LEAST_SHARE`) and the temperature of the model. results/own_data_decide.csv has a row for each choice and measure.
+For each set of DECIDE in own_data_sets.py, without pictures, every learner votes and learns again; what it says is
+kept in the work folder. Then every choice is made on these arrays: how votes are weighted, when they count as learnt,
+the numbers that turn votes into a score (`DOUBT`), when a class is suggested (`SURE`, `LEAST_AGREEMENT`), how much a
+row counts when it is learnt again, the share below which a learner is left out (`LEAST_SHARE`), the temperature of the
+model, width and epochs of the network, and when labels look like those of rules. results/own_data_decide.csv has a row
+for each choice and measure. Rates of all made noise are 30 %, so nothing that depends on the rate was fitted here.
 """
 
 from __future__ import annotations
@@ -20,20 +22,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from own_data_sets import DECIDE, FASHION, load, noises_of
+from own_data_sets import DECIDE, FASHION, REAL_TEXTS, load, noises_of
 
-from logitclip.own_data import combining, issues
+from logitclip.own_data import combining, issues, rules
 from logitclip.own_data.calibration import calibrate, calibration_error, match_confidence
 from logitclip.own_data.combining import Vote, adjust_for_classes, combine
 from logitclip.own_data.folds import FOLDS, make_folds
 from logitclip.own_data.issues import judge_labels
-from logitclip.own_data.learners import Logistic
+from logitclip.own_data.kind import Source
 from logitclip.own_data.network import Network
 from logitclip.own_data.planning import HALVES, make_plan
 from logitclip.own_data.source import Options, look
+from logitclip.search import beats_chance
 
 ROOT = Path(__file__).parents[1]
 LEARNERS = ("network", "forest", "logistic")
+AGAIN = ("all labels alike", "marked labels left out", "weight 1 - score", "weight (1 - score)^2")  # the last is in use
+NETWORKS = {
+    "width 64": {"model": "mlp:width=64,depth=2"},
+    "width 256": {"model": "mlp:width=256,depth=2"},
+    "15 epochs": {"epochs": 15},
+    "20 epochs": {"epochs": 20},
+}
+LEAVES = (8, 16, 32)
+BY_RULES = ("agnews", "trec")  # the sets whose labels rules made
 STEEPNESS = {"equal votes": 0.0, "exp(-z/2)": 0.5, "exp(-z)": 1.0, "exp(-2z)": 2.0}
 Arrays = dict[str, Any]
 Rows = list[tuple[str, str, str, float]]
@@ -50,7 +62,7 @@ class Case:
     def votes(self) -> dict[str, Vote]:
         a = self.arrays
         names = (*LEARNERS, combining.ADVISER)
-        return {name: Vote(a[f"{name} votes"], a["seen"] if name == "network" else None) for name in names}
+        return {name: Vote(a[f"{name} votes"], a.get(f"{name} votes seen")) for name in names}
 
     @property
     def wrong(self) -> np.ndarray:
@@ -58,7 +70,7 @@ class Case:
 
 
 def compute(name: str, noise: str, seed: int, args: argparse.Namespace) -> Arrays:
-    """Let every learner vote, and learn again without the labels that are marked."""
+    """Let every learner vote and learn again, in every way that is compared."""
     task = load(name, noise, args, seed)
     source = look(task.train, "label", Options(text=task.text))
     plan, test = make_plan(source, seed=seed), source.kind.read(task.test)
@@ -69,20 +81,38 @@ def compute(name: str, noise: str, seed: int, args: argparse.Namespace) -> Array
         "test": np.array([place.get(str(label), -1) for label in task.test["label"]]),
     }
     for learner in plan.learners:
-        folds = make_folds(source, HALVES if isinstance(learner, Network) else FOLDS, seed)
-        found[f"{learner.name} votes"] = learner.out_of_fold(source.rows, source.labels, None, folds, seed)
         if isinstance(learner, Network):
-            found["seen"] = learner.votes_on_seen
-    kept = np.flatnonzero(~judge_labels(combine(Case(name, found).votes, source.labels), source.labels).wrong)
-    for learner in plan.learners:
-        if learner.name == combining.ADVISER:
-            continue
-        if isinstance(learner, Logistic):
-            learner.strength = min(3.0, 10 * (learner.strength or 0.03))
-        learner.fit(source.rows.take(kept), source.labels[kept], None, seed)
-        found[f"{learner.name} test"] = learner.predict_proba(test)
-        found[f"{learner.name} train"] = learner.predict_proba(source.rows)
+            found |= let_network_vote(learner, source, seed, "network votes")
+        else:
+            folds = make_folds(source, FOLDS, seed)
+            found[f"{learner.name} votes"] = learner.out_of_fold(source.rows, source.labels, None, folds, seed)
+    judged = judge_labels(combine(Case(name, found).votes, source.labels), source.labels)
+    right = 1 - judged.scores if judged.learnt else np.ones(len(source.labels))
+    for i, weight in enumerate((np.ones(len(right)), 1.0 - judged.wrong, right, right**2)):
+        kept = np.flatnonzero(weight)
+        part, chosen = source.rows.take(kept), None if np.ptp(weight[kept]) == 0 else weight[kept] / weight[kept].mean()
+        for learner in plan.learners:
+            if learner.name != combining.ADVISER:
+                again = learner.fresh_to_learn_again()
+                again.fit(part, source.labels[kept], chosen, seed)
+                found[f"{learner.name} test {i}"] = again.predict_proba(test)
+                found[f"{learner.name} train {i}"] = again.predict_proba(source.rows)
+    for leaves in LEAVES:
+        rules.RULES = leaves
+        found[f"rules {leaves}"] = rules.check_by_rules(source, seed)
+    network = plan.network
+    assert network is not None
+    for title, settings in ({} if name in REAL_TEXTS else NETWORKS).items():
+        tried = Network(network.classes, replace(network.recipe, **settings), network.mean, network.std)
+        found |= let_network_vote(tried, source, seed, title)
     return found
+
+
+def let_network_vote(network: Network, source: Source, seed: int, title: str) -> Arrays:
+    started = time.process_time()
+    votes = network.out_of_fold(source.rows, source.labels, None, make_folds(source, HALVES, seed), seed)
+    seconds = time.process_time() - started
+    return {title: votes, f"{title} seen": network.votes_on_seen, f"{title} seconds": np.array(seconds)}
 
 
 def read_cases(args: argparse.Namespace) -> Iterator[Case]:
@@ -152,47 +182,116 @@ def fit_doubt(cases: list[Case]) -> Rows:
 
 
 def follow_suggestions(cases: list[Case]) -> Rows:
-    """Compare scores from which a class is suggested: by how many points the noise falls."""
+    """Compare when a class is suggested: by how many points the noise falls."""
     rows: Rows = []
-    before = issues.SURE
-    for sure in (0.6, 0.7, 0.8, 0.85, 0.9):
-        issues.SURE = sure
-        removed = []
-        for case in cases:
-            labels, true = case.arrays["labels"], case.arrays["true"]
-            found = judge_labels(combine(case.votes, labels), labels)
-            removed.append(100 * ((labels != true).mean() - (found.suggested != true).mean()))
-        rows.append(("SURE", f"{sure:g}", "points removed", float(np.mean(removed))))
-        rows.append(("SURE", f"{sure:g}", "points removed at worst", float(np.min(removed))))
-    issues.SURE = before
+    before = issues.SURE, issues.LEAST_AGREEMENT
+    for sure in (0.8, 0.85, 0.9):
+        for least in (0.0, 0.5, 0.55, 0.6, 0.65):
+            issues.SURE, issues.LEAST_AGREEMENT = sure, least
+            removed = []
+            for case in cases:
+                labels, true = case.arrays["labels"], case.arrays["true"]
+                found = judge_labels(combine(case.votes, labels), labels)
+                removed.append(100 * ((labels != true).mean() - (found.suggested != true).mean()))
+            choice = f"SURE {sure:g}, LEAST_AGREEMENT {least:g}"
+            rows.append(("suggested", choice, "points removed", float(np.mean(removed))))
+            rows.append(("suggested", choice, "points removed at worst", float(np.min(removed))))
+    issues.SURE, issues.LEAST_AGREEMENT = before
     return rows
 
 
-def share_and_calibrate(cases: list[Case]) -> Rows:
-    """Compare the share below which a learner is left out, and the model with and without its temperature."""
+def mix(case: Case, part: str, again: int, weights: dict[str, float]) -> np.ndarray:
+    """Return what the model of all learners says of the test or training rows."""
+    return sum((weights[name] * case.arrays[f"{name} {part} {again}"] for name in LEARNERS), np.zeros(1))
+
+
+def learn_again(cases: list[Case]) -> Rows:
+    """Compare how much labels count when learners learn again, when a learner is left out, and the temperature."""
     rows: Rows = []
     before = combining.LEAST_SHARE
-    for least in (0.0, 0.1, 0.2, 0.25, 0.33):
-        combining.LEAST_SHARE = least
-        accuracy, plain, matched, used = [], [], [], []
-        for case in cases:
-            a = case.arrays
-            together = combine(case.votes, a["labels"])
-            test, train = (
-                sum((together.weights[name] * a[f"{name} {part}"] for name in LEARNERS), np.zeros(1))
-                for part in ("test", "train")
-            )
-            found = judge_labels(together, a["labels"])
-            logits, seen = (np.log(np.maximum(one, 1e-12)) for one in (test, train))
-            temperature = match_confidence(seen, found.true_accuracy) if found.learnt else 1.0
-            accuracy.append((test.argmax(1) == a["test"]).mean())
-            plain.append(calibration_error(test, a["test"]))
-            matched.append(calibration_error(calibrate(logits, temperature), a["test"]))
-            used.append(together.weights["network"] > 0)
-        measures = {"accuracy": accuracy, "calibration error without a temperature": plain}
-        measures |= {"calibration error": matched, "sets with the network": used}
-        rows += [("LEAST_SHARE", f"{least:g}", name, 100 * float(np.mean(values))) for name, values in measures.items()]
+    for i, again in enumerate(AGAIN):
+        for least in (before,) if i < len(AGAIN) - 1 else (0.0, 0.1, 0.2, 0.25, 0.33):
+            combining.LEAST_SHARE = least
+            found = np.array([_measure_model(case, i) for case in cases])
+            names = ("accuracy", "calibration error without a temperature", "calibration error", "% with the network")
+            choice = f"{again}, LEAST_SHARE {least:g}"
+            rows += [("learning again", choice, n, 100 * float(v)) for n, v in zip(names, found.mean(0), strict=True)]
     combining.LEAST_SHARE = before
+    return rows
+
+
+def _measure_model(case: Case, again: int) -> tuple[float, float, float, float]:
+    labels, truth = case.arrays["labels"], case.arrays["test"]
+    together = combine(case.votes, labels)
+    judged = judge_labels(together, labels)
+    test, train = (mix(case, part, again, together.weights) for part in ("test", "train"))
+    logits, seen = (np.log(np.maximum(one, 1e-12)) for one in (test, train))
+    temperature = match_confidence(seen, judged.true_accuracy) if judged.learnt else 1.0
+    errors = calibration_error(test, truth), calibration_error(calibrate(logits, temperature), truth)
+    return float((test.argmax(1) == truth).mean()), *errors, float(together.weights["network"] > 0)
+
+
+def notice_learning(cases: list[Case]) -> Rows:
+    """Compare two tests of whether the votes have learnt: that they beat the largest class, or chance."""
+    found: dict[str, list[tuple[bool, bool]]] = {"the largest class": [], "chance": []}
+    for case in cases:
+        labels = case.arrays["labels"]
+        together = combine(case.votes, labels)
+        right = (together.probabilities.argmax(1) == labels).mean()
+        share = np.bincount(labels).max() / len(labels)
+        learnt = {
+            "the largest class": beats_chance(right, share, len(labels)),
+            "chance": judge_labels(together, labels).learnt,
+        }
+        for title, passed in learnt.items():
+            model = mix(case, "test", len(AGAIN) - 1 if passed else 0, together.weights)
+            found[title].append((passed, (model.argmax(1) == case.arrays["test"]).mean()))
+    names = ("% learnt", "accuracy")
+    return [
+        ("learnt", f"beats {title}", name, 100 * float(value))
+        for title, values in found.items()
+        for name, value in zip(names, np.mean(values, 0), strict=True)
+    ]
+
+
+def choose_network(cases: list[Case]) -> Rows:
+    """Compare widths and epochs of the network that votes on tables."""
+    from sklearn.metrics import average_precision_score
+
+    rows: Rows = []
+    tables = [case for case in cases if next(iter(NETWORKS)) in case.arrays]
+    for title in ("network votes", *NETWORKS):
+        found = []
+        for case in tables:
+            a = case.arrays
+            votes = {**case.votes, "network": Vote(a[title], a[f"{title} seen"])}
+            scores = judge_labels(combine(votes, a["labels"]), a["labels"]).scores
+            precision = average_precision_score(case.wrong, scores)
+            found.append((100 * (a[title].argmax(1) == a["true"]).mean(), 100 * precision, a[f"{title} seconds"]))
+        names = ("accuracy of its votes on true labels", "average precision of all votes", "CPU seconds")
+        choice = "width 128, 25 epochs" if title == "network votes" else title
+        rows += [("network", choice, n, float(v)) for n, v in zip(names, np.mean(found, 0), strict=True)]
+    return rows
+
+
+def notice_rules(cases: list[Case]) -> Rows:
+    """Compare when labels look like those of rules: how often where rules made them, and how often elsewhere."""
+    rows: Rows = []
+    for leaves in LEAVES:
+        for least in (0.7, 0.8, 0.9):
+            for behind in (1.0, 2.0, 3.0):
+                noticed: dict[bool, list[bool]] = {True: [], False: []}
+                for case in cases:
+                    labels, by_tree = case.arrays["labels"], case.arrays[f"rules {leaves}"]
+                    right = combine(case.votes, labels).probabilities.argmax(1) == labels
+                    ahead, other = int((right & ~by_tree).sum()), int((by_tree & ~right).sum())
+                    close = (ahead - other) / max(1, ahead + other) ** 0.5 <= behind
+                    enough = min(right.mean(), by_tree.mean()) >= least
+                    noticed[case.name.startswith(BY_RULES)].append(bool(close and enough))
+                choice = f"{leaves} leaves, LEAST_PREDICTED {least:g}, BEHIND {behind:g}"
+                for made, values in noticed.items():
+                    where = "% noticed where rules made the labels" if made else "% noticed elsewhere"
+                    rows.append(("rules", choice, where, 100 * float(np.mean(values))))
     return rows
 
 
@@ -200,14 +299,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--real", type=Path, required=True, help="folder with the sets whose wrong labels are real")
     parser.add_argument("--fashion", type=Path, default=FASHION)
-    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--work", type=Path, default=Path("build/own_data"))
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     cases = list(read_cases(args))
-    rows = [
-        row for decide in (weigh_votes, fit_doubt, follow_suggestions, share_and_calibrate) for row in decide(cases)
-    ]
+    choices = (weigh_votes, notice_learning, fit_doubt, follow_suggestions, learn_again, choose_network, notice_rules)
+    rows = [row for choose in choices for row in choose(cases)]
     with (ROOT / "results" / "own_data_decide.csv").open("w", newline="", encoding="utf-8") as stream:
         table = csv.writer(stream)
         table.writerow(["decision", "choice", "measure", "value", "cases"])

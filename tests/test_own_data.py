@@ -20,7 +20,9 @@ from logitclip.own_data.combining import Vote, adjust_for_classes, combine, shar
 from logitclip.own_data.folds import make_folds
 from logitclip.own_data.images import Images
 from logitclip.own_data.issues import SURE, count_marked, judge_labels, make_less_sure
+from logitclip.own_data.labelled import match_classes
 from logitclip.own_data.learners import Forest, Logistic, Neighbours
+from logitclip.own_data.parts import Parts
 from logitclip.own_data.planning import make_plan
 from logitclip.own_data.source import Options, look
 from logitclip.own_data.tables import Table
@@ -810,6 +812,31 @@ def test_votes_that_repeat_the_largest_class_have_learnt_nothing():
     assert count_marked(0, 1000, learnt=False) == "None of 1,000 labels is marked wrong, because the noise is unknown."
 
 
+def test_votes_have_learnt_even_if_class_noise_lets_the_largest_class_agree_as_often():
+    """Of 500 labels 1, 300 became 0: guessing 0 agrees with 80 % of the labels, the truth with 70 %."""
+    true = np.arange(1000) % 2
+    given = np.where(np.arange(1000) // 2 % 5 < 3, 0, true)
+    clear = np.where(true[:, None] == [0, 1], 0.9, 0.1)
+    found = judge_labels(combine({"forest": Vote(clear), "logistic": Vote(clear)}, given), given)
+    assert found.learnt
+    assert found.scores[given != true].min() > found.scores[given == true].max()
+
+
+def test_labels_that_may_be_wrong_count_less_when_they_are_learnt_again(blobs, tmp_path):
+    source, true = blobs
+    plan = make_plan(source, learner="forest,logistic")
+    votes = {learner.name: fitting._vote(plan, learner, Parts(tmp_path, source)) for learner in plan.learners}
+    found = judge_labels(combine(votes, source.labels), source.labels)
+    weight = fitting._weights(plan, found)
+    right = source.labels == true
+    assert weight.mean() == pytest.approx(1)
+    assert weight[right].mean() > 4 * weight[~right].mean()
+    assert weight[0] / weight[1] == pytest.approx(((1 - found.scores[0]) / (1 - found.scores[1])) ** 2)
+    unknown = replace(found, scores=np.where(np.arange(450) < 5, np.nan, found.scores))
+    assert fitting._weights(plan, unknown)[:5] == pytest.approx(1)
+    assert (fitting._weights(plan, replace(found, learnt=False)) == 1).all()
+
+
 def test_nothing_is_suggested_where_most_labels_may_be_wrong():
     rng = np.random.default_rng(0)
     true = rng.integers(0, 3, 2000)
@@ -897,6 +924,35 @@ def test_test_data_measures_the_accuracy(people, tmp_path):
     assert again.facts["test_accuracy"] == (model.predict(frame)["class"] == true)[:100].mean()
     with pytest.raises(ValueError, match="The test data has no column 'kind'"):
         lc.fit(frame, "kind", out=tmp_path, learner="logistic", test=frame.drop(columns="kind"))
+
+
+def test_labels_of_another_type_are_the_same_classes(tmp_path):
+    """A table with a missing label has 0.0 and 1.0 where another has 0 and 1."""
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    y = (x[:, 0] > 0).astype(int)
+    frame = pd.DataFrame(x, columns=["a", "b"])
+    files = {kind: tmp_path / f"{kind}.csv" for kind in ("int", "float", "bool")}
+    for kind, file in files.items():
+        frame.assign(kind=y.astype(kind)).to_csv(file, index=False)
+    frames = {kind: frame.assign(kind=y.astype(kind)) for kind in files}
+    for data, other in (
+        (files["int"], files["float"]),
+        (files["float"], frames["int"]),
+        (frames["bool"], files["bool"]),
+    ):
+        model = lc.fit(data, "kind", out=tmp_path / "model", learner="logistic", val=other, test=other)
+        assert model.facts["test_accuracy"] > 0.9
+        assert "new to the model" not in str(model.agreement(other, model.predict(other)))
+    assert match_classes(["01", "x"], ["1", "1.0"]) == ["01", "x"]  # two classes are the same number
+
+
+def test_the_page_names_the_clip_only_of_a_model_with_a_network(blobs, tmp_path):
+    x, y = blobs[0].rows.features, blobs[0].labels
+    for learner, clipped in (("logistic", False), ("network", True)):
+        model = lc.fit(x, y, out=tmp_path / learner, learner=learner, epochs=1)
+        assert ("norm:temp" in (tmp_path / learner / "page.html").read_text("utf-8")) == clipped
+        clean = replace(model, facts={**model.facts, "learnt": True, "noise": {**model.noise, "at_most": 0.01}})
+        assert ("--clip none" in clean.noise_summary) == clipped
 
 
 def test_val_data_decides_how_much_each_learner_counts(tmp_path):

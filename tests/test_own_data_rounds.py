@@ -167,7 +167,7 @@ def test_the_command_fits_on_annotators(tmp_path: Path, capsys) -> None:
     from logitclip.cli.own_data import FitOptions, fit
 
     path, true = crowd(tmp_path)
-    fit(path, annotators="ann,bob,eve", out=tmp_path / "model", options=FitOptions(learner="logistic"))
+    fit(path, annotators="ann,bob,eve", out=tmp_path / "model", options=FitOptions(learner="forest"))
     out = capsys.readouterr().out
     assert "annotators.csv" in out
     model = load(tmp_path / "model")

@@ -215,16 +215,23 @@ def share_outvoted(predictions: np.ndarray, others: Sequence[np.ndarray]) -> flo
 
 
 def has_learnt(trial: Trial | None) -> bool:
-    """Return whether predictions agree with the labels more often than by chance, by two standard errors.
+    """Return whether a trial's predictions agree with the labels more often than by chance."""
+    return trial is not None and agree_beyond_chance(trial.predictions, trial.labels)
+
+
+def agree_beyond_chance(predictions: np.ndarray, labels: np.ndarray) -> bool:
+    """Return whether predictions agree with labels more often than by chance, by two standard errors.
 
     By chance, predictions and labels with these class shares agree as often as if they were independent. A constant
     prediction is never better. Predictions that favour rare classes may be, though they do not beat the most frequent
     label.
+
+    >>> labels = np.array([0, 0, 0, 1] * 25)
+    >>> agree_beyond_chance(np.zeros(100), labels), agree_beyond_chance(labels ^ (np.arange(100) < 30), labels)
+    (False, True)
     """
-    if trial is None:
-        return False
-    shares = [(trial.predictions == k).mean() * (trial.labels == k).mean() for k in np.unique(trial.labels)]
-    return beats_chance((trial.predictions == trial.labels).mean(), float(sum(shares)), len(trial.labels))
+    shares = [(predictions == k).mean() * (labels == k).mean() for k in np.unique(labels)]
+    return beats_chance((predictions == labels).mean(), float(sum(shares)), len(labels))
 
 
 def beats_chance(hits: float, chance: float, count: int, errors: float = 2.0) -> bool:

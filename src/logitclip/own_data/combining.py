@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 ADVISER = "neighbours"  # votes on labels, and is part of the model only if there is no other learner
-LEAST_SHARE = 0.25  # a learner with a smaller share is left out of the model
+LEAST_SHARE = 0.2  # a learner with a smaller share is left out of the model
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,7 +49,6 @@ DATA = "data.parquet"  # a data frame or an array that the model was fitted on
 UNBALANCED = 5.0  # ratio of the largest to the smallest class from which `balance` auto weights classes
 REVIEWED_WEIGHT = 3.0  # weight of a row whose label a person has checked; measured by benchmarks/review.py
 CALIBRATED_ROWS = 2_000  # rows that the temperature is chosen on
-LEAST_LEFT = 3  # rows of a class that are left when the marked ones are not learnt from
 OnShare = Callable[[float], None]  # called with the share of the work that is done
 
 
@@ -85,8 +84,8 @@ def fit(
     """Fit a model to labels that may be wrong.
 
     Several learners, one of them a network with clipped logits, predict every row without having seen its label. Their
-    votes say how noisy the labels are and mark the wrong ones. Then they learn again without those, and held-out noisy
-    labels decide how much each counts. If it is interrupted, call it again to resume.
+    votes say how noisy the labels are and mark the wrong ones. Then they learn again, with less weight on labels that
+    may be wrong, and held-out noisy labels decide how much each counts. If it is interrupted, call it again to resume.
 
     Args:
         data: A csv, tsv, parquet or npz file, a folder with one folder of images per class, a pandas data frame, or an
@@ -390,13 +389,17 @@ def _vote(plan: Plan, learner: Learner, parts: Parts) -> Vote:
 
 
 def _weights(plan: Plan, issues: Issues) -> np.ndarray:
-    """Return the weights of the rows to learn from again, [N]: 0 if left out, unless few of a class remained."""
+    """Return the weights of the rows to learn from again, [N]: the square of the chance that the label is right.
+
+    The square was better than leaving out the marked labels (benchmarks/own_data_decide.py).
+    """
     source = plan.source
     weight = np.ones(len(source.labels)) if source.weight is None else source.weight.copy()
     if source.reviewed is not None:
         weight[source.reviewed] *= REVIEWED_WEIGHT
-    left = np.bincount(source.labels[~issues.wrong], minlength=len(source.class_names))
-    weight[issues.wrong & (left >= LEAST_LEFT)[source.labels]] = 0.0
+    if issues.learnt:
+        right = (1 - issues.scores) ** 2
+        weight *= np.where(np.isnan(right), np.nanmean(right), right)  # what cannot be scored counts as the average
     counts = np.maximum(np.bincount(source.labels, weight, minlength=len(source.class_names)), 1e-9)
     several = counts[source.counts > 1]  # a class of one is often a typing error
     if plan.balance == "on" or (plan.balance == "auto" and several.max() > UNBALANCED * several.min()):
@@ -406,7 +409,7 @@ def _weights(plan: Plan, issues: Issues) -> np.ndarray:
 
 def _learn(plan: Plan, learner: Learner, weight: np.ndarray, parts: Parts) -> Learner:
     """Return the learner, trained on the rows that have a weight."""
-    source, learner = plan.source, learner.fresh_for_kept_rows()
+    source, learner = plan.source, learner.fresh_to_learn_again()
     kept = np.flatnonzero(weight)
     equal = bool((weight[kept] == weight[kept][0]).all())
 

@@ -16,15 +16,14 @@ from logitclip.noise.estimate import NoiseEstimate, estimate_noise
 from logitclip.own_data.calibration import calibrate, find_temperature, given_the_label
 from logitclip.own_data.combining import Votes
 from logitclip.own_data.kind import Source
-from logitclip.search import beats_chance
+from logitclip.search import agree_beyond_chance
 from logitclip.text import guard_formula
 
 # Chosen on the sets of benchmarks/own_data_sets.py that are there to decide on, by benchmarks/own_data_decide.py:
 DOUBT = 1.55, 1.29, -0.44  # weights of the odds by Bayes' rule and of agreement, and the offset, see `make_less_sure`
 ODDS = 4.0  # log-odds by Bayes' rule from which more say little more
-SURE = 0.85  # score from which the class that all learners agree on is suggested,
-MOST_NOISE = 0.4  # unless the noise rate is higher,
-LEAST_AGREEMENT = 0.5  # or the votes agree with fewer labels
+SURE = 0.9  # score from which the class that all learners agree on is suggested,
+LEAST_AGREEMENT = 0.6  # unless the votes agree with fewer labels
 ERRORS = 2.0  # standard errors that the range of the noise rate is wider than the shares it is made of
 
 
@@ -34,14 +33,14 @@ class Issues:
 
     scores: np.ndarray  # [N] the probability that the label is wrong; NaN where it cannot be scored
     suggested: np.ndarray  # [N] class positions: the given class, unless all learners agree on another
-    wrong: np.ndarray  # [N] bool: more likely wrong than right; not learnt from
+    wrong: np.ndarray  # [N] bool: more likely wrong than right
     noise: NoiseEstimate
     accuracy: float  # share of the noisy labels that the votes predict
     true_accuracy: float  # estimated share of the true classes that they predict
     probabilities: (
         np.ndarray
     )  # [n, K] of the rows that are judged: calibrated, by learners that have not seen the label
-    learnt: bool  # whether the votes beat guessing the largest class; else the noise is unknown, no label `wrong`
+    learnt: bool  # whether the votes agree with the labels beyond chance; else the noise is unknown, no label `wrong`
 
     @property
     def ranking(self) -> np.ndarray:
@@ -67,7 +66,7 @@ def judge_labels(votes: Votes, labels: np.ndarray, reviewed: np.ndarray | None =
     """
     mixed, rows = votes.probabilities, np.arange(len(labels))
     logits = np.log(np.maximum(mixed, 1e-9))
-    learnt = beats_majority(mixed.argmax(1), labels)
+    learnt = agree_beyond_chance(mixed.argmax(1), labels)
     noise = _within_range(estimate_noise(labels, mixed), votes, labels)
     matrix = noise.matrix if learnt else None
     if reviewed is not None and learnt and not reviewed.all():  # what is left has more noise than the whole
@@ -78,8 +77,8 @@ def judge_labels(votes: Votes, labels: np.ndarray, reviewed: np.ndarray | None =
     scores = make_less_sure(1 - posterior[rows, labels], agreement)
     accuracy = float((mixed.argmax(1) == labels).mean())
     wrong = (scores > 0.5) & learnt
-    trusted = noise.rate <= MOST_NOISE and accuracy >= LEAST_AGREEMENT
-    suggested = np.where(wrong & (scores >= SURE) & (agreement == 1) & trusted, votes.agreed, labels)
+    sure = learnt & (scores >= SURE) & (agreement == 1) & (accuracy >= LEAST_AGREEMENT)
+    suggested = np.where(sure, votes.agreed, labels)
     true_accuracy = float(posterior[rows, mixed.argmax(1)].mean())
     found = Issues(scores, suggested, wrong, noise, accuracy, true_accuracy, probabilities, learnt)
     return trust_reviewed(found, labels, reviewed)
@@ -167,9 +166,3 @@ def write_issues(path: Path, issues: Issues, source: Source, mattered: Mapping[i
         wrong = str(bool(issues.wrong[i])).lower()
         table.writerow([*map(guard_formula, cells), f"{issues.scores[i]:.4f}", wrong, values])
     files.replace(path, text.getvalue().encode())
-
-
-def beats_majority(predictions: np.ndarray, labels: np.ndarray) -> bool:
-    """Return whether predictions beat the most frequent label by two standard errors."""
-    share = np.unique(labels, return_counts=True)[1].max() / len(labels)
-    return beats_chance((predictions == labels).mean(), share, len(labels))

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from logitclip.data._columns import TextColumn, as_text, from_numpy
+from logitclip.data._columns import TextColumn, as_text, from_numpy, is_numeric_text
 from logitclip.data.table import column_text
 from logitclip.own_data.kind import Kind, Rows
 from logitclip.own_data.tables import read_columns
@@ -68,11 +68,29 @@ def read_labelled(data: Any, kind: Kind, classes: Sequence[str], what: str) -> L
     if not len(known):
         raise ValueError(f"The {what} data has no labels.")
     place = {name: i for i, name in enumerate(classes)}
-    positions = np.array([place.get(value, -1) for value in labels.values])[labels.codes[known]]
+    positions = np.array([place.get(value, -1) for value in match_classes(labels.values, classes)])[labels.codes[known]]
     if what == "val" and (positions < 0).any():
         other = labels.values[labels.codes[known][(positions < 0).argmax()]]
         raise ValueError(f"The val data: {other!r} is not a class of the training data. {suggest(other, classes)}")
     return Labelled(rows.take(known), positions)
+
+
+def match_classes(labels: Sequence[str], classes: Sequence[str]) -> list[str]:
+    """Return labels as the classes are written: a table with another type of numbers has 0.0 for 0, or True for 1.
+
+    >>> match_classes(["0.0", "1", "2", "ant"], ["0", "1.0"])
+    ['0', '1.0', '2', 'ant']
+    """
+    names: dict[float | None, str] = {number: name for name in classes if (number := _as_number(name)) is not None}
+    if len(names) < len(classes):  # some are words, or two of them are the same number
+        return list(labels)
+    return [label if label in classes else names.get(_as_number(label), label) for label in labels]
+
+
+def _as_number(label: str) -> float | None:
+    if label.lower() in ("false", "true"):
+        return float(label.lower() == "true")
+    return float(label) if is_numeric_text(label) else None
 
 
 def _as_text(labels: Any) -> TextColumn:

@@ -86,8 +86,8 @@ class Learner(ABC):
         """Return a learner with the same settings that has learnt nothing."""
         return type(self)(self.classes, self.jobs)
 
-    def fresh_for_kept_rows(self) -> Learner:
-        """Return a fresh learner for the rows that are left without the marked ones."""
+    def fresh_to_learn_again(self) -> Learner:
+        """Return a fresh learner for rows with less weight on those that may be wrong."""
         return self.fresh()
 
     def extras(self) -> dict[str, np.ndarray]:
@@ -221,7 +221,7 @@ class Logistic(Learner):
     def settings(self) -> dict[str, Any]:
         return {"strength": self.strength}
 
-    def fresh_for_kept_rows(self) -> Logistic:
+    def fresh_to_learn_again(self) -> Logistic:
         strength = self.strength or STRENGTHS[0]
         if strength < STRENGTHS[0]:  # due to many features: it stays
             return self.fresh()

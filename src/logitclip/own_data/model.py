@@ -24,6 +24,7 @@ from logitclip.own_data.calibration import calibrate
 from logitclip.own_data.encoded import NewRows, with_bundle
 from logitclip.own_data.facts import FORMAT, check_facts, check_file, upgrade
 from logitclip.own_data.kind import Kind, Rows
+from logitclip.own_data.labelled import match_classes
 from logitclip.own_data.learners import Forest, Learner, Logistic, Neighbours, mix
 from logitclip.own_data.network import Network, NetworkOptions
 from logitclip.own_data.source import ENCODED, KINDS
@@ -90,9 +91,7 @@ class Model:
     def noise_summary(self) -> str:
         """The estimated noise in words, and what the estimate cannot see."""
         if not self.learnt:
-            return (
-                "The noise cannot be estimated: the predictions are not clearly better than guessing the largest class."
-            )
+            return "The noise cannot be estimated: the predictions do not agree with the labels more than by chance."
         noise = self.noise
         low, high = noise["rate_interval"]
         if "rules" in self.facts:
@@ -105,11 +104,18 @@ class Model:
             share = f"At most {high:.0%} of the labels are wrong"
         else:
             share = f"Between {low:.0%} and {high:.0%} of the labels are wrong, probably about {noise['rate']:.0%}"
-        clean = " The labels look clean: the clip can only cost accuracy. Try --clip none."
+        clean = " The labels look clean."
+        if self.clip not in (None, "none"):
+            clean += " A clip can only cost accuracy then: try --clip none."
         return (
             f"{share}, by predictions for every row, out of fold. Systematic errors, such as those of labelling rules, "
             f"are not counted: the learners repeat them.{clean if noise['at_most'] <= CLEAN else ''}"
         )
+
+    @property
+    def clip(self) -> str | None:
+        """The clip of the network; None if the model has no network."""
+        return self.facts["clip"] if any(one["name"] == Network.name for one in self.facts["learners"]) else None
 
     @property
     def accuracy_summary(self) -> str:
@@ -129,7 +135,7 @@ class Model:
 
     @property
     def learnt(self) -> bool:
-        """Whether the predictions are clearly better than guessing the largest class."""
+        """Whether the predictions agree with held-out labels more than by chance."""
         return self.facts.get("learnt", self.facts["noisy_accuracy"] > 1 / len(self.class_names))
 
     @cached_property
@@ -214,7 +220,7 @@ class Model:
             for text in self._label_parts(data):
                 said = predicted["class"].iloc[start : start + len(text.codes)]
                 known = (text.codes >= 0) & said.notna().to_numpy()
-                given = np.array(text.values, dtype=object)[text.codes[known]]
+                given = np.array(match_classes(text.values, self.class_names), dtype=object)[text.codes[known]]
                 right += int((given == said[known].map(named).to_numpy()).sum())
                 counts.update(given.tolist())
                 start += len(text.codes)

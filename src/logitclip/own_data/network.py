@@ -91,7 +91,7 @@ class Network(Learner):
     def settings(self) -> dict[str, Any]:
         return vars(self.recipe)
 
-    def fresh_for_kept_rows(self) -> Network:
+    def fresh_to_learn_again(self) -> Network:
         network = self.fresh()
         network.averages = False
         return network

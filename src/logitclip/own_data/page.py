@@ -32,6 +32,7 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues, mattere
         TEMPLATE,
         source=source,
         facts=model.facts,
+        clip=model.clip,
         noise=model.noise_summary,
         accuracy=model.accuracy_summary,
         marked=count_marked(int(issues.wrong.sum()), len(issues.ranking), learnt=issues.learnt),

@@ -96,7 +96,7 @@ class Plan:
         names = [learner.name for learner in self.learners]
         if len(names) == 1:
             lines.append(
-                f"Learner: {names[0]}. It judges every label out of fold, and learns again without the marked."
+                f"Learner: {names[0]}. It judges every label out of fold, and learns again with less weight on doubts."
             )
         else:
             alike = self.source.kind.alike
@@ -105,7 +105,7 @@ class Plan:
                 shares = "Held-out noisy labels decide how much each counts."
             lines.append(
                 f"Learners: {', '.join(names)}. Each predicts every row without its label; they vote on the labels, "
-                f"and learn again without the doubtful ones. {shares}"
+                f"and learn again with less weight on doubtful ones. {shares}"
             )
         return lines
 

@@ -11,7 +11,7 @@ from logitclip.own_data.folds import FOLDS, choose_rows, make_folds
 from logitclip.own_data.issues import Issues
 from logitclip.own_data.kind import Source
 
-# Chosen on the sets of benchmarks/own_data_sets.py that are there to decide on:
+# Chosen by benchmarks/own_data_decide.py:
 RULES = 16  # leaves of the tree that stands for a few rules
 RULE_ROWS = 3  # rows in a leaf
 LEAST_PREDICTED = 0.8  # share of the labels that it must predict
@@ -34,18 +34,23 @@ def share_by_rules(source: Source, votes: Votes, judged: np.ndarray, seed: int) 
     right = votes.probabilities.argmax(1) == source.labels[judged]
     if right.mean() < LEAST_PREDICTED:
         return None
+    found = check_by_rules(source, seed)[judged]
+    ahead, other = int((right & ~found).sum()), int((found & ~right).sum())
+    behind = (ahead - other) / max(1, ahead + other) ** 0.5
+    return float(found.mean()) if found.mean() >= LEAST_PREDICTED and behind <= BEHIND else None
+
+
+def check_by_rules(source: Source, seed: int) -> np.ndarray:
+    """Return which labels a small decision tree predicts that has not seen them, bool [N]."""
     from sklearn.tree import DecisionTreeClassifier
 
-    by_tree = np.zeros(len(source.labels), bool)
+    right = np.zeros(len(source.labels), bool)
     for train, test in make_folds(source, FOLDS, seed):
         some = train[choose_rows(len(train), ROWS, seed)]
         tree = DecisionTreeClassifier(max_leaf_nodes=RULES, min_samples_leaf=RULE_ROWS, random_state=seed)
         tree.fit(source.rows.features[some], source.labels[some])
-        by_tree[test] = tree.predict(source.rows.features[test]) == source.labels[test]
-    found = by_tree[judged]
-    ahead, other = int((right & ~found).sum()), int((found & ~right).sum())
-    behind = (ahead - other) / max(1, ahead + other) ** 0.5
-    return float(found.mean()) if found.mean() >= LEAST_PREDICTED and behind <= BEHIND else None
+        right[test] = tree.predict(source.rows.features[test]) == source.labels[test]
+    return right
 
 
 def widen_for_rules(issues: Issues, classes: int) -> Issues:
