@@ -177,6 +177,7 @@ def cases(args: argparse.Namespace) -> Iterator[tuple[int, str, str]]:
 def import_everything(work: Path) -> None:
     """Fit a small table first: CPU seconds are those of the calls, without the imports of the first one."""
     task = load("iris", "symmetric", None, 0)
+    shutil.rmtree(work / "imports", ignore_errors=True)  # one of an earlier run would be kept
     lc.fit(task.train, "label", out=work / "imports", epochs=1)
     for name in ("CleanLearning(forest)", "LightGBM", "LogitClipClassifier"):
         make_learner(name, 0)

@@ -71,7 +71,7 @@ class Table(Kind):
             "lr": 0.1,
             "weight_decay": 1e-4,
             "batch_size": 128 if rows < 100_000 else 1024,
-            "epochs": 25 if rows < 20_000 else 20,
+            "epochs": 20,
             "augment": "none",
         }
 

@@ -17,7 +17,7 @@ class Texts(Table):
     hint: ClassVar[str] = ENCODER_HINT
 
     def network(self, rows: int) -> dict[str, Any]:
-        return {**super().network(rows), "model": "mlp:width=256,depth=1", "epochs": 20}
+        return {**super().network(rows), "model": "mlp:width=256,depth=1"}
 
     @property
     def shown_columns(self) -> list[str]:
