@@ -134,11 +134,8 @@ def train(
     return rows
 
 
-ALL_METHODS = ["standard", "sam", "sop", "sop_plus:strong=false", "dividemix:warm_up=1", "elr", "co_teaching", "gjs"]
-
-
-def test_all_methods_are_here() -> None:
-    assert {method.partition(":")[0] for method in ALL_METHODS} == set(METHODS)
+FOR_POINTS = {"sop_plus": "sop_plus:strong=false", "dividemix": "dividemix:warm_up=1"}  # short runs on features
+ALL_METHODS = [FOR_POINTS.get(method, method) for method in METHODS]
 
 
 @pytest.mark.parametrize("method", ALL_METHODS)
