@@ -14,13 +14,16 @@ from rich.text import Text
 from logitclip.cli import output
 
 PROSE = "A sentence of many words that is longer than a narrow terminal is wide, so it is wrapped."
-TO_COPY = [
-    "The model is in /somewhere/with spaces in it/and a long name/model, ready to be used by anybody.",
-    "predict with: logitclip predict model new.csv -o out.csv, which takes a second or so in most cases.",
-    "A search is slow here; use `a quoted command with several words` instead, as is said in the manual.",
-    "Lower the learning rate: it is the option --lr, and its default is 0.1 for the digits, as in the paper.",
-    "x" * 100,
+MARKED = [  # between the marks is what a terminal of 40 columns must not break
+    "The model is in «/somewhere/or/other/and/a/long/name/model,» ready to be used.",
+    "predict with: «logitclip predict model new.csv -o out.csv,» which takes a second.",
+    "A search is slow here; use «`a quoted command of several words`» instead of it.",
+    "The extra is missing here: run «pip install 'logitclip[encoders]'» and try again.",
+    "Lower the learning rate: it is the option «--lr 0.1» for the digits, in the paper.",
+    "From there: «ssh -L 8765:127.0.0.1:8765 THIS_MACHINE.» Stop with Ctrl-C.",
+    f"«{'x' * 100}»",
 ]
+TO_COPY = [re.sub("[«»]", "", line) for line in MARKED]
 
 
 class Terminal(io.StringIO):
@@ -50,23 +53,34 @@ def test_a_terminal_wraps_prose_between_words(monkeypatch):
     assert printed(PROSE, Terminal(), monkeypatch, "240") == f"{PROSE}\n"
 
 
-@pytest.mark.parametrize("line", TO_COPY)
-def test_a_terminal_gets_what_is_to_be_copied_in_one_piece(line, monkeypatch):
-    assert printed(line, Terminal(), monkeypatch) == f"{line}\n"
+@pytest.mark.parametrize("marked", MARKED)
+def test_a_terminal_gets_what_is_to_be_copied_in_one_piece(marked, monkeypatch):
+    line, piece = re.sub("[«»]", "", marked), marked.partition("«")[2].partition("»")[0]
+    lines = printed(line, Terminal(), monkeypatch).splitlines()
+    assert any(piece in one for one in lines)
+    assert all(len(one) <= 40 or one == piece for one in lines)
+    assert " ".join(lines) == line  # every break is at a space
 
 
 def test_what_was_typed_with_a_space_is_not_wrapped(monkeypatch):
-    line = "It was written with all of its rows to the file my own predictions.csv just now."
-    assert len(printed(line, Terminal(), monkeypatch).splitlines()) > 1
+    line = "It was written to this file: my own predictions.csv"
+    assert "my own predictions.csv" not in printed(line, Terminal(), monkeypatch)
     monkeypatch.setattr(sys, "argv", ["logitclip", "predict", "-o", "my own predictions.csv"])
-    assert printed(line, Terminal(), monkeypatch) == f"{line}\n"
+    assert "my own predictions.csv" in printed(line, Terminal(), monkeypatch)
+
+
+def test_the_other_lines_of_a_sentence_are_indented_like_the_first(monkeypatch):
+    lines = printed(f"    {PROSE}", Terminal(), monkeypatch).splitlines()
+    assert all(line.startswith("    ") and len(line) <= 40 for line in lines)
+    assert " ".join(line.strip() for line in lines) == PROSE
 
 
 def test_each_line_and_each_part_is_judged_by_itself(monkeypatch):
-    text = f"{PROSE}\n{TO_COPY[0]}"
-    lines = printed(Group(Text(text), TO_COPY[1]), Terminal(), monkeypatch).splitlines()
-    assert lines[-2:] == TO_COPY[:2]
-    assert len(lines) > 3
+    styled = Text(PROSE, "bold")
+    lines = printed(Group(Text("one\ntwo"), styled, "three"), Terminal(), monkeypatch).splitlines()
+    assert lines[:2] == ["one", "two"]
+    assert lines[-1] == "three"
+    assert " ".join(lines[2:-1]) == PROSE
 
 
 def example(whole=()):
@@ -87,7 +101,7 @@ def test_a_table_in_a_terminal_wraps_the_columns_that_are_prose(monkeypatch):
     assert PROSE not in out
     assert "sentence" in out.split()
     narrow = printed(example(), Terminal(), monkeypatch)
-    assert max(map(len, narrow.splitlines()[1:])) <= 40
+    assert max(map(len, narrow.splitlines()[3:])) <= 40
 
 
 def test_control_characters_are_visible(monkeypatch):

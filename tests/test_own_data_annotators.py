@@ -91,8 +91,10 @@ def test_columns_and_rows_are_the_same_answers() -> None:
     columns = from_columns({"a": ["x", "y", None], "b": [None, "y", "x"]})
     table = from_table(["1", "2", "2", "3"], ["a", "a", "b", "b"], ["x", "y", "y", "x"])
     assert columns.votes.tolist() == table.votes.tolist() == [[1, 0], [0, 2], [1, 0]]
-    with pytest.raises(ValueError, match="Row 2 has no answer"):
-        from_columns({"a": ["x", None], "b": ["x", None]})
+    some = from_columns({"a": ["x", None, "y"], "b": ["x", None, None]})
+    assert (some.items, some.votes.tolist()) == (["1", "3"], [[2, 0], [0, 1]])  # nobody was asked about row 2
+    with pytest.raises(ValueError, match="no answer in the columns a, b"):
+        from_columns({"a": [None], "b": [None]})
 
 
 def test_few_items_and_one_class() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shlex
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -357,6 +358,44 @@ def test_images_get_a_list_and_stay_where_they_are(tmp_path: Path) -> None:
         assert Client(address).ask("GET", "/picture/999")[0] == 404
 
 
+def test_apply_keeps_what_earlier_rounds_said(tmp_path: Path) -> None:
+    data = make_table(tmp_path)
+    frame = pd.read_csv(data, keep_default_na=False)
+    kinds = frame["kind"].tolist()
+    frame["logitclip_review"] = ["corrected from oak", "corrected from oak", "kept", "kept", "unsure"] + [""] * 115
+    frame.loc[[0, 1, 2, 3], "kind"] = "elm"
+    frame.to_csv(data, index=False)
+    review = open_review(make_model(data, tmp_path / "model", label="kind", learner="logistic"))
+    for i, label in ((1, "oak"), (3, "oak"), (4, "elm"), (5, kinds[5])):
+        review.answer(i, review.rows.digest(i), "class", label, "Ann")
+    done = apply_answers(review.rows, review.settled, tmp_path / "corrected.csv")
+    found = pd.read_csv(tmp_path / "corrected.csv", keep_default_na=False)
+    said = found["logitclip_review"].tolist()
+    fifth = "kept" if kinds[4] == "elm" else f"corrected from {kinds[4]}"
+    assert said[:6] == ["corrected from oak", "kept", "kept", "corrected from elm", fifth, "kept"]
+    assert found["kind"].tolist()[:5] == ["elm", "oak", "elm", "oak", "elm"]
+    assert done.corrected == 2 + (fifth != "kept")
+    assert done.corrected + done.kept == 6
+    assert (done.unsure, done.rows) == (0, 120)
+
+
+def test_a_table_of_images_is_corrected_in_its_lines(tmp_path: Path) -> None:
+    photos = make_images(tmp_path / "photos")
+    names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
+    frame = pd.DataFrame({"photo": names, "kind": [name.split("/")[0] for name in names], "by": "Ann"})
+    (photos / names[2]).write_bytes(b"damaged")  # its row is skipped
+    frame.to_csv(photos / "photos.csv", index=False)
+    review = open_review(make_model(photos / "photos.csv", tmp_path / "model", label="kind", learner="logistic"))
+    last = len(review.rows) - 1
+    new = "dark" if frame["kind"].iloc[-1] == "light" else "light"
+    review.answer(last, review.rows.digest(last), "class", new, "Ann")
+    done = apply_answers(review.rows, review.settled, tmp_path / "corrected.csv")
+    found = pd.read_csv(tmp_path / "corrected.csv", keep_default_na=False)
+    assert (done.corrected, len(found)) == (1, len(frame))
+    assert found["kind"].tolist() == [*frame["kind"][:-1], new]
+    assert found["logitclip_review"].tolist()[-1].startswith("corrected from ")
+
+
 # -- the commands ------------------------------------------------------------------------------------------------------
 
 
@@ -391,10 +430,14 @@ def test_the_commands(model, fitted: Path, tmp_path: Path, capsys: pytest.Captur
     assert "accuracy of the model, out of fold" in out
     assert "would halve the interval" in out
     assert "`fit` estimated" in out or not model.learnt
+    assert "labels 'oak' that are wrong" in out
+    assert f"logitclip apply {shlex.quote(str(model.folder))} -o corrected.csv" in out
     review(model.folder, out=tmp_path / "review.html")
     assert (tmp_path / "review.html").stat().st_size > 10_000
     apply(model.folder, out=tmp_path / "corrected.csv", json=True)
     assert json.loads(capsys.readouterr().out)["rows"] == 120
+    apply(model.folder, out=tmp_path / "corrected.csv")
+    assert "Fit again: logitclip fit" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="must not be negative"):
         review(model.folder, audit=-1)

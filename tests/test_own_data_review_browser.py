@@ -310,7 +310,7 @@ def test_the_grid_by_mouse(browser: Page, photos: Path, tmp_path: Path) -> None:
         browser.wait(lambda: len(browser.all(".tile")) == 24)
         blind = browser.run("items.findIndex((item) => item.audit)")
         open_ = browser.run("items.findIndex((item) => !item.audit)")
-        for place, name in ((blind, "Unsure"), (open_, "No class"), (blind, "light")):
+        for place, name in ((blind, "Unsure"), (open_, "None"), (blind, "light")):
             row, count = browser.run(f"items[{place}].row"), browser.answered
             buttons = browser.driver.find_elements("css selector", f".tile:nth-child({place + 1}) button")
             next(one for one in buttons if name in one.text).click()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,6 +44,21 @@ def test_one_column_an_annotator(tmp_path: Path) -> None:
     assert ((best[LABEL] == "yes").to_numpy() == (true == 1)).mean() > 0.85
     assert (best["x"].to_numpy() == pd.read_csv(path)["x"].to_numpy()).all()
     assert pd.read_csv(tmp_path / "annotators.csv")["annotator"].tolist() == ["ann", "bob", "eve"]
+
+
+def test_items_without_an_answer_are_predicted(tmp_path: Path, capsys) -> None:
+    from logitclip.cli.own_data import FitOptions, fit
+
+    path, true = crowd(tmp_path)
+    frame = pd.read_csv(path, keep_default_na=False)
+    frame.loc[[4, 70], ["ann", "bob", "eve"]] = ""
+    frame.to_csv(path, index=False)
+    fit(path, annotators="ann,bob,eve", out=tmp_path / "model", options=FitOptions(learner="logistic"))
+    assert "2 items without any answer" in capsys.readouterr().out
+    fused: Any = pd.read_csv(tmp_path / "model" / "fused.csv", keep_default_na=False).set_index(GROUP)
+    assert fused.index[fused[LABEL] == ""].tolist() == [5, 71]
+    found: Any = pd.read_csv(tmp_path / "model" / "unlabelled.csv")
+    assert (found["class"] == np.array(["no", "yes"])[true[[4, 70]]]).all()
 
 
 def test_one_row_an_answer_gives_the_same(tmp_path: Path) -> None:
@@ -111,6 +127,39 @@ def test_the_command_fits_on_answers_and_says_what_the_round_brought(tmp_path: P
     assert (again.answers_array()[first] == again.given[first]).all()
     kept = fit_on(tmp_path / "model" / "corrected.csv", tmp_path / "fresh")  # without the folder's answers
     assert open_review(kept).checked.sum() == 12
+
+
+def test_rounds_remember_the_columns_of_the_model(tmp_path: Path, capsys) -> None:
+    """`--answers` needs no other option; two rounds, the second on what the first has written."""
+    from logitclip.cli.own_data import FitOptions, fit
+
+    rng = np.random.default_rng(0)
+    words = [["fine", "good", "nice", "warm"], ["bad", "cold", "poor", "sad"]]
+    texts = [" ".join(rng.choice(words[i % 2], 6)) + f" {i}" for i in range(80)]
+    frame = pd.DataFrame({"said": texts, "site": ["a", "b"] * 40, "kind": ["yes", "no"] * 40})
+    frame.loc[:5, "kind"] = ["no", "yes"] * 3
+    frame.to_csv(tmp_path / "texts.csv", index=False)
+    out, quick = tmp_path / "model", FitOptions(learner="logistic")
+    fit(tmp_path / "texts.csv", out=out, options=FitOptions("kind", text="said", drop="site", learner="logistic"))
+    printed = capsys.readouterr().out
+    assert f"Check them: logitclip review {shlex.quote(str(out))}" in printed
+    for rows, data, brought in (
+        (range(4), tmp_path / "texts.csv", "4 labels corrected; "),
+        (range(4, 6), out / "corrected.csv", "2 labels corrected (6 in all); "),
+    ):
+        review = open_review(load(out))
+        for i in rows:
+            review.answer(i, review.rows.digest(i), "class", ["yes", "no"][i % 2], "Ann")
+        fit(data, answers=out, out=out, options=quick)
+        printed, plan = capsys.readouterr()
+        assert f"The last round: {brought}" in printed
+        assert "'site' you left it out" in plan
+        assert "labels a person has checked: they count as true" in plan
+        notes = pd.read_csv(out / "corrected.csv", keep_default_na=False)["logitclip_review"].tolist()
+        done = max(rows) + 1
+        assert notes[:done] == ["corrected from no", "corrected from yes"] * (done // 2)
+        assert not any(notes[done:])
+    assert open_review(load(out)).checked.sum() == 6
 
 
 def test_rounds_on_a_folder_of_images(tmp_path: Path, capsys) -> None:

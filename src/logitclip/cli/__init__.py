@@ -10,12 +10,15 @@ import atexit
 import contextlib
 import functools
 import gc
+import inspect
 import io
 import logging
 import os
 import re
+import shutil
 import sys
 import tempfile
+import textwrap
 import traceback
 import typing
 from collections.abc import Callable, Iterator
@@ -135,8 +138,18 @@ def _parse(name: str, arguments: list[str]) -> Callable[[], None]:
     def prepare(*args: Any, **options: Any) -> Callable[[], None]:
         return functools.partial(COMMANDS[name], *args, **options)
 
+    about = _fill(COMMANDS[name].__doc__ or "") if sys.stdout.isatty() else None
     with contextlib.nullcontext() if {"-h", "--help"} & {*arguments} else _unframed_in_pipes():
-        return tyro.cli(prepare, prog=f"logitclip {name}", args=arguments, config=MARKERS)
+        return tyro.cli(prepare, prog=f"logitclip {name}", description=about, args=arguments, config=MARKERS)
+
+
+def _fill(docstring: str) -> str:
+    """Wrap what stands before the arguments, which tyro leaves to the terminal: that would break words."""
+    paragraphs = inspect.cleandoc(docstring).partition("\nArgs:")[0].strip().split("\n\n")
+    fill = functools.partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
+    # tyro joins lines that begin with a letter, so each begins with a space.
+    space = {"width": shutil.get_terminal_size().columns, "initial_indent": " ", "subsequent_indent": " "}
+    return "\n\n".join(fill(" ".join(part.split()), **space) for part in paragraphs)
 
 
 @contextlib.contextmanager

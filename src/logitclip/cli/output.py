@@ -16,15 +16,19 @@ from logitclip.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
-_TO_COPY = re.compile(r"[`/\\]|\blogitclip [a-z]|(^| )--?[a-z]")  # a quoted command, a path, a command, an option
+_TO_COPY = re.compile(
+    r"`[^`]*`|(?<!\w)'[^']*'(?!\w)|--[a-z][\w-]* \w\S*"  # something quoted, an option and its value
+    r"|pip install \S+|\b(logitclip|ssh) [a-z-].*?(?=[;,.]( |$)|$)"  # a command, up to the end of the clause
+)
 
 
 def put(what: Any, stream: TextIO) -> None:
     """Print text or a table. All output for people passes here, and only here is decided what is wrapped.
 
-    Nothing is wrapped in a pipe or a file. In a terminal, prose and the cells of a table are wrapped between words. A
-    line that holds something to copy, and a column that does (see `make_table`), stay whole in a terminal too.
+    Nothing is wrapped in a pipe or a file. In a terminal, text and the cells of a table are wrapped between words. What
+    is to be copied, as a command, and a column that holds such things (see `make_table`) stay whole in a terminal too.
 
     Args:
         what: A string, printed as it is; or a `Text`, a table or a group of them.
@@ -46,18 +50,34 @@ def put(what: Any, stream: TextIO) -> None:
             title, part.title = part.title, None
         if isinstance(title, Text):
             for line in title.split("\n", allow_blank=True):
-                console.print(Printable(line), soft_wrap=not terminal or _is_to_copy(line.plain, console.width))
+                for piece in _wrap(line, console.width) if terminal else [line]:
+                    console.print(Printable(piece), soft_wrap=True)
         if isinstance(part, Table):
             _keep_whole(part, console, every=not terminal)
         if not isinstance(part, str | Text):
             console.print(Printable(part), crop=False)
 
 
-def _is_to_copy(line: str, width: int) -> bool:
-    """Return whether a line holds a command, an option, a path, what was typed with a space in it, or a long word."""
-    typed = [word for word in sys.argv[1:] if " " in word]
-    long = any(len(word) > width for word in line.split())
-    return _TO_COPY.search(line) is not None or any(word in line for word in typed) or long
+def _wrap(line: Text, width: int) -> list[Text]:
+    """Break a line between words, but not within what is to be copied; something longer than the width stays whole."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    plain = line.plain
+    known = [re.escape(word) + r"\S*" for word in sys.argv[1:] if " " in word]  # as in my photos/a.png
+    copied = [found.span() for pattern in (_TO_COPY, *known) for found in re.finditer(pattern, plain)]
+    spaces = [found for found in re.finditer(" +", plain) if not any(a < found.end() < b for a, b in copied)]
+    indent = Text(" " * (len(plain) - len(plain.lstrip(" "))))
+    breaks, start, last = [], 0, 0
+    for end, following in [*(found.span() for found in spaces), (len(plain), len(plain))]:
+        if cell_len(plain[start:end]) > width - len(indent) * bool(breaks) and plain[start:last].strip():
+            breaks.append(last)
+            start = last
+        last = following
+    pieces = list(line.divide(breaks))
+    for piece in pieces[:-1]:
+        piece.rstrip()
+    return [pieces[0], *(indent + piece for piece in pieces[1:])]
 
 
 def _keep_whole(table: Any, console: Any, *, every: bool) -> None:

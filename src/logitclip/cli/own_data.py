@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -120,7 +120,7 @@ def fit(
 
     Args:
         data: A csv, tsv, parquet or npz file, or a folder with one folder of images per class.
-        answers: Answers of a review (answers.csv, or a model folder) to correct the labels of the model in --out with.
+        answers: Answers of a review (answers.csv, or a model folder): fit the model in --out again, as it was fitted.
         annotators: Columns with the answers of one annotator each, separated by commas, instead of a label column.
         item: The column that names the item, in a table with one row per answer.
         annotator: The column that names the annotator in such a table.
@@ -130,11 +130,12 @@ def fit(
     """
     from rich.markup import escape
 
-    columns = options.columns
-    before = None
+    columns, corrected = options.columns, None
     if answers is not None:
-        data, label, before = correct(data, answers, out, columns)
-        options = replace(options, label=label)
+        corrected = correct(data, answers, out)
+        data, columns = corrected.path, {name: columns[name] or value for name, value in corrected.columns.items()}
+        encoder = corrected.encoder if options.encoder == "none" else options.encoder
+        options = replace(options, label=corrected.label, encoder=encoder)
     elif annotators or item or annotator or answer:
         named = {"item": item, "annotator": annotator, "answer": answer}
         data, label = fuse(data, out, columns, annotators=_names(annotators), **named)
@@ -144,10 +145,14 @@ def fit(
         show_json(fitted.facts)
         return
     _report(fitted)
-    if before is not None:
-        show_round(before, fitted)
+    if corrected is not None:
+        show_round(corrected, fitted)
+    marked, folder = int(fitted.issues["wrong"].sum()), shlex.quote(str(out))
+    if marked:
+        which = "label is" if marked == 1 else "labels are"
+        show(escape(f"{marked:,} {which} marked wrong: {out / 'page.html'}. Check them: logitclip review {folder}"))
     new = "new.csv" if fitted.facts["label"] else "FOLDER"
-    show(escape(f"The model is in {out}; predict with: logitclip predict {shlex.quote(str(out))} {new} -o out.csv"))
+    show(escape(f"The model is in {out}; predict with: logitclip predict {folder} {new} -o out.csv"))
 
 
 def issues(
@@ -313,5 +318,7 @@ def _content(model: Model) -> str:
     return "thumbnails" if model.facts["kind"] == "image" else "their values"
 
 
-def _names(text: str | None) -> list[str]:
+def _names(text: str | Sequence[str] | None) -> list[str]:
+    if not isinstance(text, str):  # the columns of a model
+        return list(text or ())
     return [name.strip() for name in text.split(",")] if text else []

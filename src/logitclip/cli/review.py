@@ -15,16 +15,18 @@ from logitclip.text import counted
 
 if TYPE_CHECKING:
     from logitclip.own_data.audit import Report
+    from logitclip.own_data.model import Model
     from logitclip.own_data.review import Review
+    from logitclip.own_data.rounds import CorrectedData
 
-Model = Annotated[Positional[Path], arg(metavar="MODEL")]
+ModelFolder = Annotated[Positional[Path], arg(metavar="MODEL")]
 Count = Annotated[int, arg(metavar="INT")]
 
 NAMED = 10  # rows that are named in a message
 
 
 def review(
-    model: Model,
+    model: ModelFolder,
     /,
     *,
     audit: Count = 0,
@@ -45,12 +47,11 @@ def review(
 
     Args:
         model: The model folder.
-        audit: Rows to draw at random among the suspicious ones. Their answers say how many labels are wrong and how
-            good the model is, each with a 95 % interval.
+        audit: Rows to draw at random from all: they say how many labels are wrong and how good the model is.
         answers: A file answers.csv from a review page to merge, instead of serving the page.
         out: Write the page as one file, such as review.html, for somebody who has no Python, instead of serving it.
         data: The data of the model, if it is no longer where the model was fitted.
-        port: The port of the server; by default 8765, or another if that is taken.
+        port: The port of the server; 0 takes 8765, or another if that is taken.
         no_browser: Print the address and do not open a browser.
         report: Print what the answers so far say, instead of serving the page.
         json: Print what the answers say as one JSON object on stdout.
@@ -82,10 +83,17 @@ def review(
         show_json(_as_json(state, found))
     else:
         _show_report(state, found)
+        if state.settled:
+            _show_next(state)
 
 
 def apply(
-    model: Model, /, *, out: Annotated[Path, arg(aliases=["-o"], metavar="PATH")], data: File = None, json: Flag = False
+    model: ModelFolder,
+    /,
+    *,
+    out: Annotated[Path, arg(aliases=["-o"], metavar="PATH")],
+    data: File = None,
+    json: Flag = False,
 ) -> None:
     """Write your data with the labels that were corrected in a review.
 
@@ -120,8 +128,45 @@ def apply(
         f"{out}: {counted(done.rows, 'row')}, {counted(done.corrected, 'label')} corrected, {done.kept:,} confirmed, "
         f"{done.unsure:,} unsure, {counted(done.dropped, 'row')} in no class left out."
     )
-    if state.rows.source.path.is_file():
-        tell(f"Fit again: logitclip fit {out} --label {state.rows.source.kind.label}")
+    tell(f"Fit again: logitclip fit {_fit_options(state, out)} --out {_quote(f'{model}2')}")
+
+
+def _fit_options(state: Review, data: Path) -> str:
+    """Return the data and the options with which `fit` reads a table that `apply` has written."""
+    from logitclip.own_data.apply import LISTED_LABEL
+
+    source, named = state.rows.source, dict(state.model.facts["source"]["options"])
+    if state.rows.has_pictures:
+        named["folder"] = str(source.kind.folder)
+    words = [_quote(data), "--label", _quote(source.kind.label or LISTED_LABEL)]
+    for name, value in named.items():
+        if value:
+            words += [f"--{name}", _quote(value if isinstance(value, str) else ",".join(value))]
+    return " ".join(words)
+
+
+def _quote(what: str | Path) -> str:
+    """Return a path as it may be typed here."""
+    import shlex
+
+    path = Path(what)
+    with contextlib.suppress(ValueError, OSError):
+        path = path.relative_to(Path.cwd())
+    return shlex.quote(str(path))
+
+
+def _show_next(state: Review) -> None:
+    """Say how the answers get back into the data and the model."""
+    from rich.markup import escape
+
+    model = _quote(state.model.folder)
+    show(escape(f"Write the data with the corrected labels: logitclip apply {model} -o corrected.csv"))
+    show(
+        escape(
+            "Fit the model again with the answers: "
+            f"logitclip fit {_quote(state.rows.source.path)} --answers {model} --out {model}"
+        )
+    )
 
 
 def _warn(state: Review) -> None:
@@ -192,7 +237,7 @@ def _show_report(state: Review, found: Report | None) -> None:
     shares = [("labels that are wrong", found.noise), ("accuracy of the labels", found.labels)]
     shares += [("accuracy of the model, out of fold", found.model)] if found.model is not None else []
     shares += [
-        (f"labels {escape(state.class_names[k])} that are wrong", rate)
+        (f"labels {escape(repr(state.class_names[k]))} that are wrong", rate)
         for k, rate in found.classes.items()
         if rate.answers
     ]
@@ -219,34 +264,31 @@ def _show_report(state: Review, found: Report | None) -> None:
 # -- the next round ----------------------------------------------------------------------------------------------------
 
 
-def correct(data: Path, answers: Path, out: Path, columns: dict[str, Any]) -> tuple[Path, str, Any]:
-    """Correct the data of the model in `out` by answers; return the file, its label, and what was known before.
-
-    `columns` get what says where the image files are.
-    """
+def correct(data: Path, answers: Path, out: Path) -> CorrectedData:
+    """Correct the data of the model in `out` by answers, and say what was changed."""
     from logitclip.own_data.rounds import correct_data
 
     if not (out / "model.json").is_file():
         raise ValueError(f"--answers corrects the data of a fitted model, but {out} has none: fit without it first.")
     corrected = correct_data(out, answers, data)
-    done, state = corrected.applied, corrected.review
-    columns |= corrected.columns
-    _warn(state)
+    done = corrected.applied
+    _warn(corrected.review)
     tell(
         f"{counted(done.corrected, 'label')} corrected, {done.kept:,} confirmed, {counted(done.dropped, 'row')} in no "
         f"class left out: {corrected.path}."
     )
-    before = {"facts": state.model.facts, "marked": int(state.model.issues["wrong"].sum()), "done": done}
-    return corrected.path, corrected.label, before
+    return corrected
 
 
-def show_round(before: dict[str, Any], fitted: Any) -> None:
+def show_round(corrected: CorrectedData, fitted: Model) -> None:
     """Say what a round of review brought."""
-    marked = int(fitted.issues["wrong"].sum())
+    model, done, earlier = corrected.review.model, corrected.applied.corrected, corrected.earlier
+    before, after = (int(one.issues["wrong"].sum()) for one in (model, fitted))
+    in_all = f" ({done:,} in all)" if earlier else ""
     show(
-        f"The last round: {counted(before['done'].corrected, 'label')} corrected; marked wrong {before['marked']:,} -> "
-        f"{marked:,}; estimated noise {before['facts']['noise']['rate']:.1%} -> {fitted.facts['noise']['rate']:.1%}; "
-        f"accuracy on the labels as they were {before['facts']['noisy_accuracy']:.1%}, as they are now "
+        f"The last round: {counted(done - earlier, 'label')} corrected{in_all}; marked wrong {before:,} -> {after:,}; "
+        f"estimated noise {model.noise['rate']:.1%} -> {fitted.noise['rate']:.1%}; "
+        f"accuracy on the labels as they were {model.facts['noisy_accuracy']:.1%}, as they are now "
         f"{fitted.facts['noisy_accuracy']:.1%}."
     )
 
@@ -261,11 +303,15 @@ def fuse(
 
     text, drop = ((value or "").split(",") if value else [] for value in (columns["text"], columns["drop"]))
     fused = fuse_data(data, out, annotators=annotators, text=text, drop=drop, **names)
-    table = make_table("Annotators", "annotator", "answers", "right", "95 % interval")
+    count = len(fused.reliability)
+    which = f": the {NAMED} most and the {NAMED} least reliable of {count:,}" if count > 2 * NAMED else ""
+    table = make_table(f"Annotators{which}", "annotator", "answers", "right", "95 % interval")
     for row in fused.reliability[:NAMED] + fused.reliability[NAMED:][-NAMED:]:
         interval = f"{row['low']:.0%} to {row['high']:.0%}"
         table.add_row(escape(row["annotator"]), str(row["answers"]), f"{row['accuracy']:.0%}", interval)
     show(table)
     show(f"They disagree on {fused.disagree:.0%} of the items. All annotators: {escape(str(out / 'annotators.csv'))}.")
+    if fused.unanswered:
+        show(f"{counted(fused.unanswered, 'item')} without any answer: their classes are predicted.")
     columns |= {"weight": WEIGHT, "group": GROUP, "drop": None}
     return fused.path, LABEL

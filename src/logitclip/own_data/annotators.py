@@ -171,28 +171,28 @@ def from_table(items: Sequence[str], annotators: Sequence[str], answers: Sequenc
 def from_columns(columns: dict[str, Sequence[str | None]]) -> Answers:
     """Make `Answers` from one column per annotator; None where an annotator was not asked.
 
+    Items are named by their row, from 1; those without any answer are left out.
+
     Raises:
-        ValueError: If an item has no answer at all.
+        ValueError: If there is no answer at all.
 
     >>> from_columns({"ann": ["x", None], "bob": ["y", "y"]}).votes.tolist()
     [[1.0, 1.0], [0.0, 1.0]]
     """
-    rows = len(next(iter(columns.values())))
     given = [(i, who, value) for who, values in columns.items() for i, value in enumerate(values) if value is not None]
+    if not given:
+        raise ValueError(f"There is no answer in the columns {', '.join(columns)}.")
     people, classes = list(columns), sorted({value for _, _, value in given})
     place = {name: k for k, name in enumerate(classes)}
-    found = Answers(
-        np.array([i for i, _, _ in given], dtype=int),
+    answered, item = np.unique([i for i, _, _ in given], return_inverse=True)
+    return Answers(
+        item,
         np.array([people.index(who) for _, who, _ in given], dtype=int),
         np.array([place[value] for _, _, value in given], dtype=int),
-        [str(i + 1) for i in range(rows)],
+        [str(i + 1) for i in answered.tolist()],
         people,
         classes,
     )
-    silent = np.flatnonzero(np.bincount(found.item, minlength=rows) == 0)
-    if len(silent):
-        raise ValueError(f"Row {silent[0] + 1} has no answer of any annotator; {len(silent)} rows have none.")
-    return found
 
 
 def _confusion(answers: Answers, probabilities: np.ndarray) -> np.ndarray:

@@ -15,8 +15,9 @@ import numpy as np
 from logitclip import files
 from logitclip.own_data.answers import NO_CLASS, UNSURE, Answer
 from logitclip.own_data.fitted_rows import FittedRows
-from logitclip.own_data.source import REVIEW_COLUMN
-from logitclip.text import guard_formula
+from logitclip.own_data.images import Images
+from logitclip.own_data.source import CORRECTED, KEPT, REVIEW_COLUMN
+from logitclip.text import guard_formula, unguard_formula
 
 LISTED_FILE, LISTED_LABEL = "file", "label"  # columns of a list of image files
 
@@ -54,33 +55,59 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
         raise ValueError(f"{out} should end in .csv, .tsv or .parquet.")
     class_names = list(source.class_names)
     labels = [class_names[k] for k in np.asarray(source.labels).tolist()]
-    notes, dropped = [""] * len(rows), np.zeros(len(rows), bool)
-    counts = dict.fromkeys(("corrected", "kept", "unsure"), 0)
+    notes, dropped = _read_notes(rows), np.zeros(len(rows), bool)
+    changed: dict[int, str] = {}
     for name, answer in settled.items():
         i = rows.place(name)
         if i is None:
             continue
         if answer.kind == NO_CLASS:
             dropped[i] = True
-            continue
-        what = "unsure" if answer.kind == UNSURE else "kept" if answer.label == labels[i] else "corrected"
-        counts[what] += 1
-        notes[i] = f"corrected from {labels[i]}" if what == "corrected" else what
-        labels[i] = answer.label if what == "corrected" else labels[i]
+        elif answer.kind == UNSURE:
+            notes[i] = notes[i] or UNSURE
+        else:
+            first = notes[i].removeprefix(CORRECTED) if notes[i].startswith(CORRECTED) else labels[i]
+            notes[i] = KEPT if answer.label == first else CORRECTED + first
+            changed |= {i: answer.label} if answer.label != labels[i] else {}
+            labels[i] = answer.label
     kept = np.flatnonzero(~dropped)
-    changed = {i: labels[i] for i in kept.tolist() if notes[i].startswith("corrected from ")}
     content = _table(rows, changed, notes, kept, kind) if source.path.is_file() else _listing(rows, labels, notes, kept)
     files.write(out, content)
-    return Applied(len(kept), dropped=int(dropped.sum()), **counts)
+    said = [notes[i] for i in kept.tolist()]
+    corrected = sum(note.startswith(CORRECTED) for note in said)
+    return Applied(len(kept), corrected, said.count(KEPT), said.count(UNSURE), dropped=int(dropped.sum()))
+
+
+def _read_notes(rows: FittedRows) -> list[str]:
+    """Return what an earlier round said about each row, in words of `apply_answers`."""
+    path = rows.source.path
+    frame = read_frame(path) if path.is_file() else None
+    if frame is None or REVIEW_COLUMN not in frame:
+        return [""] * len(rows)
+    notes = frame[REVIEW_COLUMN].fillna("").map(unguard_formula).tolist()
+    return [notes[line] for line in _lines(rows, frame)]
+
+
+def _lines(rows: FittedRows, frame: Any) -> list[int]:
+    """Return the line of the table that each row is from: rows without a label or a readable image are left out."""
+    kind = rows.source.kind
+    if not isinstance(kind, Images):
+        return [int(name) - 1 for name in rows.names]
+    values = enumerate(frame[_column(frame, str(kind.image))])
+    return [next(line for line, value in values if str(value).strip() == name) for name in rows.names]  # in their order
+
+
+def _column(frame: Any, name: str) -> str:
+    return next(column for column in frame.columns if str(column).strip() == name)
 
 
 def _table(rows: FittedRows, changed: dict[int, str], notes: list[str], kept: np.ndarray, kind: str) -> bytes:
     """Return the table with new labels; other values are as they were, and untouched lines of a csv file too."""
     path, label = rows.source.path, str(rows.source.kind.label)
     frame, separator = read_frame(path), "\t" if kind == ".tsv" else ","
-    column = next(name for name in frame.columns if str(name).strip() == label)
+    column = _column(frame, label)
     values = frame[column].astype(object).tolist()
-    lines = [int(name) - 1 for name in rows.names]  # rows without a label are not among them
+    lines = _lines(rows, frame)
     for i, name in changed.items():
         values[lines[i]] = name
     frame[column] = values if path.suffix != ".parquet" else _same_type(values, frame[column])

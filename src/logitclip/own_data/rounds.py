@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from logitclip import files
-from logitclip.data._columns import Columns, TextColumn, as_text, read_table, take
+from logitclip.data._columns import Columns, TextColumn, as_text, read_table, row_count, take
 from logitclip.own_data.annotators import (
     Answers,
     FusedLabels,
@@ -23,11 +23,13 @@ from logitclip.own_data.annotators import (
 )
 from logitclip.own_data.annotators import reliability as reliability_of
 from logitclip.own_data.answers import ANSWERS, merge_answers, read_answers, read_answers_csv
-from logitclip.own_data.apply import LISTED_FILE, LISTED_LABEL, Applied, apply_answers
+from logitclip.own_data.apply import LISTED_FILE, LISTED_LABEL, Applied, apply_answers, read_frame
 from logitclip.own_data.fitted_rows import FittedRows
 from logitclip.own_data.images import Images
 from logitclip.own_data.model import load
 from logitclip.own_data.review import Review
+from logitclip.own_data.source import CORRECTED as CORRECTED_FROM
+from logitclip.own_data.source import REVIEW_COLUMN
 from logitclip.text import guard_formula
 
 CORRECTED, FUSED, RELIABILITY = "corrected.csv", "fused.csv", "annotators.csv"  # in the model folder
@@ -45,15 +47,19 @@ class CorrectedData:
     Attributes:
         path: Its file: the table, or a list of the image files of a folder.
         label: Its label column.
-        columns: The options of `fit` that say where its image files are; empty for a table without images.
-        applied: What was changed.
+        columns: The options of `fit` that name columns, as the model was fitted, and say where the image files are.
+        encoder: The encoder of the model, or none.
+        applied: What was changed, in all rounds.
+        earlier: Labels that were corrected in rounds before this one.
         review: The review.
     """
 
     path: Path
     label: str
-    columns: dict[str, str]
+    columns: dict[str, Any]
+    encoder: str
     applied: Applied
+    earlier: int
     review: Review
 
 
@@ -78,11 +84,21 @@ def correct_data(folder: Path, answers: Path, data: Path | None = None) -> Corre
     merge_answers(folder / ANSWERS, new)
     review = Review(model, FittedRows(model, data))
     path, kind = folder / CORRECTED, review.rows.source.kind
-    applied = apply_answers(review.rows, review.settled, path)
-    columns = {}
+    earlier = _count_corrected(path) if Path(model.facts["source"]["path"]) == path.resolve() else 0
+    new = path.with_stem("corrected_next")  # the data may be that of an earlier round, in `path`
+    applied = apply_answers(review.rows, review.settled, new)
+    new.replace(path)
+    columns = dict(model.facts["source"]["options"])
     if isinstance(kind, Images):
-        columns = {"image": kind.image or LISTED_FILE, "folder": str(kind.folder.resolve())}
-    return CorrectedData(path, kind.label or LISTED_LABEL, columns, applied, review)
+        columns |= {"image": kind.image or LISTED_FILE, "folder": str(kind.folder.resolve())}
+    encoder = model.facts.get("encoder", {}).get("spec", "none")
+    return CorrectedData(path, kind.label or LISTED_LABEL, columns, encoder, applied, earlier, review)
+
+
+def _count_corrected(path: Path) -> int:
+    """Return how many labels an earlier round has corrected, by the file that it wrote."""
+    notes = read_frame(path)[REVIEW_COLUMN] if path.is_file() else []
+    return sum(note.startswith(CORRECTED_FROM) for note in notes)
 
 
 # -- annotators --------------------------------------------------------------------------------------------------------
@@ -98,12 +114,14 @@ class FusedData:
         way: `features` or `dawid_skene`, whichever was used.
         reliability: How reliable each annotator is, from `annotators.reliability`.
         disagree: Share of the items whose annotators disagree.
+        unanswered: Items without any answer. They have no label, and `fit` predicts them.
     """
 
     path: Path
     way: str
     reliability: list[dict[str, Any]]
     disagree: float
+    unanswered: int
 
 
 def fuse_data(
@@ -145,7 +163,7 @@ def fuse_data(
             raise ValueError(f"There is no column {name!r} in {data}; it has {', '.join(list(columns)[:20])}.")
     if annotators:
         answers = from_columns({name: _values(columns, name) for name in annotators})
-        rows = np.arange(len(answers.items))
+        rows = np.array([int(name) - 1 for name in answers.items])
     else:
         answers, rows = _long(columns, str(item), str(annotator), str(answer))
     left = {name: column for name, column in columns.items() if name not in (*named, *drop)}
@@ -154,9 +172,10 @@ def fuse_data(
     fused, way = _fuse(answers, left, rows, text)
     judged = reliability_of(answers, fused)
     _write_reliability(out / RELIABILITY, judged)
-    _write_fused(out / FUSED, data, answers, fused, rows, list(left))
+    silent = np.setdiff1d(np.arange(row_count(columns)), rows) if annotators else np.empty(0, int)
+    _write_fused(out / FUSED, data, answers, fused, rows, silent, list(left))
     votes = answers.votes
-    return FusedData(out / FUSED, way, judged, float(((votes > 0).sum(1) > 1).mean()))
+    return FusedData(out / FUSED, way, judged, float(((votes > 0).sum(1) > 1).mean()), len(silent))
 
 
 def _values(columns: Columns, name: str) -> list[str | None]:
@@ -202,15 +221,20 @@ def _write_reliability(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _write_fused(
-    path: Path, data: Path, answers: Answers, fused: FusedLabels, rows: np.ndarray, kept: list[str]
+    path: Path,
+    data: Path,
+    answers: Answers,
+    fused: FusedLabels,
+    rows: np.ndarray,
+    silent: np.ndarray,
+    kept: list[str],
 ) -> None:
-    """Write one row per item and probable class."""
-    from logitclip.own_data.apply import read_frame
-
+    """Write one row per item and probable class; items without an answer have one row without a label."""
     place, label = np.nonzero(fused.probabilities > LEAST_LEARNT)
     frame = read_frame(data)
-    frame = frame[[name for name in frame.columns if str(name).strip() in kept]].iloc[rows[place]].copy()
-    frame[LABEL] = np.array(answers.class_names, dtype=object)[label]
-    frame[WEIGHT] = [f"{share:.4f}" for share in fused.probabilities[place, label]]
-    frame[GROUP] = np.array(answers.items, dtype=object)[place]
+    frame = frame[[name for name in frame.columns if str(name).strip() in kept]]
+    frame = frame.iloc[np.concatenate([rows[place], silent])].copy()
+    frame[LABEL] = [*np.array(answers.class_names, dtype=object)[label], *[""] * len(silent)]
+    frame[WEIGHT] = [*(f"{share:.4f}" for share in fused.probabilities[place, label]), *["1"] * len(silent)]
+    frame[GROUP] = [*np.array(answers.items, dtype=object)[place], *(str(row + 1) for row in silent)]
     files.replace(path, frame.to_csv(index=False, lineterminator="\n").encode())

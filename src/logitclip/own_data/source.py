@@ -27,6 +27,7 @@ KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in (Table, Texts, Image
 ENCODED: dict[str, type[Kind]] = {kind.name: kind for kind in (EncodedTexts, EncodedImages)}
 FRAME = Path("the data frame")
 REVIEW_COLUMN = "logitclip_review"  # what `apply` says about a row: never a feature
+KEPT, CORRECTED = "kept", "corrected from "  # what it says of a label that a person has checked
 LABEL_TYPES = {"i": "int", "u": "int", "f": "float", "b": "bool"}  # by the kind of a NumPy type
 
 
@@ -174,10 +175,11 @@ def _look_at_files(
         (i + 2, names.values[file], labels.values[value])  # line 1 is the header
         for i, (file, value) in enumerate(zip(names.codes, labels.codes, strict=True))
     ]
-    left_out = {name: "is not used beside images" for name in columns if name not in (label, image)}
+    unused = {name: "is not used beside images" for name in columns if name not in (label, image)}
     folder = Path(os.path.expanduser(options.folder)) if options.folder else Path() if path is FRAME else path.parent
     kind, positions = _images(path, Listing(path, folder, listed), classes, label, image)
     kind, rows, kept = _load(kind, decode, encoding)
+    reviewed = _find_reviewed(columns, kept)
     return Source(
         path=path,
         kind=kind,
@@ -185,9 +187,9 @@ def _look_at_files(
         labels=positions[kept],
         class_names=tuple(classes),
         used={image: "image"},
-        left_out=left_out,
+        left_out=unused | _about_review(reviewed),
         label_type=label_type,
-        reviewed=_find_reviewed(columns, kept),
+        reviewed=reviewed,
     )
 
 
@@ -228,7 +230,7 @@ def _look_at_table(
         raise ValueError(
             f"An encoder takes images or texts: name the columns of {path} with free text, or leave it out."
         )
-    unknown = np.flatnonzero(labels < 0)
+    unknown, reviewed = np.flatnonzero(labels < 0), _find_reviewed(columns, known)
     return Source(
         path=path,
         kind=kind,
@@ -236,14 +238,21 @@ def _look_at_table(
         labels=labels[known],
         class_names=tuple(classes),
         used=dict(kind.used),
-        left_out={**dict.fromkeys(options.drop, "you left it out"), **kind.dropped},
+        left_out={**dict.fromkeys(options.drop, "you left it out"), **kind.dropped, **_about_review(reviewed)},
         label_type=label_type,
         weight=_weights(columns, options.weight, path, known),
         groups=None if options.group is None else group_numbers(columns, options.group, path)[known],
         times=None if options.time is None else time_numbers(columns, options.time, path)[known],
         unlabelled=kind.rows(take(features, unknown), unknown) if len(unknown) else None,
-        reviewed=_find_reviewed(columns, known),
+        reviewed=reviewed,
     )
+
+
+def _about_review(reviewed: np.ndarray | None) -> dict[str, str]:
+    """Say in the plan what is done with the column that `apply` writes."""
+    if reviewed is None:
+        return {}
+    return {REVIEW_COLUMN: f"says which {reviewed.sum():,} labels a person has checked: they count as true"}
 
 
 def _find_reviewed(columns: Columns, rows: np.ndarray) -> np.ndarray | None:
@@ -251,7 +260,7 @@ def _find_reviewed(columns: Columns, rows: np.ndarray) -> np.ndarray | None:
     column = columns.get(REVIEW_COLUMN)
     if not isinstance(column, TextColumn):
         return None
-    checked = [value == "kept" or value.startswith("corrected from ") for value in column.values]
+    checked = [value == KEPT or value.startswith(CORRECTED) for value in column.values]
     return np.array([*checked, False])[column.codes][rows]
 
 

@@ -373,7 +373,7 @@ function renderGrid() {
     else {
       if (item.audit) tile.append(make("p", { text: "Audit: which class is it?" }), make("div", { class: "row" }, ...classButtons(item)));
       else tile.append(choice("↵", `Keep ${item.given}`, item.given_probability, () => give(item, "class", item.given), "keep"), ...classButtons(item));
-      tile.append(finder(item, "Any class: c"), otherButtons(item, "No class"));
+      tile.append(finder(item, "Any class: c"), otherButtons(item, "None"));
     }
     list.append(tile);
   });
