@@ -74,7 +74,7 @@ def first_page() -> Any:
         base = alt.Chart(width=300, height=210)
         x = alt.X("epoch:Q", title="epoch", scale=alt.Scale(domain=[1, last], nice=False), axis=alt.Axis(tickCount=6))
         low = 50 if quantity == "test_accuracy" else 0
-        y = alt.Y("mean:Q", title=None, scale=alt.Scale(domain=[low, 90 if low else 110], nice=False))
+        y = alt.Y("mean:Q", title=None, scale=alt.Scale(domain=[low, 92 if low else 110], nice=False))
         keys = colour_and_dash("series", list(names.values()), show=False)
         layers = [base.mark_line(strokeWidth=2.6).encode(x=x, y=y, **keys).properties(data=data_of(points))]
         at_end = [row for row in points if row["epoch"] == last]
@@ -461,7 +461,8 @@ def ranked_losses() -> Any:
     y = alt.Y("loss:N", title=None, sort=order, axis=alt.Axis(labelOverlap=False, grid=True))
     offset = alt.YOffset("clip:N", sort=["with the clip", "no clip"])
     base = alt.Chart(data_of(points), width=WIDE - 160, height={"step": 11}).encode(y=y, yOffset=offset, **keys)
-    spans = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title="mean rank of 72, 1 is best"), x2="high:Q")
+    x = alt.X("low:Q", title=f"mean rank of {len(points)}, 1 is best", scale=alt.Scale(domain=[0, len(points) + 1]))
+    spans = base.mark_rule(strokeWidth=2).encode(x=x, x2="high:Q")
     return alt.layer(spans, base.mark_point(filled=True, size=50, opacity=1).encode(x="mean:Q"))
 
 

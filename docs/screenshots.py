@@ -1,4 +1,5 @@
-"""Takes the pictures of the pages that people see, in Chromium: fit_page.png, review_page.png, review_grid.png.
+"""Takes the pictures of the pages that people see, in Chromium: fit_page.png, fit_page_dark.png, review_page.png
+and review_grid.png.
 
     python docs/screenshots.py
 
@@ -89,11 +90,12 @@ def take(browser: Any, name: str, height: float) -> None:
 
 
 def take_fit(browser: Any, page: Path) -> None:
-    set_screen(browser, WIDTHS["fit"], HEIGHT, "light")
-    browser.get(page.resolve().as_uri())
-    browser.execute_script("[...document.querySelectorAll('h2')].at(-1).scrollIntoView()")
-    script = f"return document.querySelectorAll('tr')[{ROWS}].getBoundingClientRect().bottom"
-    take(browser, "fit_page.png", browser.execute_script(script))
+    for scheme, name in (("light", "fit_page.png"), ("dark", "fit_page_dark.png")):
+        set_screen(browser, WIDTHS["fit"], HEIGHT, scheme)
+        browser.get(page.resolve().as_uri())
+        browser.execute_script("[...document.querySelectorAll('h2')].at(-1).scrollIntoView()")
+        script = f"return document.querySelectorAll('tr')[{ROWS}].getBoundingClientRect().bottom"
+        take(browser, name, browser.execute_script(script))
 
 
 def take_review(browser: Any, model: Any) -> None:

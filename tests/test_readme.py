@@ -54,7 +54,7 @@ OTHERS = (
         "5,000 CIFAR-10 images",
         "On 19 data sets",
         "beside Table 1",
-        "In truth 20 % are wrong: the range holds it, but 29 % is too high, and so 71 % is too low",  # of the output
+        "In truth 20 % are wrong. The range holds it, but 29 % is too high",  # of the output
     ),
     *("36 short runs", "For 178 wines, of which 36 carry", "a 95 % interval", "for 15 epochs"),
     *("CIFAR-10N", "CIFAR-10", "EfficientNet-Lite0", "Apache-2.0"),

@@ -17,6 +17,7 @@ from logitclip.text import printable
 
 SUFFIXES = (".svg", ".pdf", ".png", ".html")
 WIDE, SMALL = 736, 12
+PADDING = {"left": 14, "top": 6, "right": 6, "bottom": 6}  # fonts differ: a reader's may be wider
 BLUE, ORANGE, GREEN, PURPLE, GREY = "#3565c4", "#d9710b", "#20854f", "#8f4fc9", "#7a7a7a"
 COLOURS = (
     *(ORANGE, BLUE, GREEN, PURPLE, GREY, "#c2305a"),
@@ -142,7 +143,7 @@ def vega_lite_version() -> str:
 
 def apply_style(chart: Any) -> Any:
     """Set the sizes, colours and lines that every figure has."""
-    chart = chart.configure(font="Helvetica, Arial, sans-serif", background="white", padding=6)
+    chart = chart.configure(font="Helvetica, Arial, sans-serif", background="white", padding=PADDING)
     chart = chart.configure_view(stroke=None).configure_range(category=list(COLOURS))
     texts = {"labelFontSize": SMALL, "titleFontSize": 13, "titleFontWeight": "normal"}
     lines = {"gridColor": "#e8e8e8", "domainColor": "#999", "tickColor": "#999"}
