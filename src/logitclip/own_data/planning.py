@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -13,9 +13,20 @@ from torch import nn
 
 from logitclip import models
 from logitclip.launch import using_threads
-from logitclip.own_data.folds import FOLDS
-from logitclip.own_data.kind import Source
-from logitclip.own_data.learners import TREE_ROWS, TREES, Forest, Learner, Logistic, Neighbours
+from logitclip.own_data.folds import FOLDS, choose_rows
+from logitclip.own_data.kind import Rows, Source
+from logitclip.own_data.learners import (
+    LEAF,
+    LINEAR_ROWS,
+    REFERENCE,
+    STRENGTHS,
+    TREE_ROWS,
+    TREES,
+    Forest,
+    Learner,
+    Logistic,
+    Neighbours,
+)
 from logitclip.own_data.network import Network, NetworkOptions
 from logitclip.own_data.tables import Table
 from logitclip.registry import suggest
@@ -33,6 +44,7 @@ HALVES = 2  # folds of the network, unless five are asked for
 LEARNERS = ("network", "forest", "logistic", "neighbours")
 FEW = 20  # rows; fewer whole numbers may all differ by chance
 MEASURED = 4  # training steps that are timed
+TIMED_TREES = 4
 MOST_CLASSES = 60  # beyond which auto takes only the network: the arrays of the others would be too large
 
 
@@ -186,31 +198,42 @@ def _clip_to_search(clip: str, rows: int) -> str | None:
 
 
 def _forecast(plan: Plan) -> float:
-    """Time a few steps of the network and a few trees, and add up how long all of it will take."""
-    rows, source = len(plan.source.labels), plan.source
-    seconds = 1.0
+    """Time a few steps of the network, a few trees and a small regression, and add up how long all of it will take."""
+    rows, features = len(plan.source.labels), plan.source.rows.features
+    seconds = 0.2 + 4e-4 * features.shape[1]  # the page, the columns that mattered
     for learner in plan.learners:
         if isinstance(learner, Network):
             steps = -(-rows // learner.recipe.batch_size) * learner.recipe.epochs
-            fits: float = plan.folds_of(learner)  # each without a part, and one of all rows
+            fits = plan.folds_of(learner) - 0.5  # each fold without a part; and all rows, if it is in the model
             if plan.clip_to_search:
                 fits += TRIALS * (1 - SEARCH_HELD_OUT) * min(1, SEARCHED_ROWS / rows)
-            seconds += 1.5 * fits * steps * _step_seconds(learner, source)
+            seconds += 1.3 * fits * steps * _step_seconds(learner, plan.source)
         elif isinstance(learner, Forest):
-            part = np.arange(min(rows, 2000))
-            started = time.perf_counter()
-            _grow_trees(source.rows.features[part], source.labels[part])
-            grown = min(rows, TREE_ROWS) / len(part)
-            seconds += 2 * TREES / 4 * (time.perf_counter() - started) * grown
+            trees = 1.7 * TREES / TIMED_TREES  # two forests, one of them perhaps not in the model
+            seconds += trees * min(rows, TREE_ROWS) * _seconds_per_row(_grow_trees, plan.source, 2_000)
+        elif isinstance(learner, Logistic):
+            fits = (len(STRENGTHS) + 1) * FOLDS  # of many features it tries smaller ones
+            seconds += fits * min(rows, LINEAR_ROWS) * _seconds_per_row(learner.fresh().fit, plan.source, 300)
         else:
-            seconds += 2e-8 * rows * source.rows.features.shape[1] * 20 * len(source.class_names)
+            seconds += 2e-8 * rows * min(rows, REFERENCE)
     return seconds
 
 
-def _grow_trees(x: np.ndarray, y: np.ndarray) -> None:
+def _seconds_per_row(learn: Callable[[Rows, np.ndarray], Any], source: Source, most: int) -> float:
+    """Time what is learnt from at most so many rows."""
+    part = choose_rows(len(source.labels), most, 0)
+    rows, labels = source.rows.take(part), source.labels[part]
+    if len(np.unique(labels)) < 2:
+        return 0.0
+    started = time.perf_counter()
+    learn(rows, labels)
+    return (time.perf_counter() - started) / len(part)
+
+
+def _grow_trees(rows: Rows, y: np.ndarray) -> None:
     from sklearn.ensemble import RandomForestClassifier
 
-    RandomForestClassifier(4, random_state=0).fit(x, y)
+    RandomForestClassifier(TIMED_TREES, min_samples_leaf=LEAF, random_state=0).fit(rows.features, y)
 
 
 def _step_seconds(network: Network, source: Source) -> float:
