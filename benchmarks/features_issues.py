@@ -26,8 +26,7 @@ import torch
 
 import logitclip as lc
 from logitclip.data.augment import transform
-from logitclip.runs.train import _commit, prepare, versions
-from logitclip.runs.train import settings as settings_of
+from logitclip.runs.train import _commit, prepare, settings_of, versions
 
 HERE = Path(__file__).parent
 OUT = HERE.parent / "results" / "features_issues.csv"

@@ -223,7 +223,7 @@ class Loss(nn.Module):
         return f"{self.name!r}{knobs}, reduction={self.reduction!r}"
 
 
-def _make_room_for_removed(loss: Any, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
+def _make_room_for_removed(loss: Any, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Give the buffer `removed` the size of the saved one: a new loss does not know the number of classes."""
     saved = state.get(f"{prefix}removed")
     loss.removed = None if saved is None else torch.zeros_like(saved)

@@ -23,6 +23,8 @@ from filelock import FileLock, Timeout
 
 log = logging.getLogger(__name__)
 
+Json = dict[str, Any]  # a JSON object
+
 SCRATCH = ".scratch-"  # prefix of temporary names
 
 
@@ -145,7 +147,7 @@ def sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: object) -> None:
     """Write a file of ours as JSON, atomically; see `replace`."""
     replace(path, (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
 

@@ -304,11 +304,11 @@ def _convert(text: str, knob: Knob, owner: str) -> Any:
     raise ValueError(f"{knob.name} of the {owner} must be {wanted}, got {text!r}.")
 
 
-def _is_union(annotation: Any) -> bool:
+def _is_union(annotation: object) -> bool:
     return typing.get_origin(annotation) in (typing.Union, types.UnionType)
 
 
-def _shorten(value: Any) -> str:
+def _shorten(value: object) -> str:
     """Return a knob's value for a listing.
 
     >>> _shorten(-9.210340371976182), _shorten(0.0625), _shorten("none")
@@ -318,7 +318,7 @@ def _shorten(value: Any) -> str:
     return f"{value:.3g}" if isinstance(value, float) and len(text) > 8 else text
 
 
-def show_value(value: Any) -> str:
+def show_value(value: object) -> str:
     """Return a knob's value as a spec writes it.
 
     >>> show_value(1.0), show_value(None), show_value(True)

@@ -11,11 +11,13 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 __all__ = ["Trial", "Tuned", "tune"]
+
+V = TypeVar("V")
 
 BETWEEN = (1.0, 5.0)  # where the search for temp starts; it may go beyond
 TRIALS = 5
@@ -243,7 +245,7 @@ def beats_chance(hits: float, chance: float, count: int, errors: float = 2.0) ->
     return bool(hits > chance + errors * math.sqrt(chance * (1 - chance) / count))
 
 
-def highest(scores: Mapping[Any, float | None]) -> Any:
+def highest(scores: Mapping[V, float | None]) -> V:
     """Return the value with the highest score; the first of several."""
     known = {value: score for value, score in scores.items() if score is not None}
     if not known:

@@ -24,7 +24,7 @@ _TO_COPY = re.compile(
 )
 
 
-def put(what: Any, stream: TextIO) -> None:
+def put(what: object, stream: TextIO) -> None:
     """Print text or a table. All output for people passes here, and only here is decided what is wrapped.
 
     Nothing is wrapped in a pipe or a file. In a terminal, text and the cells of a table are wrapped between words. What
@@ -95,7 +95,7 @@ def _keep_whole(table: Any, console: Any, *, every: bool) -> None:
 class Printable:
     """Something for rich to print, with the control characters in its text made visible."""
 
-    def __init__(self, content: Any) -> None:
+    def __init__(self, content: object) -> None:
         self.content = content
 
     def __rich_console__(self, console: Any, options: Any) -> Any:
@@ -123,7 +123,7 @@ def make_table(title: str, *columns: str, whole: Sequence[str] = ()) -> Table:
     return table
 
 
-def show(what: Any) -> None:
+def show(what: object) -> None:
     """Print text or a table to stdout. A string is rich markup: escape what comes from files or users."""
     from rich.text import Text
 
@@ -135,7 +135,7 @@ def tell(sentence: str) -> None:
     put(f"logitclip: {sentence}", sys.stderr)
 
 
-def show_json(what: Any) -> None:
+def show_json(what: object) -> None:
     """Print JSON to stdout; NaN and infinity, which it does not have, become null."""
     print(json.dumps(_replace_nonfinite(what), indent=2, default=str))
 

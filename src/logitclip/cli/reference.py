@@ -18,6 +18,7 @@ from tyro.conf import Positional, arg
 
 from logitclip.cli.options import File, Flag, Number, Plugins, Text
 from logitclip.cli.output import make_table, put, show, show_json
+from logitclip.files import Json
 from logitclip.registry import Registry, show_value
 from logitclip.runs.config import RunConfig, load_plugins, registries
 
@@ -266,7 +267,7 @@ def noise(
         show(noise_preview(record, dataset.class_names))
 
 
-def _describe_noise(spec: str | None, classes: int, data: str | None) -> dict[str, Any]:
+def _describe_noise(spec: str | None, classes: int, data: str | None) -> Json:
     from logitclip.data.dataset import asymmetric_of, classes_of
     from logitclip.noise import NOISES, arrow_matrix, read_matrix
 

@@ -11,6 +11,7 @@ from tyro.conf import Positional, arg
 from logitclip.cli.options import File, Flag
 from logitclip.cli.output import make_table, show, show_json, tell
 from logitclip.cli.training import stop_on_sigterm
+from logitclip.files import Json
 from logitclip.text import counted
 
 if TYPE_CHECKING:
@@ -206,7 +207,7 @@ def _serve(state: Review, port: int, *, no_browser: bool) -> None:
         server.run(sockets=[listener])
 
 
-def _as_json(state: Review, found: Report | None) -> dict[str, Any]:
+def _as_json(state: Review, found: Report | None) -> Json:
     from dataclasses import asdict
 
     progress = state.state()

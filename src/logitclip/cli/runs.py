@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -14,6 +14,9 @@ from logitclip.runs.claims import Claimed
 from logitclip.runs.config import plugins_ignored
 from logitclip.runs.results import OPTIONS, Failure, Result
 from logitclip.text import counted, printable
+
+if TYPE_CHECKING:
+    from logitclip.runs.listing import Run
 
 Action = Literal["list", "show", "diff", "rm", "gc"]
 Ids = Annotated[Positional[tuple[str, ...]], arg(help_behavior_hint="")]
@@ -96,7 +99,7 @@ def runs(
         _show_list(found)
 
 
-def _show_list(found: list[Any]) -> None:
+def _show_list(found: list[Run]) -> None:
     from logitclip.data.dataset import trusted_test
 
     records = [run.record for run in found]
@@ -124,7 +127,7 @@ def _show_list(found: list[Any]) -> None:
         show("The test labels of your own data may be noisy too; a perfect classifier scores 1 - their noise rate.")
 
 
-def _show_run(run: Any, json: bool) -> None:
+def _show_run(run: Run, json: bool) -> None:
     from logitclip.runs.listing import changed_options
 
     options = {} if run.config is None else {"data": run.config.data, **changed_options(run.config)}
@@ -139,16 +142,15 @@ def _show_run(run: Any, json: bool) -> None:
     show(table)
     if isinstance(run.outcome, Result):
         show(result_table(run.outcome))
-    elif failure is not None:
-        show(_format_value(failure))
-        trace = run.outcome.traceback
-        if trace:
-            show(_format_value(trace))
+    elif isinstance(run.outcome, Failure):
+        show(_format_value(run.outcome.error))
+        if run.outcome.traceback:
+            show(_format_value(run.outcome.traceback))
     elif run.owner is not None:
         show(_format_value(f"Trained now by {run.owner}."))
 
 
-def _show_difference(one: Any, other: Any) -> None:
+def _show_difference(one: Run, other: Run) -> None:
     """Show the options and numbers that differ between two runs."""
     table = make_table("What differs", "", one.id[:8], other.id[:8])
     for name, value in one.record.items():
@@ -157,7 +159,7 @@ def _show_difference(one: Any, other: Any) -> None:
     show(table)
 
 
-def _remove_runs(found: list[Any], dry: bool) -> None:
+def _remove_runs(found: list[Run], dry: bool) -> None:
     """Remove the runs that can be removed, then name the others."""
     from logitclip.runs.listing import NotARun, remove
 
@@ -178,7 +180,7 @@ def _print_removed(freed: dict[str, int], dry: bool) -> None:
     tell(f"{'would remove' if dry else 'removed'} {counted(len(freed), 'item')}, {_format_bytes(sum(freed.values()))}.")
 
 
-def _format_value(value: Any) -> str:
+def _format_value(value: object) -> str:
     from rich.markup import escape
 
     if isinstance(value, tuple | list):

@@ -17,6 +17,9 @@ from logitclip.studies.listener import Listener
 from logitclip.text import counted, duration
 
 if TYPE_CHECKING:
+    from logitclip.engine import EpochRow
+
+if TYPE_CHECKING:
     from rich.console import Group
     from rich.text import Text
 
@@ -70,7 +73,7 @@ class SweepBoard(Listener):
         self.before = 0  # results of earlier sweeps
         self.errors: dict[str, list[tuple[str, str]]] = {}  # a sentence -> the runs it is about, and where to read more
         self.undecided: dict[RunConfig, int] = {}  # a config to tune -> the runs that wait for it
-        self.running: dict[RunConfig, tuple[float, dict[str, Any] | None]] = {}  # run -> epochs at its start, last row
+        self.running: dict[RunConfig, tuple[float, EpochRow | None]] = {}  # run -> epochs at its start, last row
         self.epochs: dict[RunConfig, int | None] = {}
         self.ended = 0  # runs that were made here
         self.started, self.first = monotonic(), math.inf  # when this began, and its first run
@@ -108,14 +111,14 @@ class SweepBoard(Listener):
     def on_elsewhere(self, config: RunConfig) -> None:
         self.running.pop(config, None)
 
-    def on_start(self, config: RunConfig, row: dict[str, Any] | None) -> None:
+    def on_start(self, config: RunConfig, row: EpochRow | None) -> None:
         now = monotonic()
         self.first = min(self.first, now)
         self.epochs[config] = config.resolve().epochs
         self.running[config] = _count_epochs(row), row
         self._line(now, f"started {self.label(config)}", self.PAUSE)
 
-    def on_epoch(self, config: RunConfig, row: dict[str, Any]) -> None:
+    def on_epoch(self, config: RunConfig, row: EpochRow) -> None:
         self.running[config] = (self.running[config][0] if config in self.running else 0), row
         self._line(monotonic(), f"{self.label(config)}: {epoch_text(row, self.epochs[config], config.data)}", self.LONG)
 
@@ -189,7 +192,7 @@ class SweepBoard(Listener):
     def __enter__(self) -> SweepBoard:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Print the failures and, after an interrupt, how to resume."""
         self.stop()
         for error, [(label, file), *more] in self.errors.items():
@@ -199,7 +202,7 @@ class SweepBoard(Listener):
             tell("interrupted. Repeat the command to resume.")
 
 
-def _count_epochs(row: dict[str, Any] | None) -> int:
+def _count_epochs(row: EpochRow | None) -> int:
     """Return how many epochs have ended, by the last row of a run."""
     return 0 if row is None else row["epoch"] + 1
 
@@ -232,7 +235,7 @@ class TrainingBar:
         self.started = self.printed = -math.inf
         self.first = 0  # epochs done when it started
 
-    def __call__(self, config: RunConfig, row: dict[str, Any] | None) -> None:
+    def __call__(self, config: RunConfig, row: EpochRow | None) -> None:
         """Show the row of an epoch; the first call, with the last row of a resumed run or None, starts the bar."""
         if self.quiet:
             return
@@ -281,7 +284,7 @@ class TrainingBar:
             self.progress.stop()
 
 
-def epoch_text(row: dict[str, Any], epochs: int | None, data: str) -> str:
+def epoch_text(row: EpochRow, epochs: int | None, data: str) -> str:
     """
     >>> row = {"epoch": 1, "loss": 1.25, "test_accuracy": 87.5, "memorised": 12.5}
     >>> epoch_text(row, 4, "digits")

@@ -7,7 +7,6 @@ import os
 import signal
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from logitclip.cli.encoding import EncodingBar
 from logitclip.cli.options import Flag, Quiet, RunOptions, Text, Verbose
@@ -79,7 +78,7 @@ def set_verbosity(quiet: bool, verbose: bool) -> None:
 def stop_on_sigterm() -> None:
     """On SIGTERM, save and stop as on Ctrl-C; ignore a second signal."""
 
-    def stop(*_: Any) -> None:
+    def stop(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise SystemExit(128 + signal.SIGTERM)
 

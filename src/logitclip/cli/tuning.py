@@ -13,6 +13,7 @@ from logitclip.cli.options import Flag, Place, Quiet, RunOptions, Text, Verbose,
 from logitclip.cli.output import Exit, fail, make_table, show, show_json
 from logitclip.cli.terminal import SweepBoard, announce, result_table
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
+from logitclip.files import Json
 from logitclip.runs.config import RunConfig, words_to_tune
 from logitclip.runs.results import outcome
 
@@ -166,14 +167,14 @@ def _run_study(config: RunConfig, options: SearchOptions, board: SweepBoard) -> 
     return Tried(option, scores, tuning.highest(scores) if known else None)
 
 
-def _list_as_json(tried: Tried) -> list[dict[str, Any]]:
+def _list_as_json(tried: Tried) -> list[Json]:
     return [
         {"value": value, "val_accuracy": score} | _score_in_points(tried.parts.get(value))
         for value, score in tried.scores.items()
     ]
 
 
-def _score_in_points(score: Any) -> dict[str, Any]:
+def _score_in_points(score: Any) -> Json:
     """Return the parts of a score of the fast search, in points; none if there is no score."""
     if score is None:
         return {}

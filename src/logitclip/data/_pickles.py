@@ -21,7 +21,7 @@ from torch import Tensor
 class _DType:
     """A stand-in for numpy.dtype, limited to plain numbers."""
 
-    def __init__(self, code: str, *_: Any) -> None:
+    def __init__(self, code: str, *_: object) -> None:
         if code not in {f"{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)}:
             raise pickle.UnpicklingError(f"arrays of type {code!r} are not allowed")
         self.code = code
@@ -33,7 +33,7 @@ class _DType:
 class _Array:
     """A stand-in for numpy.ndarray, which is pickled as an empty array with its shape, type and bytes as state."""
 
-    def __init__(self, *_: Any) -> None:
+    def __init__(self, *_: object) -> None:
         self.value = np.empty(0, np.uint8)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:

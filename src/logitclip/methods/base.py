@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Job", "Method", "Settings", "Step"]
 
 Augment = Callable[[Tensor], Tensor]  # one random view of a batch, ready for the model
+State = dict[str, Any]  # what a checkpoint keeps of a method beside its weights: tensors, numbers, and dicts of them
 View = Callable[[Tensor, torch.Generator | None], Tensor]  # see logitclip.data.augment.transform
 Batch = tuple[Tensor, Tensor, Tensor]  # index, x, y
 
@@ -111,9 +112,9 @@ class Method(Protocol):
         """Return the weights to keep, by name."""
         ...
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return all other state that resuming needs: tensors, numbers and strings in dicts and lists."""
         ...
 
-    def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
+    def load(self, weights: dict[str, Tensor], state: State) -> None:
         """Restore what `weights` and `state_dict` returned."""

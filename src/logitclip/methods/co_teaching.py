@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -47,7 +46,7 @@ class CoTeaching(TwoNetworks):
         self.epoch = 0
 
     @staticmethod
-    def preset(data: str, noise: str) -> dict[str, Any]:
+    def preset(data: str, noise: str) -> dict[str, float]:
         """Return the authors' setting: the rate of the noise, if it has one, is left out.
 
         >>> CoTeaching.preset("cifar10", "pair:rate=0.45")

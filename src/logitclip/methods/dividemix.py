@@ -8,7 +8,6 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from logitclip.clip import check_positive
 from logitclip.data import DATASETS, batches
 from logitclip.losses import check_at_least
 from logitclip.methods import METHODS
-from logitclip.methods.base import Augment, Batch, Job, Step
+from logitclip.methods.base import Augment, Batch, Job, State, Step
 from logitclip.methods.two_networks import TwoNetworks
 from logitclip.noise import NOISES
 from logitclip.rng import derived_seed, stream
@@ -103,7 +102,7 @@ class DivideMix(TwoNetworks):
         self.history: list[list[Tensor]] = [[], []]  # scaled losses of the last epochs, for each network
 
     @staticmethod
-    def preset(data: str, noise: str) -> dict[str, Any]:
+    def preset(data: str, noise: str) -> dict[str, float]:
         """Return the published settings for a dataset and a noise.
 
         cifar100 and webvision have their own settings; all other datasets use those of CIFAR-10. Symmetric noise uses
@@ -225,10 +224,10 @@ class DivideMix(TwoNetworks):
             network.eval()
         return self.nets[0][1](x) + self.nets[1][1](x)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {**super().state_dict(), "history": self.history}
 
-    def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
+    def load(self, weights: dict[str, Tensor], state: State) -> None:
         super().load(weights, state)
         self.history = state["history"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from logitclip.data import DATASETS
 from logitclip.losses import check_at_least
 from logitclip.methods import METHODS
-from logitclip.methods.base import Augment, Job, Step
+from logitclip.methods.base import Augment, Job, State, Step
 from logitclip.methods.standard import Standard, gather_rows
 from logitclip.noise import NOISES
 
@@ -48,7 +47,7 @@ class ELR(Standard):
         self.targets = torch.zeros(len(job.train), job.num_classes, device=job.fabric.device)
 
     @staticmethod
-    def preset(data: str, noise: str) -> dict[str, Any]:
+    def preset(data: str, noise: str) -> dict[str, float]:
         """Return the authors' settings for a dataset and a noise; datasets without their own use those of CIFAR-10.
 
         >>> ELR.preset("cifar100", "symmetric:rate=0.5")
@@ -73,10 +72,10 @@ class ELR(Standard):
         self.update(self.model, self.optimizer)
         return Step(loss.detach(), logits.detach())
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {**super().state_dict(), "targets": gather_rows(self.targets, self.fabric)}
 
-    def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
+    def load(self, weights: dict[str, Tensor], state: State) -> None:
         super().load(weights, state)
         self.targets.copy_(state["targets"])
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,7 +52,7 @@ class GJS(Standard):
         self.weight = weight
 
     @staticmethod
-    def preset(data: str, noise: str) -> dict[str, Any]:
+    def preset(data: str, noise: str) -> dict[str, float]:
         """Return the authors' weight for a dataset and a noise, at the nearest rate; by default that of CIFAR-10.
 
         >>> GJS.preset("cifar10", "symmetric:rate=0.4")

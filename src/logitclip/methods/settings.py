@@ -21,7 +21,7 @@ class AtLeast:
 
     least: float
 
-    def allows(self, value: Any) -> bool:
+    def allows(self, value: float) -> bool:
         return value >= self.least
 
     def __str__(self) -> str:
@@ -34,7 +34,7 @@ class AtMost:
 
     most: float
 
-    def allows(self, value: Any) -> bool:
+    def allows(self, value: float) -> bool:
         return value <= self.most
 
     def __str__(self) -> str:
@@ -125,7 +125,7 @@ class Settings:
             raise ValueError("nesterov needs a momentum above 0.")
 
 
-def check_bounds(options: Any) -> None:
+def check_bounds(options: object) -> None:
     """Check the fields of a dataclass against the bounds in their annotations; None is not checked.
 
     Raises:
@@ -133,7 +133,9 @@ def check_bounds(options: Any) -> None:
     """
     for name, notes in annotations_of(type(options)).items():
         value = getattr(options, name)
-        for bound in notes if value is not None else ():
+        if value is None:
+            continue
+        for bound in notes:
             if isinstance(bound, AtLeast | AtMost | Must) and not bound.allows(value):
                 raise ValueError(f"{name} must be {bound}, got {value}.")
 

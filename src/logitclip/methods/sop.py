@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from logitclip.data.autoaugment import autoaugment, cutout
 from logitclip.losses import check_at_least
 from logitclip.methods import METHODS
-from logitclip.methods.base import Augment, Job, Step
+from logitclip.methods.base import Augment, Job, State, Step
 from logitclip.methods.standard import Standard, gather_rows
 from logitclip.rng import stream
 
@@ -71,11 +70,11 @@ class SOP(Standard):
             return y
         return torch.nn.functional.one_hot(y, self.job.num_classes).float()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         tables = {"u": self.u, "v": self.v}
         return {**super().state_dict(), **{name: gather_rows(table, self.fabric) for name, table in tables.items()}}
 
-    def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
+    def load(self, weights: dict[str, Tensor], state: State) -> None:
         super().load(weights, state)
         self.u.copy_(state["u"])
         self.v.copy_(state["v"])

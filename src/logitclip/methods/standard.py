@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from logitclip.clip import is_on_parameters
 from logitclip.criterion import Linked, LogitClip, Loss
 from logitclip.methods import METHODS
-from logitclip.methods.base import Augment, Batch, Job, Step
+from logitclip.methods.base import Augment, Batch, Job, State, Step
 
 
 @partial(METHODS.register, name="standard")
@@ -118,11 +118,11 @@ class Standard:
         """Return the weights to keep, by name."""
         return self.network.state_dict()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return all other state that resuming needs: tensors, numbers and strings in dicts and lists."""
         return {"optimizer": self.optimizer.state_dict(), "criterion": self.criterion.state_dict()}
 
-    def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
+    def load(self, weights: dict[str, Tensor], state: State) -> None:
         """Restore what `weights` and `state_dict` returned."""
         self.network.load_state_dict(weights)
         self.optimizer.load_state_dict(state["optimizer"])

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 from torch.optim import Optimizer
 
 from logitclip.criterion import Linked
-from logitclip.methods.base import Job
+from logitclip.methods.base import Job, State
 from logitclip.methods.standard import Standard
 from logitclip.rng import derived_seed
 
@@ -38,10 +36,10 @@ class TwoNetworks(Standard):
     def weights(self) -> dict[str, Tensor]:
         return {f"net{i}.{k}": v for i, net in enumerate(self.nets, 1) for k, v in net[0].state_dict().items()}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers()]}
 
-    def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
+    def load(self, weights: dict[str, Tensor], state: State) -> None:
         for i, (network, _, optimizer) in enumerate(self.nets, 1):
             prefix = f"net{i}."
             network.load_state_dict({k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 from torch import Tensor, nn
 
@@ -12,6 +12,7 @@ Activation = Literal["relu", "relu6", "leaky_relu", "gelu", "silu", "tanh"]
 Norm = Literal["none", "batch"]
 Stem = Literal["imagenet", "cifar"]
 
+T = TypeVar("T")
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "relu6": nn.ReLU6,
@@ -22,7 +23,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 }
 
 
-def one_of(name: str, value: Any, allowed: Iterable[Any]) -> Any:
+def one_of(name: str, value: T, allowed: Iterable[T]) -> T:
     """Return `value`; raise unless it is one of `allowed`."""
     if value not in (allowed := tuple(allowed)):
         raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}; got {value!r}.")

@@ -61,27 +61,27 @@ def noisy_labels(labels: Tensor, num_classes: int, n: int) -> Tensor:
     return labels.float() if labels.ndim > 1 else class_labels(labels, num_classes, what="noisy labels")
 
 
-def check_rate(rate: Any) -> None:
+def check_rate(rate: object) -> None:
     if not is_real_number(rate) or not 0 <= rate <= 1:
         raise ValueError(f"rate must be a share between 0 and 1, got {rate!r}.")
 
 
-def check_choice(name: str, value: Any, choices: Any) -> None:
+def check_choice(name: str, value: object, choices: object) -> None:
     if value not in typing.get_args(choices):
         raise ValueError(f"{name} must be one of {', '.join(typing.get_args(choices))}; got {value!r}.")
 
 
-def check_generator(generator: Any) -> None:
+def check_generator(generator: object) -> None:
     if not isinstance(generator, torch.Generator) or generator.device.type != "cpu":
         example = "pass generator=torch.Generator().manual_seed(0)"
         raise ValueError(f"generator must be a torch.Generator on the CPU, got {generator!r}: {example}.")
 
 
-def is_integer(value: Any) -> bool:
+def is_integer(value: object) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool)
 
 
-def is_real_number(value: Any) -> bool:
+def is_real_number(value: object) -> typing.TypeGuard[float]:
     return is_integer(value) or isinstance(value, (float, np.floating))
 
 

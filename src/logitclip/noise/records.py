@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from logitclip import files
+from logitclip.files import Json
 from logitclip.noise._files import check_agreement, check_pairs, read_noise_file, record_files
 from logitclip.noise.checks import class_labels, inputs_of, is_integer, noisy_labels
 from logitclip.noise.rules import NOISES
@@ -100,7 +101,7 @@ class NoisyLabels:
         arrays = {"labels": self.labels, "clean_labels": self.clean_labels, "replaced": self.replaced}
         return {name: array for name, array in arrays.items() if array is not None}
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Json:
         """Return the record as a dict for JSON, as `save` writes it; without the matrix for more than 100 classes."""
         return {
             "rule": self.rule,

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from logitclip.files import Json
 from logitclip.own_data.folds import FOLDS
 
 EM_STEPS = 200  # of expectation maximisation, at most
@@ -106,7 +106,7 @@ def fuse_with_features(answers: Answers, features: np.ndarray, seed: int = 0) ->
     return fused
 
 
-def reliability(answers: Answers, fused: FusedLabels) -> list[dict[str, Any]]:
+def reliability(answers: Answers, fused: FusedLabels) -> list[Json]:
     """Return the share of right answers of each annotator with a 95 % interval, the most reliable first.
 
     An annotator's own answers count in the fused probabilities: if annotators err together, that flatters each of them.

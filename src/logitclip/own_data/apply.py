@@ -8,7 +8,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from logitclip.own_data.fitted_rows import FittedRows
 from logitclip.own_data.images import Images
 from logitclip.own_data.source import CORRECTED, KEPT, REVIEW_COLUMN
 from logitclip.text import guard_formula, unguard_formula
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LISTED_FILE, LISTED_LABEL = "file", "label"  # columns of a list of image files
 
@@ -123,7 +126,7 @@ def _table(rows: FittedRows, changed: dict[int, str], notes: list[str], kept: np
     return frame.to_csv(index=False, sep=separator, lineterminator="\n").encode()
 
 
-def read_frame(path: Path) -> Any:
+def read_frame(path: Path) -> pd.DataFrame:
     """Read a table with every value as it is written; numbers in a csv file stay text."""
     import pandas as pd
 

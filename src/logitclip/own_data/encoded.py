@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -20,10 +20,14 @@ from logitclip.data._preprocessing import Preprocessor, is_usable
 from logitclip.data.table import join_texts
 from logitclip.encoders import blocks
 from logitclip.encoders.features import Features, Inputs, OnRows, input_kind, select
+from logitclip.own_data.facts import Facts
 from logitclip.own_data.images import Images
 from logitclip.own_data.kind import Read, RowNumbers, Rows
 from logitclip.own_data.tables import PREPROCESSING, read_columns
 from logitclip.own_data.texts import Texts
+
+if TYPE_CHECKING:
+    from logitclip.own_data.kind import Data
 
 FOLDER = "encoder"  # of a model folder that has the weights in it
 
@@ -89,11 +93,11 @@ def _rows(names: Sequence[str], x: np.ndarray, mean: tuple[float, ...], std: tup
     return Rows(names, features.astype(np.float32), torch.from_numpy(x))
 
 
-def _facts(spec: str) -> dict[str, Any]:
+def _facts(spec: str) -> Facts:
     return {"encoder": {"spec": spec, "identity": encoders.identify(spec)}}
 
 
-def _check_weights(facts: Mapping[str, Any]) -> str:
+def _check_weights(facts: Facts) -> str:
     """Return the encoder of a model, or raise a ValueError if its files have changed."""
     spec = facts["encoder"]["spec"]
     if encoders.identify(spec) != facts["encoder"]["identity"]:
@@ -101,7 +105,7 @@ def _check_weights(facts: Mapping[str, Any]) -> str:
     return spec
 
 
-def copy_encoder(facts: Mapping[str, Any], out: Path) -> None:
+def copy_encoder(facts: Facts, out: Path) -> None:
     """Copy the files of the encoder into the model folder."""
     name, knobs = encoders.ENCODERS.parse(facts["encoder"]["spec"])
     function: Any = encoders.ENCODERS[name]
@@ -113,7 +117,7 @@ def copy_encoder(facts: Mapping[str, Any], out: Path) -> None:
         shutil.copyfile(path, place)
 
 
-def with_bundle(facts: dict[str, Any], folder: Path) -> dict[str, Any]:
+def with_bundle(facts: Facts, folder: Path) -> dict[str, Any]:
     """Return the facts of a model with its encoder in the model folder, if that has the files."""
     if not isinstance(facts.get("encoder"), dict) or not (folder / FOLDER).is_dir():
         return facts
@@ -134,7 +138,7 @@ class _Encoded:
         "logistic",
     )  # measured by benchmarks/encoder_fit.py; noisy labels prefer what repeats their errors
 
-    def network(self, rows: int) -> dict[str, Any]:
+    def network(self, rows: int) -> dict[str, str | float]:
         names = ("model", "lr", "weight_decay", "batch_size", "epochs", "augment")
         return {name: encoders.HEAD[name] for name in names}
 
@@ -167,12 +171,12 @@ class EncodedImages(_Encoded, Images):
     encoding: Encoding | None = None
 
     @classmethod
-    def restore(cls, facts: Mapping[str, Any], read: Read) -> EncodedImages:
+    def restore(cls, facts: Facts, read: Read) -> EncodedImages:
         scale = tuple(facts["mean"]), tuple(facts["std"])
         encoding = Encoding(_check_weights(facts))
         return cls(facts["label"], facts["image"], facts["size"], mean=scale[0], std=scale[1], encoding=encoding)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         assert self.encoding is not None
         return {**super().facts(), **_facts(self.encoding.spec)}
 
@@ -189,7 +193,7 @@ class EncodedImages(_Encoded, Images):
         kind = cls(**own).keep(kept)
         return kind, _rows(kind.names, x[kept], mean, std), kept
 
-    def read(self, data: Any) -> Any:
+    def read(self, data: Data) -> Any:
         folder, names = self._files(data)
 
         def finish(x: np.ndarray, index: np.ndarray) -> Rows:
@@ -230,13 +234,13 @@ class EncodedTexts(_Encoded, Texts):
         return replace(kind, mean=mean, std=std)
 
     @classmethod
-    def restore(cls, facts: Mapping[str, Any], read: Read) -> EncodedTexts:
+    def restore(cls, facts: Facts, read: Read) -> EncodedTexts:
         preprocessor = Preprocessor.from_bytes(read(PREPROCESSING)) if PREPROCESSING in facts["files"] else None
         mean, std = tuple(facts["mean"]), tuple(facts["std"])
         encoding = Encoding(_check_weights(facts))
         return cls(facts["label"], preprocessor, text=tuple(facts["text"]), mean=mean, std=std, encoding=encoding)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         assert self.encoding is not None
         return {**super().facts(), "text": list(self.text), **_facts(self.encoding.spec)}
 
@@ -269,10 +273,10 @@ class EncodedTexts(_Encoded, Texts):
         names = RowNumbers(np.arange(row_count(columns)) if numbers is None else numbers)
         return _rows(names, self._features(columns), self.mean, self.std)
 
-    def read(self, data: Any) -> Any:
+    def read(self, data: Data) -> Any:
         return self._late_rows(read_columns(data, self._needed))
 
-    def read_parts(self, data: Any) -> Iterator[Any]:
+    def read_parts(self, data: Data) -> Iterator[Any]:
         if not isinstance(data, str | os.PathLike):
             yield self.read(data)
             return

@@ -7,9 +7,11 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from logitclip.files import object_digest
+
+Facts = dict[str, Any]  # the content of model.json, or what a learner or a kind of data has in it
 
 FORMAT = 2
 WITHOUT_DIGESTS = 1  # the format of version 0.1
@@ -19,37 +21,37 @@ WITHOUT_DIGESTS = 1  # the format of version 0.1
 class Fact:
     """A key of model.json: a test of its value, and what the value must be, in words."""
 
-    holds: Callable[[Any], bool]
+    holds: Callable[[object], bool]
     what: str
     optional: bool = False  # may be missing, as in folders of older versions
 
 
-def is_text(value: Any) -> bool:
+def is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def is_real(value: Any) -> bool:
+def is_real(value: object) -> TypeGuard[float]:
     """Return whether a value is a finite number; True and False are none."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def is_share(value: Any) -> bool:
+def is_share(value: object) -> bool:
     return is_real(value) and 0 <= value <= 1
 
 
-def is_list_of(holds: Callable[[Any], bool], least: int = 0) -> Callable[[Any], bool]:
+def is_list_of(holds: Callable[[object], bool], least: int = 0) -> Callable[[object], bool]:
     return lambda value: isinstance(value, list) and len(value) >= least and all(map(holds, value))
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _or_none(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
+def _or_none(holds: Callable[[object], bool]) -> Callable[[object], bool]:
     return lambda value: value is None or holds(value)
 
 
-def _is_noise(value: Any) -> bool:
+def _is_noise(value: object) -> bool:
     matrices = ("matrix", "matrix_lower", "matrix_upper")
     return (
         isinstance(value, dict)
@@ -60,13 +62,17 @@ def _is_noise(value: Any) -> bool:
     )
 
 
-def _is_learner(value: Any) -> bool:
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and is_list_of(is_text, 2)(value) and len({*value}) == len(value)
+
+
+def _is_learner(value: object) -> bool:
     return isinstance(value, dict) and is_text(value.get("name")) and is_share(value.get("weight"))
 
 
 FACTS: Mapping[str, Fact] = {
     "kind": Fact(is_text, "a text"),
-    "class_names": Fact(lambda v: is_list_of(is_text, 2)(v) and len({*v}) == len(v), "at least two different names"),
+    "class_names": Fact(_are_names, "at least two different names"),
     "label": Fact(_or_none(is_text), "the name of a column, or null"),
     "label_type": Fact(lambda v: v in ("text", "int", "float", "bool"), "text, int, float or bool", optional=True),
     "learners": Fact(is_list_of(_is_learner, 1), "a list of objects with name and weight", optional=True),
@@ -92,7 +98,7 @@ FACTS: Mapping[str, Fact] = {
 }
 
 
-def check_facts(facts: Any) -> None:
+def check_facts(facts: object) -> None:
     """Check the keys of model.json, their types and ranges.
 
     Args:
@@ -123,7 +129,7 @@ def check_facts(facts: Any) -> None:
         _check_digests(facts)
 
 
-def upgrade(facts: dict[str, Any]) -> dict[str, Any]:
+def upgrade(facts: Facts) -> Facts:
     """Return the facts of an older model, which was one network, in the words of this version."""
     if "learners" in facts:
         return facts
@@ -135,7 +141,7 @@ def upgrade(facts: dict[str, Any]) -> dict[str, Any]:
     return {"label_type": "text", **facts, "learners": [network]}
 
 
-def _check_digests(facts: dict[str, Any]) -> None:
+def _check_digests(facts: Facts) -> None:
     digests = facts.get("files")
     if not isinstance(digests, dict) or not all(map(is_text, digests.values())):
         raise ValueError("in model.json 'files' must give the digest of each file")
@@ -146,12 +152,12 @@ def _check_digests(facts: dict[str, Any]) -> None:
         raise ValueError("model.json does not have the digest it names: it was changed after `fit` wrote it")
 
 
-def check_file(name: str, content: bytes, facts: Mapping[str, Any]) -> None:
+def check_file(name: str, content: bytes, facts: Facts) -> None:
     """Raise a ValueError unless a file of the model folder has the digest that `facts` names; old folders name none."""
     if facts["format"] == FORMAT and hashlib.sha256(content).hexdigest() != facts["files"].get(name):
         raise ValueError(f"{name} does not have the digest in model.json: it is damaged, or of another model")
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -15,8 +15,12 @@ from torch import Tensor
 
 from logitclip.data._images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, find_images, png_address, read_all
 from logitclip.data.table import column_text
+from logitclip.own_data.facts import Facts
 from logitclip.own_data.kind import ENCODER_HINT, Kind, Read, Rows, check_names
 from logitclip.own_data.tables import read_columns
+
+if TYPE_CHECKING:
+    from logitclip.own_data.kind import Data
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +65,10 @@ class Images(Kind):
         return cls(label, image, size, pixels, folder, names)
 
     @classmethod
-    def restore(cls, facts: Mapping[str, Any], read: Read) -> Images:
+    def restore(cls, facts: Facts, read: Read) -> Images:
         return cls(facts["label"], facts["image"], facts["size"])
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         return {"kind": self.name, "label": self.label, "image": self.image, "size": self.size}
 
     def load(self, *, decode: bool = True) -> tuple[Rows, np.ndarray]:
@@ -90,12 +94,12 @@ class Images(Kind):
             raise ValueError(f"{self.folder} holds no readable image.")
         return Rows([self.names[i] for i in kept.tolist()], features, images), kept
 
-    def read(self, data: Any) -> Rows:
+    def read(self, data: Data) -> Rows:
         folder, names = self._files(data)
         files = ImageFiles(folder, names, self.size)
         return Rows(names, small_pictures(files)[0], files)
 
-    def _files(self, data: Any) -> tuple[Path, list[str]]:
+    def _files(self, data: Data) -> tuple[Path, list[str]]:
         file = isinstance(data, str | os.PathLike)
         if file and Path(data).is_dir():
             folder, names = Path(data), sorted(find_images(Path(data)))
@@ -108,7 +112,7 @@ class Images(Kind):
         text = column_text(read_columns(data), self.image, str(data) if file else "The data frame")
         return Path(data).parent if file else Path(), ["" if code < 0 else text.values[code] for code in text.codes]
 
-    def network(self, rows: int) -> dict[str, Any]:
+    def network(self, rows: int) -> dict[str, str | float]:
         gpu = torch.accelerator.is_available()
         model = "strided_cnn" if not gpu or self.size < 48 else f"resnet:depth=18{self._stem}"
         return {

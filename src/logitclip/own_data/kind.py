@@ -12,12 +12,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 
 from logitclip.data.dataset import Examples
+from logitclip.own_data.facts import Facts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    Data = str | os.PathLike[str] | pd.DataFrame | np.ndarray  # what a kind reads
 
 ENCODER_HINT = (
     "This starts from nothing. A pretrained encoder starts from what others have learnt, often far more accurate: "
@@ -68,11 +74,11 @@ class Kind(ABC):
 
     @classmethod
     @abstractmethod
-    def restore(cls, facts: Mapping[str, Any], read: Read) -> Kind:
+    def restore(cls, facts: Facts, read: Read) -> Kind:
         """Return the kind that a model folder describes."""
 
     @abstractmethod
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Return what model.json must hold for `restore`."""
 
     def contents(self) -> dict[str, bytes]:
@@ -80,15 +86,15 @@ class Kind(ABC):
         return {}
 
     @abstractmethod
-    def read(self, data: Any) -> Rows:
+    def read(self, data: Data) -> Rows:
         """Read new rows: a file, a folder or a data frame."""
 
-    def read_parts(self, data: Any) -> Iterator[Rows]:
+    def read_parts(self, data: Data) -> Iterator[Rows]:
         """Read new rows part by part, in the order of `read`. A kind whose rows need much memory reads them late."""
         yield self.read(data)
 
     @abstractmethod
-    def network(self, rows: int) -> dict[str, Any]:
+    def network(self, rows: int) -> dict[str, str | float]:
         """Return the settings of a network for `rows` rows: model, epochs, lr, batch_size and so on."""
 
     @abstractmethod

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from logitclip.own_data.facts import Facts
 from logitclip.own_data.folds import Folds, choose_rows
 from logitclip.own_data.kind import Read, Rows
 
@@ -53,7 +54,7 @@ class Learner(ABC):
         """Return class probabilities [N, K]; NaN where a row cannot be read."""
 
     @abstractmethod
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Return what model.json must hold for `restore`."""
 
     @abstractmethod
@@ -61,7 +62,7 @@ class Learner(ABC):
         """Return the files of the fitted learner."""
 
     @abstractmethod
-    def restore(self, facts: Mapping[str, Any], read: Read) -> None:
+    def restore(self, facts: Facts, read: Read) -> None:
         """Become the fitted learner that a model folder holds."""
 
     def out_of_fold(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, folds: Folds, seed: int) -> np.ndarray:
@@ -179,7 +180,7 @@ class Forest(Learner):
             inside[row, tree] = self.feature[node[row, tree]] >= 0
         return node
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         return {"name": self.name}
 
     def contents(self) -> dict[str, bytes]:
@@ -189,7 +190,7 @@ class Forest(Learner):
 
     arrays = ("roots", "feature", "threshold", "left", "right", "value")
 
-    def restore(self, facts: Mapping[str, Any], read: Read) -> None:
+    def restore(self, facts: Facts, read: Read) -> None:
         from safetensors.numpy import load
 
         arrays = load(read(self.file))
@@ -268,7 +269,7 @@ class Logistic(Learner):
         scores = np.exp(scores - scores.max(1, keepdims=True))
         return self._every_class(scores / scores.sum(1, keepdims=True), self.seen)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         return {"name": self.name, "strength": self.strength}
 
     def contents(self) -> dict[str, bytes]:
@@ -278,7 +279,7 @@ class Logistic(Learner):
         arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in names}
         return {self.file: save({**arrays, "scale": np.array([self.scale])})}
 
-    def restore(self, facts: Mapping[str, Any], read: Read) -> None:
+    def restore(self, facts: Facts, read: Read) -> None:
         from safetensors.numpy import load
 
         arrays = load(read(self.file))
@@ -328,7 +329,7 @@ class Neighbours(Learner):
             votes[:, k] += ((self.y[nearest] == k) * self.weight[nearest]).sum(1)
         return votes / votes.sum(1, keepdims=True)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         return {"name": self.name}
 
     def contents(self) -> dict[str, bytes]:
@@ -336,7 +337,7 @@ class Neighbours(Learner):
 
         return {self.file: save({"x": self.x, "y": self.y, "weight": self.weight})}
 
-    def restore(self, facts: Mapping[str, Any], read: Read) -> None:
+    def restore(self, facts: Facts, read: Read) -> None:
         from safetensors.numpy import load
 
         arrays = load(read(self.file))

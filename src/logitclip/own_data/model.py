@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from logitclip.data.table import column_text
 from logitclip.noise.estimate import CLEAN
 from logitclip.own_data.calibration import calibrate
 from logitclip.own_data.encoded import NewRows, with_bundle
-from logitclip.own_data.facts import FORMAT, check_facts, check_file, upgrade
+from logitclip.own_data.facts import FORMAT, Facts, check_facts, check_file, upgrade
 from logitclip.own_data.kind import Kind, Rows
 from logitclip.own_data.labelled import match_classes
 from logitclip.own_data.learners import Forest, Learner, Logistic, Neighbours, mix
@@ -30,6 +30,9 @@ from logitclip.own_data.network import Network, NetworkOptions
 from logitclip.own_data.source import ENCODED, KINDS
 from logitclip.own_data.tables import read_columns
 from logitclip.text import first_line, unguard_formula
+
+if TYPE_CHECKING:
+    from logitclip.own_data.kind import Data
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +66,7 @@ class Model:
     """
 
     folder: Path
-    facts: dict[str, Any]
+    facts: Facts
     kind: Kind
     learners: list[tuple[Learner, float]]
 
@@ -150,7 +153,7 @@ class Model:
             keep_default_na=False,  # a class may be called None
         )
 
-    def predict(self, data: Any, *, probabilities: bool = False) -> Any:
+    def predict(self, data: Data, *, probabilities: bool = False) -> Any:
         """Predict the class of each row.
 
         Args:
@@ -171,7 +174,7 @@ class Model:
         names, found = self.probabilities(data)
         return self.table(names, found, index=getattr(data, "index", None), every=probabilities, pandas=pd)
 
-    def predict_parts(self, data: Any, *, probabilities: bool = False) -> Iterator[Any]:
+    def predict_parts(self, data: Data, *, probabilities: bool = False) -> Iterator[Any]:
         """Predict part by part: with an encoder, rows and features are never in memory together.
 
         Args:
@@ -198,11 +201,11 @@ class Model:
             columns |= {f"probability of {name}": found[:, k] for k, name in enumerate(self.class_names)}
         return pandas.DataFrame(columns, index=index)
 
-    def predict_proba(self, data: Any) -> np.ndarray:
+    def predict_proba(self, data: Data) -> np.ndarray:
         """Return the calibrated class probabilities [N, K], in the order of `classes_`."""
         return self.probabilities(data)[1]
 
-    def agreement(self, data: Any, predicted: Any) -> str | None:
+    def agreement(self, data: Data, predicted: Any) -> str | None:
         """Compare predictions with the labels in `data`, if it has the label column or class folders.
 
         Args:
@@ -237,7 +240,7 @@ class Model:
             f"perfect classifier would agree with about 1 - r.{unknown}"
         )
 
-    def _label_parts(self, data: Any) -> Iterator[TextColumn]:
+    def _label_parts(self, data: Data) -> Iterator[TextColumn]:
         """Yield the label column of some data part by part; nothing if it has none."""
         label = self.facts["label"]
         if label is None or not isinstance(data, str | os.PathLike) or Path(data).is_dir():
@@ -248,7 +251,7 @@ class Model:
             if label in columns:
                 yield column_text(columns, label, "the data")
 
-    def given_labels(self, data: Any) -> TextColumn | None:
+    def given_labels(self, data: Data) -> TextColumn | None:
         """Return the label column of some data, or the class folders of images; None if there are none."""
         label = self.facts["label"]
         if isinstance(data, str | os.PathLike) and Path(data).is_dir():
@@ -268,14 +271,14 @@ class Model:
             return None
         return TextColumn(np.array([position.get(label, -1) for label in labels]), values)
 
-    def probabilities(self, data: Any) -> tuple[list[str], np.ndarray]:
+    def probabilities(self, data: Data) -> tuple[list[str], np.ndarray]:
         """Return row names and calibrated class probabilities [N, K]; a row of NaN where an image cannot be read."""
         self._check_data(data)
         rows = self.kind.read(data)
         return list(rows.names), self.probabilities_of(rows)
 
     @staticmethod
-    def _check_data(data: Any) -> None:
+    def _check_data(data: Data) -> None:
         if isinstance(data, str | os.PathLike) and (Path(data) / MODEL).is_file():
             raise ValueError(f"{data} is a model folder, not data: name a table or a folder of images.")
 
@@ -291,7 +294,7 @@ class Model:
         return calibrate(np.log(np.maximum(mixed, 1e-12)), self.facts["temperature"], log_prior)
 
 
-def write_model(folder: Path, facts: dict[str, Any], contents: Mapping[str, bytes]) -> None:
+def write_model(folder: Path, facts: Facts, contents: Mapping[str, bytes]) -> None:
     """Write a model folder; `model.json` comes last, so a folder with it is complete.
 
     Args:
@@ -353,7 +356,7 @@ def load(folder: str | Path) -> Model:
     return Model(folder, facts, kind, learners)
 
 
-def _restore(one: Mapping[str, Any], facts: Mapping[str, Any], folder: Path) -> tuple[Learner, float]:
+def _restore(one: Facts, facts: Facts, folder: Path) -> tuple[Learner, float]:
     classes = len(facts["class_names"])
     if one["name"] == Network.name:
         mean, std = tuple(facts.get("mean", ())), tuple(facts.get("std", ()))
@@ -366,7 +369,7 @@ def _restore(one: Mapping[str, Any], facts: Mapping[str, Any], folder: Path) -> 
     return learner, one["weight"]
 
 
-def read_checked(folder: Path, name: str, facts: Mapping[str, Any]) -> bytes:
+def read_checked(folder: Path, name: str, facts: Facts) -> bytes:
     """Read a file of a model folder.
 
     Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ from logitclip.data.dataset import Dataset, Split
 from logitclip.launch import make_fabric
 from logitclip.methods.standard import Standard
 from logitclip.methods.weighted import Weighted
+from logitclip.own_data.facts import Facts
 from logitclip.own_data.folds import MOST_CELLS, Folds
 from logitclip.own_data.kind import Read, Rows
 from logitclip.own_data.learners import Learner
@@ -147,7 +147,7 @@ class Network(Learner):
         assert self.network is not None
         return predict(self.network, rows.inputs, self.view).double().softmax(1).numpy()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         return {"name": self.name, "recipe": vars(self.recipe), "input_shape": list(self.shape)}
 
     def contents(self) -> dict[str, bytes]:
@@ -156,7 +156,7 @@ class Network(Learner):
         assert self.network is not None
         return {self.file: save({name: value.contiguous() for name, value in self.network.state_dict().items()})}
 
-    def restore(self, facts: Mapping[str, Any], read: Read) -> None:
+    def restore(self, facts: Facts, read: Read) -> None:
         from safetensors.torch import load
 
         self.shape = tuple(facts["input_shape"])

@@ -14,12 +14,12 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from logitclip import files
 from logitclip.data._images import as_address
+from logitclip.files import Json
 from logitclip.own_data import audit
 from logitclip.own_data.answers import (
     ANSWERS,
@@ -122,10 +122,10 @@ class Review:
 
     # -- what the page shows -------------------------------------------------------------------------------------------
 
-    def item(self, i: int, *, neighbours: bool = True) -> dict[str, Any]:
+    def item(self, i: int, *, neighbours: bool = True) -> Json:
         """Return what the page shows of a row. In an audit, label, suggestions and neighbours are not in it."""
         name = self.rows.names[i]
-        shown: dict[str, Any] = {
+        shown: Json = {
             "id": i,
             "row": name,
             "digest": self.rows.digest(i),
@@ -141,7 +141,7 @@ class Review:
             shown |= {"row": str(i + 1), "content": []}
         return shown
 
-    def reveal(self, i: int, *, neighbours: bool = True) -> dict[str, Any]:
+    def reveal(self, i: int, *, neighbours: bool = True) -> Json:
         """Return what an audit hides: the given label, the suggestions, the neighbours."""
         chances = {int(k): float(p) for k, p in zip(self.classes[i], self.chances[i], strict=True) if k >= 0}
         order = list(dict.fromkeys([int(self.suggested[i]), *chances]))
@@ -159,7 +159,7 @@ class Review:
             ],
         }
 
-    def state(self, reviewer: str = "") -> dict[str, Any]:
+    def state(self, reviewer: str = "") -> Json:
         """Return the progress: what is left, the reviewer's speed, and the last suspects."""
         places = {self.rows.place(name): answer for name, answer in self.settled.items()}
         names = [self.rows.place(row) for row in self.disagreements]
@@ -183,7 +183,7 @@ class Review:
         place = self.rows.place(row)
         return "" if place is None else self.class_names[int(self.given[place])]
 
-    def next_items(self, session: str, count: int = 1) -> list[dict[str, Any]]:
+    def next_items(self, session: str, count: int = 1) -> list[Json]:
         """Return the next rows for a browser: unanswered, and not on the screen of another."""
         with self.lock:
             now = time.monotonic()
@@ -196,7 +196,7 @@ class Review:
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    def answer(self, place: int, digest: str, kind: str, label: str, reviewer: str) -> dict[str, Any]:
+    def answer(self, place: int, digest: str, kind: str, label: str, reviewer: str) -> Json:
         """Append an answer, and return what an audit hid.
 
         Raises:
@@ -214,7 +214,7 @@ class Review:
         self._append(Answer(name, digest, kind, label, reviewer, _now(), place in self.blind))
         return self.reveal(place, neighbours=False)
 
-    def undo(self, reviewer: str) -> dict[str, Any] | None:
+    def undo(self, reviewer: str) -> Json | None:
         """Take back the last answer of a reviewer, and return its row; None if there is none."""
         last = self._last_of(reviewer)
         if last is None:
@@ -262,7 +262,7 @@ class Review:
 
     # -- the page ------------------------------------------------------------------------------------------------------
 
-    def page(self, nonce: str, data: dict[str, Any] | None = None) -> str:
+    def page(self, nonce: str, data: Json | None = None) -> str:
         """Return the page; with `data`, the rows are in it and no server is needed."""
         about = {
             "kind": self.rows.source.kind.name,
@@ -299,7 +299,7 @@ class Review:
         left = [i for i in self.queue if i not in done]
         items, pictures, size = [], {}, 0
         for i in left[:MOST_ROWS]:
-            item: dict[str, Any] = self.item(i) | {"hidden": self.reveal(i) if i in self.blind else None}
+            item: Json = self.item(i) | {"hidden": self.reveal(i) if i in self.blind else None}
             shown = [i, *(near["id"] for near in item["neighbours"])] if self.rows.has_pictures else []
             new = {j: address for j in shown if j not in pictures and (address := self._picture_address(j))}
             size += len(json.dumps(item)) + sum(map(len, new.values()))

@@ -13,6 +13,7 @@ import numpy as np
 
 from logitclip import files
 from logitclip.data._columns import Columns, TextColumn, as_text, read_table, row_count, take
+from logitclip.files import Json
 from logitclip.own_data.annotators import (
     Answers,
     FusedLabels,
@@ -119,7 +120,7 @@ class FusedData:
 
     path: Path
     way: str
-    reliability: list[dict[str, Any]]
+    reliability: list[Json]
     disagree: float
     unanswered: int
 
@@ -210,7 +211,7 @@ def _fuse(answers: Answers, columns: Columns, rows: np.ndarray, text: Sequence[s
     return fuse_with_features(answers, features), "features"
 
 
-def _write_reliability(path: Path, rows: list[dict[str, Any]]) -> None:
+def _write_reliability(path: Path, rows: list[Json]) -> None:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["annotator", "answers", "accuracy", "low", "high"])

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from logitclip.files import CannotWrite
+from logitclip.files import CannotWrite, Json
 from logitclip.own_data.review import Review, content_policy
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    Handle = Callable[[Request, dict[str, Any]], Response]
+    Handle = Callable[[Request, Json], Response]
 
 HOST = "127.0.0.1"
 LOCAL = ("127.0.0.1", "localhost")
@@ -137,7 +137,7 @@ class _Pages:
 
     review: Review
 
-    def show(self, request: Request, values: dict[str, Any]) -> Response:
+    def show(self, request: Request, values: Json) -> Response:
         from starlette.responses import HTMLResponse
 
         nonce = secrets.token_urlsafe(16)
@@ -145,10 +145,10 @@ class _Pages:
         shown.headers["content-security-policy"] = content_policy(nonce, served=True)
         return shown
 
-    def next_items(self, request: Request, values: dict[str, Any]) -> Response:
+    def next_items(self, request: Request, values: Json) -> Response:
         return self._with_items(values)
 
-    def answer(self, request: Request, values: dict[str, Any]) -> Response:
+    def answer(self, request: Request, values: Json) -> Response:
         place = values["id"]
         if type(place) is not int:
             raise ValueError(f"The id of a row is a number, not {place!r}.")
@@ -156,11 +156,11 @@ class _Pages:
         hidden = self.review.answer(place, *texts)
         return self._with_items(values, saved=True, hidden=hidden)
 
-    def undo(self, request: Request, values: dict[str, Any]) -> Response:
+    def undo(self, request: Request, values: Json) -> Response:
         item = self.review.undo(_text(values, "reviewer"))
         return self._with_items(values, items=[] if item is None else [item])
 
-    def picture(self, request: Request, values: dict[str, Any]) -> Response:
+    def picture(self, request: Request, values: Json) -> Response:
         from starlette.responses import Response
 
         place, rows = request.path_params["place"], self.review.rows
@@ -169,7 +169,7 @@ class _Pages:
             return _refuse("This row has no picture that can be read.", 404)
         return Response(content, media_type="image/png", headers={"cache-control": "private, max-age=3600"})
 
-    def _with_items(self, values: dict[str, Any], items: list[dict[str, Any]] | None = None, **more: Any) -> Response:
+    def _with_items(self, values: Json, items: list[Json] | None = None, **more: Any) -> Response:
         from starlette.responses import JSONResponse
 
         session, reviewer = _text(values, "session"), _text(values, "reviewer")
@@ -184,7 +184,7 @@ def _refuse(sentence: str, status: int = 403) -> Response:
     return JSONResponse({"error": sentence}, status)
 
 
-def _text(values: dict[str, Any], name: str) -> str:
+def _text(values: Json, name: str) -> str:
     value = values.get(name, "")
     if not isinstance(value, str) or len(value) > 1000:
         raise ValueError(f"The value of {name!r} must be a short text.")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,11 +17,15 @@ from logitclip.data._listings import Listing, collect, list_classes
 from logitclip.data.folder import train_folder
 from logitclip.data.table import class_names, column_text, require_column
 from logitclip.own_data.encoded import EncodedImages, EncodedTexts, Encoding
+from logitclip.own_data.facts import Facts
 from logitclip.own_data.images import Images
 from logitclip.own_data.kind import Kind, Rows, Source, require_rows
 from logitclip.own_data.tables import Table, read_columns
 from logitclip.own_data.texts import Texts
 from logitclip.text import join_names
+
+if TYPE_CHECKING:
+    from logitclip.own_data.kind import Data
 
 KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in (Table, Texts, Images)}
 ENCODED: dict[str, type[Kind]] = {kind.name: kind for kind in (EncodedTexts, EncodedImages)}
@@ -60,7 +64,7 @@ class Options:
 
 
 def look(
-    data: Any,
+    data: Data,
     label: Any = None,
     options: Options | None = None,
     *,
@@ -102,7 +106,7 @@ def look(
     return _look_at_table(columns, path, label, options, kind, encoding)
 
 
-def look_again(facts: Mapping[str, Any], data: str | Path | None = None) -> Source:
+def look_again(facts: Facts, data: str | Path | None = None) -> Source:
     """Read the data that a model was fitted on.
 
     Args:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -19,7 +19,11 @@ from logitclip.data._columns import (
     value_text,
 )
 from logitclip.data._preprocessing import Preprocessor
+from logitclip.own_data.facts import Facts
 from logitclip.own_data.kind import Kind, Read, RowNumbers, Rows
+
+if TYPE_CHECKING:
+    from logitclip.own_data.kind import Data
 
 log = logging.getLogger(__name__)
 
@@ -42,16 +46,16 @@ class Table(Kind):
         return cls(label, Preprocessor.fit(columns, text), columns)
 
     @classmethod
-    def restore(cls, facts: Mapping[str, Any], read: Read) -> Table:
+    def restore(cls, facts: Facts, read: Read) -> Table:
         return cls(facts["label"], Preprocessor.from_bytes(read(PREPROCESSING)))
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         return {"kind": self.name, "label": self.label}
 
     def contents(self) -> dict[str, bytes]:
         return {PREPROCESSING: self.preprocessor.to_bytes()}
 
-    def read(self, data: Any) -> Rows:
+    def read(self, data: Data) -> Rows:
         columns = read_columns(data, self.preprocessor.text_columns)
         rows = self.rows(columns)
         for name, values in self.preprocessor.unknown(columns).items():
@@ -65,7 +69,7 @@ class Table(Kind):
         names = RowNumbers(np.arange(row_count(columns)) if numbers is None else numbers)
         return Rows(names, features.numpy(), features)
 
-    def network(self, rows: int) -> dict[str, Any]:
+    def network(self, rows: int) -> dict[str, str | float]:
         return {
             "model": "mlp:width=128,depth=2",
             "lr": 0.1,
@@ -103,7 +107,7 @@ class Table(Kind):
         return list(self.preprocessor.kinds)[:COLUMNS_SHOWN]
 
 
-def read_columns(data: Any, text: Collection[str] = ()) -> dict[str, Column]:
+def read_columns(data: Data, text: Collection[str] = ()) -> dict[str, Column]:
     """Read a file, or convert a data frame or an array [N, D], whose columns are called x0, x1, ..."""
     if isinstance(data, str | os.PathLike):
         return read_table(os.fspath(data), text=text)

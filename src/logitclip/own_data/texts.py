@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from logitclip.own_data.kind import ENCODER_HINT
 from logitclip.own_data.tables import Table
@@ -16,7 +16,7 @@ class Texts(Table):
     name: ClassVar[str] = "text"
     hint: ClassVar[str] = ENCODER_HINT
 
-    def network(self, rows: int) -> dict[str, Any]:
+    def network(self, rows: int) -> dict[str, str | float]:
         return {**super().network(rows), "model": "mlp:width=256,depth=1"}
 
     @property

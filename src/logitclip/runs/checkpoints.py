@@ -12,10 +12,13 @@ import json
 import logging
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from logitclip import files
 from logitclip.text import first_line
+
+if TYPE_CHECKING:
+    from logitclip.engine import EpochRow
 
 log = logging.getLogger(__name__)
 
@@ -26,21 +29,21 @@ MOST_CHECKPOINTS = 2  # checkpoints to keep: the last one, and the one before in
 # -- metrics -----------------------------------------------------------------------------------------------------------
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_rows(path: Path, rows: list[EpochRow]) -> None:
     """Write all rows of `metrics.jsonl`."""
     files.replace(path, _lines(rows))
 
 
-def _lines(rows: list[dict[str, Any]]) -> bytes:
+def _lines(rows: list[EpochRow]) -> bytes:
     return "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows).encode()
 
 
-def append_row(path: Path, row: dict[str, Any]) -> None:
+def append_row(path: Path, row: EpochRow) -> None:
     """Append one row, all of it or nothing; only a crash can cut it short."""
     files.append(path, _lines([row]))
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
+def read_rows(path: Path) -> list[EpochRow]:
     """Return the rows of `metrics.jsonl`, without a last row that a crash cut short."""
     rows = []
     with contextlib.suppress(OSError, ValueError, RecursionError):  # missing; cut short
@@ -55,7 +58,7 @@ FILES: tuple[str, ...] = ("weights.safetensors", "state.pt", "rows.jsonl")
 
 
 def save_checkpoint(
-    folder: Path, weights: dict[str, Any], state: dict[str, Any], rows: list[dict[str, Any]], run: str
+    folder: Path, weights: dict[str, Any], state: dict[str, Any], rows: list[EpochRow], run: str
 ) -> None:
     """Save a checkpoint after `len(rows)` epochs, as one directory that is renamed once, when it is complete."""
     import torch

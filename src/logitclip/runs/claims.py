@@ -11,9 +11,9 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from logitclip import files
+from logitclip.files import Json
 
 HEARTBEAT = 5.0  # seconds between two heartbeats of a claim
 SILENCE = 60.0  # seconds without a heartbeat after which a claim from another machine is void
@@ -96,7 +96,7 @@ def _lock_and_take(file: Path, key: str) -> None:
         _take(file, {**_identity(), "key": key}, now)
 
 
-def _take(file: Path, me: dict[str, Any], now: float) -> None:
+def _take(file: Path, me: Json, now: float) -> None:
     files.clear_place(file)
     if file.exists():
         owner = _owner(file)
@@ -115,13 +115,13 @@ def _take(file: Path, me: dict[str, Any], now: float) -> None:
         raise
 
 
-def _owner(file: Path) -> dict[str, Any]:
+def _owner(file: Path) -> Json:
     """Return the content of a claim; empty if it is missing, incomplete or not a claim."""
     owner = files.read_json(file)
     return owner if isinstance(owner, dict) and isinstance(owner.get("pid", 0), int) else {}
 
 
-def _void(file: Path, owner: dict[str, Any], now: float) -> bool:
+def _void(file: Path, owner: Json, now: float) -> bool:
     if owner.get("machine") == _machine():
         started = _start_time(owner.get("pid", 0))
         return started is None or started != owner.get("started")
@@ -133,7 +133,7 @@ def _void(file: Path, owner: dict[str, Any], now: float) -> bool:
         return True
 
 
-def _identity() -> dict[str, Any]:
+def _identity() -> Json:
     return {
         "host": socket.gethostname(),
         "machine": _machine(),
@@ -142,7 +142,7 @@ def _identity() -> dict[str, Any]:
     }
 
 
-def _who(owner: dict[str, Any]) -> str:
+def _who(owner: Json) -> str:
     return f"process {owner['pid']} on {owner.get('host')}" if "pid" in owner else "another process"
 
 

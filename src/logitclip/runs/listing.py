@@ -15,6 +15,7 @@ from typing import Any
 
 from logitclip import files
 from logitclip.encoders.features import remove_unused
+from logitclip.files import Json
 from logitclip.registry import suggest
 from logitclip.runs import claims, results
 from logitclip.runs.checkpoints import CHECKPOINTS, temporary_files
@@ -67,7 +68,7 @@ class Run:
         return _size(self.folder)
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Json:
         """The run as one flat row: id, status, options and numbers; None where there is no number yet."""
         options = {} if self.config is None else asdict(self.config)
         result = asdict(self.outcome) if isinstance(self.outcome, Result) else {}
@@ -279,7 +280,7 @@ def _check_column(name: str) -> None:
         raise ValueError(f"A run has no option or number {name!r}. {suggest(name, results.COLUMNS)}")
 
 
-def _meets(value: Any, sign: str, wanted: str) -> bool:
+def _meets(value: object, sign: str, wanted: str) -> bool:
     number = _number(wanted)
     if value is None and number is not None:
         return False

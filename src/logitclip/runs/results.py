@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from logitclip import files
+from logitclip.files import Json
 from logitclip.runs import claims
 from logitclip.runs.checkpoints import CHECKPOINTS, as_safetensors, remove_temporary_files
 from logitclip.runs.config import UNCOUNTED, RunConfig, check_type
@@ -76,7 +77,7 @@ class Result:
     """
 
     id: str
-    config: dict[str, Any]
+    config: Json
     last10_accuracy: float
     best_accuracy: float
     val_accuracy: float | None
@@ -96,7 +97,7 @@ class Result:
         return Path(self.config["runs"]) / self.id
 
     @property
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Json]:
         """The rows of `metrics.jsonl`, one for each epoch."""
         with self._reading(METRICS):
             rows = [_as_fields(ROW, json.loads(line)) for line in self._read(METRICS).splitlines()]
@@ -105,7 +106,7 @@ class Result:
             return rows
 
     @property
-    def noise(self) -> dict[str, Any]:
+    def noise(self) -> Json:
         """The noise record: rule, seed, realised rate, transition matrix, and the classes by name and size."""
         with self._reading(NOISE):
             return _as_noise_record(json.loads(self._read(NOISE)))
@@ -255,7 +256,7 @@ def _add_to_index(result: Result, folder: Path) -> None:
         log.warning("Cannot add the run %s to %s: %s", result.id, index, error)
 
 
-def csv_line(values: Iterable[Any]) -> str:
+def csv_line(values: Iterable[object]) -> str:
     """One line of CSV; lists as 0.4,0.7, and a quote before text that a spreadsheet would read as a formula."""
     texts = [",".join(map(str, value)) if isinstance(value, list | tuple) else value for value in values]
     texts = [guard_formula(text) if isinstance(text, str) else text for text in texts]
@@ -361,7 +362,7 @@ def _as_fields(hints: dict[str, Any], content: Any) -> dict[str, Any]:
     return content
 
 
-def _as_noise_record(content: Any) -> dict[str, Any]:
+def _as_noise_record(content: Any) -> Json:
     """Return the content of `noise.json` if what readers need is there: the classes and their transition matrix."""
     names, matrix = content["class_names"], content["transition"]
     check_type("class_names", tuple[str, ...], names)

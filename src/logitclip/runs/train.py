@@ -190,7 +190,7 @@ def _train_in_process(
     on_epoch: OnEpoch | None,
     failures: SimpleQueue[Exception],
 ) -> None:
-    def stop(*_: Any) -> None:
+    def stop(*_: object) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the save
         raise KeyboardInterrupt

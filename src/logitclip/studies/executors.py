@@ -18,7 +18,7 @@ from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -31,6 +31,9 @@ from logitclip.runs.train import OnEpoch
 from logitclip.studies.listener import Listener
 from logitclip.studies.on_ray import run_on_ray
 from logitclip.studies.queue import Queue, QueuedRun, Room, Then, attempt, encode_first
+
+if TYPE_CHECKING:
+    from logitclip.engine import EpochRow
 
 TRIES = 2  # a run whose process dies is tried once more
 
@@ -105,7 +108,7 @@ def _inline(queue: Queue, _room: Room) -> None:
         queue.finish(job, attempt(job.config, job.folder, on_epoch, partial(queue.listener.on_batch, job.config)))
 
 
-def _show_row(queue: Queue, job: QueuedRun, _config: RunConfig, row: dict[str, Any] | None) -> None:
+def _show_row(queue: Queue, job: QueuedRun, _config: RunConfig, row: EpochRow | None) -> None:
     queue.progress(job, row)
 
 
@@ -235,7 +238,7 @@ def _seeing_gpus(gpus: list[str]) -> Iterator[None]:
 def _work(pipe: Connection) -> None:
     """The main loop of a worker. On SIGTERM, also sent when its parent dies, it saves its run and ends."""
 
-    def stop(*_: Any) -> None:
+    def stop(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the save
         raise KeyboardInterrupt
 
@@ -256,7 +259,7 @@ def _work(pipe: Connection) -> None:
             pipe.send(("outcome", found))
 
 
-def _send_row(pipe: Connection, _config: RunConfig, row: dict[str, Any] | None) -> None:
+def _send_row(pipe: Connection, _config: RunConfig, row: EpochRow | None) -> None:
     try:
         pipe.send(("progress", row))
     except OSError:  # the parent is gone: save and end, as by Ctrl-C

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from logitclip.engine import EpochRow
 
 if TYPE_CHECKING:
     from logitclip.runs.config import RunConfig
@@ -27,13 +30,13 @@ class Listener:
     def on_encoding(self, config: RunConfig, done: int, rows: int) -> None:
         """So many of the rows have features; called after each block, before any run starts."""
 
-    def on_start(self, config: RunConfig, row: dict[str, Any] | None) -> None:
+    def on_start(self, config: RunConfig, row: EpochRow | None) -> None:
         """The run starts; `row` is the last row of a run that is resumed."""
 
     def on_batch(self, config: RunConfig, examples: int) -> None:
         """So many examples of the epoch are done. Only the executor inline reports batches."""
 
-    def on_epoch(self, config: RunConfig, row: dict[str, Any]) -> None:
+    def on_epoch(self, config: RunConfig, row: EpochRow) -> None:
         """An epoch has ended; `row` is its row of metrics."""
 
     def on_done(self, config: RunConfig, result: Result) -> None:

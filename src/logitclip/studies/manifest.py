@@ -15,9 +15,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
 
 from logitclip import files
+from logitclip.files import Json
 from logitclip.runs.config import UNCOUNTED, RunConfig
 from logitclip.studies.recipe import Cell, Recipe
 
@@ -34,7 +34,7 @@ class Manifest:
 
     path: Path | None  # None: nothing is kept
     ids: dict[RunConfig, str] = field(default_factory=dict)
-    cells: dict[str, Any] | None = None
+    cells: Json | None = None
     torn: bool = False  # its last line was cut short by a crash
     lines: list[str] = field(default_factory=list)  # to be written
 
@@ -124,7 +124,7 @@ def _read_manifest(recipe: Recipe) -> Manifest:
     return manifest
 
 
-def _json_objects(content: bytes) -> Iterator[dict[str, Any]]:
+def _json_objects(content: bytes) -> Iterator[Json]:
     """Yield the objects of a file with one a line, without lines that a crash cut short."""
     for line in content.splitlines():
         try:
@@ -140,5 +140,5 @@ def _without_places(config: RunConfig) -> RunConfig:
     return replace(config, **{name: _DEFAULTS[name] for name in UNCOUNTED})
 
 
-def _changed_fields(config: RunConfig) -> dict[str, Any]:
+def _changed_fields(config: RunConfig) -> Json:
     return {name: value for name, value in vars(config).items() if value != _DEFAULTS[name]}

@@ -12,13 +12,16 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from logitclip.encoders import blocks
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Failure, Result, read_outcome
 from logitclip.studies.queue import POLL, Queue, QueuedRun, Room, attempt, encode_first
 from logitclip.text import first_line
+
+if TYPE_CHECKING:
+    from logitclip.engine import EpochRow
 
 log = logging.getLogger(__name__)
 
@@ -176,12 +179,12 @@ class _Letters:
     """A mailbox for progress messages from the runs on a cluster."""
 
     def __init__(self) -> None:
-        self.letters: list[tuple[Path, dict[str, Any] | None]] = []
+        self.letters: list[tuple[Path, EpochRow | None]] = []
 
-    def put(self, folder: Path, row: dict[str, Any] | None) -> None:
+    def put(self, folder: Path, row: EpochRow | None) -> None:
         self.letters.append((folder, row))
 
-    def take(self) -> list[tuple[Path, dict[str, Any] | None]]:
+    def take(self) -> list[tuple[Path, EpochRow | None]]:
         taken, self.letters = self.letters, []
         return taken
 
@@ -192,5 +195,5 @@ def _on_node(here: Path, config: RunConfig, folder: Path, letters: Any) -> Resul
         return attempt(config, folder, partial(_send_letter, letters, folder))
 
 
-def _send_letter(letters: Any, folder: Path, _config: RunConfig, row: dict[str, Any] | None) -> None:
+def _send_letter(letters: Any, folder: Path, _config: RunConfig, row: EpochRow | None) -> None:
     letters.put.remote(folder, row)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from logitclip import data
 from logitclip.engine import Diverged
@@ -24,6 +24,9 @@ from logitclip.runs.encoding import Pool, compute_features
 from logitclip.runs.results import Failure, Result, read_outcome, record_failure
 from logitclip.runs.train import OnBatch, OnEpoch, train
 from logitclip.studies.listener import Listener
+
+if TYPE_CHECKING:
+    from logitclip.engine import EpochRow
 
 POLL = 1.0  # seconds between two checks of a run that another process trains
 
@@ -103,7 +106,7 @@ class Queue:
             self.finish(job, found)
         return None
 
-    def progress(self, job: QueuedRun, row: dict[str, Any] | None) -> None:
+    def progress(self, job: QueuedRun, row: EpochRow | None) -> None:
         """Report the first message of a run as its start: only then has the run been claimed."""
         if not job.started:
             job.started = True

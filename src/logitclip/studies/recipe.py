@@ -158,7 +158,7 @@ class Recipe:
         return replace(cell.config, seed=self.tune_seed, noise_seed=noise_seed)
 
 
-def _as_arguments(name: str, value: Any) -> list[str]:
+def _as_arguments(name: str, value: object) -> list[str]:
     """Return an option of a run as the command line of a sweep reads it.
 
     >>> _as_arguments("batch_size", 64), _as_arguments("milestones", (0.4, 0.7)), _as_arguments("compile", True)
@@ -532,6 +532,6 @@ def _figure(section: _Values | None, grid: _Grid) -> _Values | None:
     return section
 
 
-def _check_statistic(name: Any, where: str) -> None:
+def _check_statistic(name: object, where: str) -> None:
     if name not in STATISTICS:
         raise ValueError(f"Unknown statistic {name!r} in {where}. {suggest(str(name), STATISTICS)}")

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from logitclip.files import Json
 from logitclip.runs.config import UNCOUNTED, RunConfig
 from logitclip.runs.results import Result
 from logitclip.studies import drawing, examples, figures
@@ -171,7 +172,7 @@ def json(table: Table) -> str:
     return json_module.dumps(as_json(table), indent=2) + "\n"
 
 
-def records(table: Table) -> list[dict[str, Any]]:
+def records(table: Table) -> list[Json]:
     """Return the entries as flat records, the long form of the table."""
     return [
         {
@@ -210,7 +211,7 @@ def _csv(value: Any) -> Any:
     return printable(guard_formula(value)) if isinstance(value, str) else value
 
 
-def as_json(table: Table) -> dict[str, Any]:
+def as_json(table: Table) -> Json:
     """Return the table as JSON types: the records, notes, warnings and versions."""
     recipe = table.recipe
     return {

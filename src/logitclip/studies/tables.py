@@ -9,7 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from logitclip.data.dataset import trusted_test
 from logitclip.runs.config import UNCOUNTED, RunConfig, words_to_tune
@@ -109,6 +109,7 @@ class Entry:
         return f"{mean:{sign}.{self.kind.decimals}f}{spread}".replace("-", "\N{MINUS SIGN}")
 
 
+K = TypeVar("K")
 AxisValues = tuple[Any, ...]  # the values of the row axes, or of the column axes
 
 
@@ -272,7 +273,7 @@ def _values_by_statistic(
 
 def gains_of(rows: Iterable[CellOutcome]) -> dict[str, float]:
     """Return the accuracy of each run with a clip or a penalty minus that of the same cell without both, by run id."""
-    cells: dict[Any, dict[bool, list[Result]]] = {}
+    cells: dict[AxisValues, dict[bool, list[Result]]] = {}
     for row in rows:
         if isinstance(row.outcome, Result):
             others = tuple((a, v) for a, v in row.cell.coordinates.items() if a not in ("clip", "penalty"))
@@ -288,7 +289,7 @@ def gains_of(rows: Iterable[CellOutcome]) -> dict[str, float]:
 
 def _ranks_of(rows: Sequence[CellOutcome], places: Sequence[tuple[AxisValues, AxisValues]]) -> dict[str, float]:
     """Return the rank of each run among the runs of its column and seeds, by run id."""
-    blocks: dict[Any, list[CellOutcome]] = {}
+    blocks: dict[AxisValues, list[CellOutcome]] = {}
     for row, (_, col) in zip(rows, places, strict=True):
         blocks.setdefault((col, *(row.cell.coordinates.get(axis) for axis in AVERAGED)), []).append(row)
     return rank_runs(blocks)
@@ -317,9 +318,9 @@ def find_published(paper: Iterable[Published], coordinates: Mapping[str, Any], s
     return found[0] if len(found) == 1 else None
 
 
-def _mark_best(entries: dict[Any, Entry]) -> None:
+def _mark_best(entries: dict[K, Entry]) -> None:
     """Mark the best entry of each group; no mark for a single entry or a tie."""
-    groups: dict[Any, list[Any]] = {}
+    groups: dict[AxisValues, list[K]] = {}
     for key, entry in entries.items():
         if entry.kind.better and entry.mean is not None:
             others = tuple((a, v) for a, v in entry.coordinates.items() if a not in ("clip", "penalty"))
@@ -388,7 +389,7 @@ def missing_runs(recipe: Recipe, rows: Sequence[CellOutcome]) -> str | None:
 
 def pairs_of(rows: Iterable[CellOutcome]) -> list[tuple[Result, Result]]:
     """Return the results without a clip and with the clip by norm of the same coordinates, where both are there."""
-    pairs: dict[Any, dict[str, list[Result]]] = {}
+    pairs: dict[AxisValues, dict[str, list[Result]]] = {}
     for row in rows:
         if isinstance(row.outcome, Result) and "clip" in row.cell.coordinates:
             others = tuple((axis, value) for axis, value in row.cell.coordinates.items() if axis != "clip")
@@ -409,8 +410,8 @@ def headline(rows: Sequence[CellOutcome]) -> str:
 
     The differences are averaged over the settings for each seed; the spread is that of these means over the seeds.
     """
-    seeds: dict[Any, list[float]] = {}
-    settings: dict[Any, list[float]] = {}
+    seeds: dict[int, list[float]] = {}
+    settings: dict[str, list[float]] = {}
     pairs = pairs_of(rows)
     for without, clipped in pairs:
         gain = clipped.last10_accuracy - without.last10_accuracy
