@@ -157,7 +157,7 @@ def extended_logit_norm_row(folder: Path) -> dict[str, Any]:
         slopes = torch.autograd.grad(value, (h, head.weight))
         results.append((value.detach(), torch.cat([slope.flatten() for slope in slopes])))
     why = "1e-7 is added to the distance, so that equal logits give a number"
-    return row("ce after extended_logit_norm", "ELogitNormOOD", *results, why, folder)
+    return row("ce after extended_logit_norm", "ELogitNormOOD", results[0], results[1], why, folder)
 
 
 def method_rows(folder: Path) -> list[dict[str, Any]]:

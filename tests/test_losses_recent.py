@@ -373,7 +373,7 @@ def test_extended_logit_norm_trains_the_last_layer_of_a_network() -> None:
         z = F.linear(model[:2](x), weight, model[2].bias)
         return F.cross_entropy(extended_logit_norm(z, weight), y, reduction="sum")
 
-    weight = model[2].weight
+    weight: Any = model[2].weight
     torch.testing.assert_close(criterion(model(x), y), loss(weight))
     assert torch.autograd.gradcheck(loss, weight)
     (expected,), (slope,) = (

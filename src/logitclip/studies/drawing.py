@@ -171,7 +171,7 @@ def colour_and_dash(field: str, names: Sequence[str], *, show: bool = True, **le
         **legend: Options of the legend.
     """
     alt = altair()
-    look = {"orient": "bottom", "symbolType": "stroke", "columnPadding": 18, "columns": legend_columns(names), **legend}
+    look = {"orient": "bottom", "symbolType": "stroke", "columnPadding": 32, "columns": legend_columns(names), **legend}
     shown = alt.Legend(**look) if show else None
 
     def scale(looks: Sequence[Any]) -> Any:
