@@ -166,6 +166,23 @@ def test_reviewers_who_disagree_are_named(model) -> None:
     assert review.answers_array()[2] == UNSURE
 
 
+def test_those_who_disagree_are_asked_again_once(model) -> None:
+    review = open_review(model)
+    first = review.suspects[0]
+    for who, label in (("Ann", "elm"), ("Bob", "oak")):
+        review.answer(first, review.rows.digest(first), "class", label, who)
+    assert [item["id"] for item in review.next_items("tab", 2, "Eve")] == review.suspects[1:3]
+    again = review.next_items("tab", 2, "Ann")
+    assert (again[0]["id"], again[0]["said"]) == (first, [("Ann", "elm"), ("Bob", "oak")])
+    assert "said" not in again[1]
+    review.answer(first, review.rows.digest(first), "class", "elm", "Ann")  # she is sure
+    assert [item["id"] for item in review.next_items("tab", 1, "Ann")] == review.suspects[1:2]
+    assert review.next_items("tab", 1, "Bob")[0]["id"] == first
+    review.answer(first, review.rows.digest(first), "class", "elm", "Bob")
+    assert not review.disagreements
+    assert review.settled[review.rows.names[first]].label == "elm"
+
+
 def test_a_wrong_answer_is_refused_and_nothing_is_written(model) -> None:
     review = open_review(model)
     digest = review.rows.digest(2)

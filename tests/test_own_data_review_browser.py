@@ -267,6 +267,27 @@ def test_two_people_at_once(browser: Page, fitted: Path, tmp_path: Path) -> None
     assert answers[-1].row == answers[-3].row
 
 
+def test_people_who_disagree_see_what_they_said(browser: Page, fitted: Path, tmp_path: Path) -> None:
+    model = copied(fitted, tmp_path)
+    review = open_review(model)
+    first = review.suspects[0]
+    hostile = "<b>Bob</b>"
+    for who, label in (("Ann", "elm"), (hostile, "oak")):
+        review.answer(first, review.rows.digest(first), "class", label, who)
+    with serving(review) as address:
+        browser.open(f"{address}/?key={SECRET}")
+        browser.run("document.getElementById('reviewer').value = 'Ann'")
+        browser.run("document.getElementById('reviewer').dispatchEvent(new Event('change'))")
+        browser.wait(lambda: browser.text(".said") == f"You disagree: Ann says elm, {hostile} says oak. Answer again.")
+        browser.press("c")
+        browser.press("oak")
+        browser.press("\ue007")
+        browser.wait(lambda: browser.text(".said") == "" and not browser.run("busy"))
+        assert "disagree" not in browser.text("#progress")
+        assert browser.errors() == []
+    assert review.settled[review.rows.names[first]].label == "oak"
+
+
 def test_the_grid(browser: Page, photos: Path, tmp_path: Path) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -318,8 +339,7 @@ def test_the_grid_by_mouse(browser: Page, photos: Path, tmp_path: Path) -> None:
             browser.press("z")
             browser.wait(lambda count=count: browser.answered == count and not browser.run("busy"))
             assert browser.run("items[current].row") == row
-            browser.press("g")
-            browser.press("g")
+            browser.run("run(load)")  # the rows in their order again
             browser.wait(lambda: not browser.run("busy") and len(browser.all(".tile")) == 24)
         assert [text for _, text in said(model)][::2] == ["unsure", "in no class", "light"]
         place = browser.run("items.findIndex((item) => !item.audit)")

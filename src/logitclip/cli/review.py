@@ -135,11 +135,12 @@ def apply(
 def _fit_options(state: Review, data: Path) -> str:
     """Return the data and the options with which `fit` reads a table that `apply` has written."""
     from logitclip.own_data.apply import LISTED_LABEL
+    from logitclip.own_data.images import Images
 
-    source, named = state.rows.source, dict(state.model.facts["source"]["options"])
-    if state.rows.has_pictures:
-        named["folder"] = str(source.kind.folder)
-    words = [_quote(data), "--label", _quote(source.kind.label or LISTED_LABEL)]
+    kind, named = state.rows.source.kind, dict(state.model.facts["source"]["options"])
+    if isinstance(kind, Images):
+        named["folder"] = str(kind.folder)
+    words = [_quote(data), "--label", _quote(kind.label or LISTED_LABEL)]
     for name, value in named.items():
         if value:
             words += [f"--{name}", _quote(value if isinstance(value, str) else ",".join(value))]

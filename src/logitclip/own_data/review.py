@@ -73,6 +73,7 @@ class Review:
         self.queue = mix(self.suspects, self.asked.tolist(), seed)
         self.blind = set(self.asked.tolist())
         self.leases: dict[int, tuple[str, float]] = {}
+        self.asked_again: set[tuple[str, str]] = set()  # rows with answers that disagree, and who has seen them since
         self.lock = threading.Lock()
 
     def _read_suspects(self) -> None:
@@ -183,16 +184,30 @@ class Review:
         place = self.rows.place(row)
         return "" if place is None else self.class_names[int(self.given[place])]
 
-    def next_items(self, session: str, count: int = 1) -> list[Json]:
-        """Return the next rows for a browser: unanswered, and not on the screen of another."""
+    def next_items(self, session: str, count: int = 1, reviewer: str = "") -> list[Json]:
+        """Return the next rows for a browser: unanswered, and not on the screen of another.
+
+        Rows on which the reviewer and others disagree come first, once, with what they said.
+        """
         with self.lock:
             now = time.monotonic()
             done = {self.rows.place(name) for name in (*self.settled, *self.disagreements)}
             self.leases = {i: (who, at) for i, (who, at) in self.leases.items() if now - at < LEASE and i not in done}
+            disputed = self._find_disputed(reviewer)
             free = (i for i in self.queue if i not in done and self.leases.get(i, (session,))[0] == session)
-            chosen = [i for _, i in zip(range(count), free, strict=False)]
+            chosen = [i for _, i in zip(range(count), itertools.chain(disputed, free), strict=False)]
             self.leases |= dict.fromkeys(chosen, (session, now))
-        return [self.item(i) for i in chosen]
+        return [self.item(i) | ({"said": disputed[i]} if i in disputed else {}) for i in chosen]
+
+    def _find_disputed(self, reviewer: str) -> dict[int, list[tuple[str, str]]]:
+        """Return the rows that a reviewer is asked again, and who said what about them."""
+        return {
+            place: [(answer.reviewer, answer.text) for answer in answers]
+            for row, answers in self.disagreements.items()
+            if any(answer.reviewer == reviewer for answer in answers)
+            and (row, reviewer) not in self.asked_again
+            and (place := self.rows.place(row)) is not None
+        }
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
@@ -211,6 +226,8 @@ class Review:
         name = self.rows.names[place]
         if self.rows.digest(place) != digest:
             raise ValueError(f"Row {name} has changed since it was shown.")
+        if name in self.disagreements:
+            self.asked_again.add((name, reviewer))
         self._append(Answer(name, digest, kind, label, reviewer, _now(), place in self.blind))
         return self.reveal(place, neighbours=False)
 

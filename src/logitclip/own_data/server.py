@@ -174,7 +174,7 @@ class _Pages:
 
         session, reviewer = _text(values, "session"), _text(values, "reviewer")
         count = max(0, min(int(values.get("count", 1)), MOST_ITEMS))
-        found = self.review.next_items(session, count) if items is None else items
+        found = self.review.next_items(session, count, reviewer) if items is None else items
         return JSONResponse({"items": found, "state": self.review.state(reviewer), **more})
 
 

@@ -276,13 +276,20 @@ function classButtons(item) {
     choice(i < 9 ? String(i + 1) : "", name, share, () => give(item, "class", name)));
 }
 
+// What people said who disagree on this row.
+function disagreement(item) {
+  if (!item.said) return [];
+  const said = item.said.map(([who, what]) => `${who || "somebody"} says ${what}`).join(", ");
+  return [make("p", { class: "said", text: `You disagree: ${said}. Answer again.` })];
+}
+
 function otherButtons(item, none) {
   return make("div", { class: "row" },
     choice("u", "Unsure", null, () => give(item, "unsure")), choice("n", none, null, () => give(item, "none")));
 }
 
 function choices(item) {
-  const box = make("div", { class: "card choices", role: "group", "aria-label": "Answers" });
+  const box = make("div", { class: "card choices", role: "group", "aria-label": "Answers" }, ...disagreement(item));
   if (item.audit) {
     box.append(make("h2", { text: "Which class is it?" }));
     box.append(make("p", { class: "soft", text: "A row of the audit: its label and the suggestions are shown after your answer." }));
@@ -371,6 +378,7 @@ function renderGrid() {
     tile.append(picture(item.id, `The picture of row ${item.row}`, ""));
     if (item.answered) tile.append(make("p", { text: `Answer: ${item.answered}` }));
     else {
+      tile.append(...disagreement(item));
       if (item.audit) tile.append(make("p", { text: "Audit: which class is it?" }), make("div", { class: "row" }, ...classButtons(item)));
       else tile.append(choice("↵", `Keep ${item.given}`, item.given_probability, () => give(item, "class", item.given), "keep"), ...classButtons(item));
       tile.append(finder(item, "Any class: c"), otherButtons(item, "None"));
