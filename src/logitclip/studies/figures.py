@@ -200,7 +200,7 @@ def ranks(recipe: Recipe, rows: Sequence[CellOutcome], *, x: str, colour: str) -
         tooltip=_tooltips("row"),
     )
     spans = base.mark_rule(size=1.5).encode(x=alt.X("low:Q", title="mean rank"), x2="high:Q")
-    shape = alt.Shape("series:N", title=None, legend=legend)
+    shape = alt.Shape("series:N", legend=None)
     return alt.layer(spans, base.mark_point(filled=True, size=42).encode(x="mean:Q", shape=shape)).properties(
         width=420, height={"step": 16}
     )

@@ -27,6 +27,7 @@ from logitclip.studies.tables import (
     caption_title,
     datasets_of,
     label,
+    paper_title,
     results_of,
     title,
 )
@@ -255,9 +256,9 @@ def html(table: Table, rows: Sequence[CellOutcome]) -> str:
     return drawing.render(
         "report.html",
         table=table,
-        title=title(table.recipe),
-        facts=_facts(rows),
-        comparison=examples.compare(rows),
+        title=paper_title(table.recipe),
+        facts=_facts(rows, table.recipe.scale),
+        comparison=None if ranked else examples.compare(rows),
         commands=[table.recipe.command(), f"{table.recipe.command('report')} -o report.html"],
         citation=CITATION,
         figure=_ranks(table, rows) if ranked else None,
@@ -277,10 +278,11 @@ def _ranks(table: Table, rows: Sequence[CellOutcome]) -> str | None:
     return drawing.svg(figures.draw(table.recipe, rows)) if rank_rows(table) else None
 
 
-def _facts(rows: Sequence[CellOutcome]) -> dict[str, str]:
+def _facts(rows: Sequence[CellOutcome], scale: str) -> dict[str, str]:
     """Return the numbers in the header of the page."""
     results = results_of(rows)
-    facts = {"data": datasets_of(row.cell for row in rows), "runs": f"{len(results)} of {len(rows)}"}
+    data = datasets_of(row.cell for row in rows)
+    facts = {"data": data, "scale": scale, "runs": f"{len(results)} of {len(rows)}"}
     if results:
         newest = max((result.folder / "result.json").stat().st_mtime for result in results)
         facts["training time, summed over runs"] = duration(sum(result.seconds for result in results))
