@@ -193,7 +193,9 @@ def ranks(recipe: Recipe, rows: Sequence[CellOutcome], *, x: str, colour: str) -
     if not points:
         raise ValueError(f"No value of {x} has a result in every row yet: {recipe.command()} makes the missing runs.")
     legend = alt.Legend(orient="bottom")
-    names = alt.Y("row:N", title=None, sort=None, axis=alt.Axis(labelLimit=300, labelOverlap=False))
+    widest = int(7.4 * max(len(point["row"]) for point in points))  # also in a font wider than ours
+    axis = alt.Axis(labelLimit=300, labelOverlap=False, minExtent=min(300, widest))
+    names = alt.Y("row:N", title=None, sort=None, axis=axis)
     base = alt.Chart(alt.Data(values=points)).encode(
         y=names,
         color=alt.Color("series:N", title=None, legend=legend),
