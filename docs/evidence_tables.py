@@ -265,11 +265,12 @@ def record(rows: list[dict[str, Any]]) -> str:
     lines = [f"| {' | '.join(heads)} |", "|---|---|" + "--:|" * (len(heads) - 2)]
     for place in dict.fromkeys((row["data"], row["noise"]) for row in rows):
         at = {row["variant"]: row for row in rows if (row["data"], row["noise"]) == place}
-        accuracies = [at["CE"]["with_clip"], at["CE"]["without"]]
-        accuracies += [at[name]["with_clip"] for name in ("released", "eps-softmax", "JAL")]
-        line = [RECORDED[name] for name in place] + [f"{value:.1f}" for value in accuracies]
+        numbers = {name: row["with_clip"] for name, row in at.items()} | {"reciprocal": at["CE"]["without"]}
+        order = ("CE", "reciprocal", "released", "eps-softmax", "JAL")
+        line = [RECORDED[name] for name in place] + [_accuracy(numbers.get(name)) for name in order]
         for name, sign in (("CE", -1), ("released", 1)):
-            line.append(f"{_signed(sign * at[name]['difference'])} ± {at[name]['standard_error'] or math.nan:.1f}")
+            error = at[name]["standard_error"]
+            line.append(_signed(sign * at[name]["difference"]) + ("" if error is None else f" ± {error:.1f}"))
         lines.append(f"| {' | '.join(line)} |")
     return "\n".join(lines)
 
