@@ -118,6 +118,22 @@ def test_imports_follow_the_list_in_the_docs():
             assert name == home or order.index(name) < order.index(home), f"{file} imports {name}"
 
 
+def test_the_walks_in_the_docs_name_what_is_there():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    walks = text[text.index("## The path of a batch") : text.index("## Adding one")]
+    named = {name for name in re.findall(r"`([a-z_]+(?:\.\w+)+)`", walks) if not name.endswith(".jsonl")}
+    assert {"criterion.LogitClip.forward", "own_data.source.look"} < named
+    for name in named:
+        parts = name.split(".")
+        found: Any = importlib.import_module(f"logitclip.{parts[0]}")
+        for i in range(1, len(parts)):
+            if (SOURCE / "/".join(parts[: i + 1])).with_suffix(".py").is_file():  # a module, not a function of its name
+                found = importlib.import_module(f"logitclip.{'.'.join(parts[: i + 1])}")
+            else:
+                assert hasattr(found, parts[i]), f"{name} is not there"
+                found = getattr(found, parts[i])
+
+
 def _imported(tree: ast.Module) -> Iterator[str]:
     """The parts of the package that a module imports."""
     for node in ast.walk(tree):
