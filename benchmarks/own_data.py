@@ -285,19 +285,42 @@ def write_scores(done: Done, path: Path) -> None:
         table.writerows([i / 10, (i + 1) / 10, counts[i], int(wrong[i])] for i in range(10))
 
 
+def find_gaps(done: Done, column: str, others: tuple[str, ...]) -> dict[str, float]:
+    """Return by how many points `fit` is above the best of others on each set, by the means over its cases."""
+    gaps = {}
+    for name in dict.fromkeys(case[0] for case in done):
+        chosen = [by for case, by in done.items() if case[0] == name]
+        means = {method: 100 * statistics.mean(by[method][column] for by in chosen) for method in ("fit", *others)}
+        gaps[name] = means["fit"] - max(means[method] for method in others)
+    return gaps
+
+
 def summarise(done: Done) -> None:
-    """Print what the pages say about suggestions and ranges."""
+    """Print what the pages say."""
     fits = {case: by["fit"] for case, by in done.items()}
-    change = np.array([found["true_rate"] - found["noise_after"] for found in fits.values()])
-    print(
-        f"noise removed by following suggested: mean {100 * change.mean():.2f}, worst {100 * change.min():.2f} points"
-    )
+    change = {case: 100 * (found["true_rate"] - found["noise_after"]) for case, found in fits.items()}
+    print(f"{len({case[2] for case in done})} seeds, {len(done)} cases")
+    print(f"points of noise removed by following suggested: mean {statistics.mean(change.values()):.2f}")
+    print("worst:", ", ".join(f"{case} {change[case]:.2f}" for case in sorted(change, key=change.__getitem__)[:5]))
     for noise in dict.fromkeys(case[1] for case in fits):
         held = [found["range"][2] for case, found in fits.items() if case[1] == noise]
         print(f"range held, {noise}: {sum(held)} of {len(held)}")
-    singles = ("CleanLearning(forest)", "CleanLearning(boosting)", "CleanLearning(logistic)", "forest", "LightGBM")
-    gaps = [by["fit"]["accuracy"] - max(by[name]["accuracy"] for name in singles) for by in done.values()]
-    print(f"against the best other of each case: mean {100 * np.mean(gaps):.2f}, worst {100 * np.min(gaps):.2f} points")
+    comparisons = [("accuracy", (name,)) for name in METHODS[1:]]
+    comparisons += [("accuracy", ("forest", "LightGBM", "LogitClipClassifier")), ("accuracy", METHODS[2:])]
+    comparisons += [("average_precision", (name,)) for name in METHODS[1:5]]
+    for column, others in comparisons:
+        gaps = find_gaps(done, column, others)
+        error = statistics.stdev(gaps.values()) / len(gaps) ** 0.5
+        print(
+            f"{column}, fit above {' or '.join(others)}: {statistics.mean(gaps.values()):.2f} ({error:.2f}) over sets;"
+        )
+        print(
+            "    behind:",
+            ", ".join(f"{name} {gaps[name]:.1f}" for name in sorted(gaps, key=gaps.__getitem__) if gaps[name] < 0),
+        )
+    tables = [by for case, by in done.items() if case[1] != "real" and not case[0].endswith("_pictures")]
+    for name in ("fit", "CleanLearning(forest)"):
+        print(f"CPU seconds on tables, {name}: {statistics.mean(by[name]['seconds'] for by in tables):.2f}")
 
 
 def main() -> None:
