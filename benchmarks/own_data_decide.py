@@ -1,6 +1,6 @@
 """Own data: the choices inside `fit` and `issues`, on the sets that are there to decide on.
 
-    python benchmarks/own_data_decide.py --real FOLDER [--seeds 3] [--work build/own_data]
+    python benchmarks/own_data_decide.py --real FOLDER [--seeds 1] [--work build/own_data]
 
 For each set of DECIDE in own_data_sets.py, without pictures, every learner votes and learns again; what it says is
 kept in the work folder. Then every choice is made on these arrays: how votes are weighted, when they count as learnt,
@@ -299,7 +299,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--real", type=Path, required=True, help="folder with the sets whose wrong labels are real")
     parser.add_argument("--fashion", type=Path, default=FASHION)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--work", type=Path, default=Path("build/own_data"))
     args = parser.parse_args()
     warnings.simplefilter("ignore")
