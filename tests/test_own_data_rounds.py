@@ -122,6 +122,7 @@ def test_the_command_fits_on_answers_and_says_what_the_round_brought(tmp_path: P
     assert f"{12 - wrong} confirmed" in err
     again = open_review(load(model.folder))
     assert again.checked.sum() == 12
+    assert again.state()["last"] == 0  # of this round
     assert not set(first) & set(again.suspects)
     assert again.scores[first].max() == 0.0
     assert (again.answers_array()[first] == again.given[first]).all()

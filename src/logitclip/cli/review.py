@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
 from logitclip.cli.options import File, Flag
-from logitclip.cli.output import make_table, show, show_json, tell
+from logitclip.cli.output import make_table, put, show, show_json, tell
 from logitclip.cli.training import stop_on_sigterm
 from logitclip.files import Json
 from logitclip.text import counted
@@ -206,6 +207,8 @@ def _serve(state: Review, port: int, *, no_browser: bool) -> None:
     stop_on_sigterm()
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
+    if sys.stderr.isatty():
+        put("", sys.stderr)  # after the ^C of the terminal
 
 
 def _as_json(state: Review, found: Report | None) -> Json:

@@ -165,7 +165,8 @@ class Review:
         places = {self.rows.place(name): answer for name, answer in self.settled.items()}
         names = [self.rows.place(row) for row in self.disagreements]
         done = {*places, *names}
-        suspects = [a for a in self.answers if a.kind == CLASS and not a.audit][-LAST:]
+        checked = {self.rows.names[i] for i in np.flatnonzero(self.checked).tolist()}  # their label is the answer
+        suspects = [a for a in self.answers if a.kind == CLASS and not a.audit and a.row not in checked][-LAST:]
         wrong = sum(a.label != self._given_name(a.row) for a in suspects)
         mine = [a.time for a in self.answers if a.reviewer == reviewer and a.kind != UNDO][-LAST:]
         return {
