@@ -33,7 +33,17 @@ OUT = HERE.parent / "results" / "features_issues.csv"
 LINEAR, MLP = ("mlp:depth=0", 1.5), ("mlp:width=256,depth=1", 2.24)  # and the temp that auto chose
 FOLDS = 5
 C = 1e-4  # chosen on noisy labels, see results/features_logistic.csv
-COLUMNS = ("ranking", "auroc", "average_precision", "best_f1", "marked_f1", "marked", "minutes", "commit", "torch")
+COLUMNS: tuple[str, ...] = (
+    "ranking",
+    "auroc",
+    "average_precision",
+    "best_f1",
+    "marked_f1",
+    "marked",
+    "minutes",
+    "commit",
+    "torch",
+)
 
 
 class Labels:

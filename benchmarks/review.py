@@ -13,8 +13,8 @@ Written: results/review_audit.csv (coverage of the 95 % intervals over the audit
 random sample of the same size with Clopper and Pearson's interval for finite populations; MOVER with Wilson's intervals
 on the same draws for comparison), results/review_curves.csv (wrong labels found, and accuracy on true labels of
 logistic regression trained on the corrected labels, out of two folds, on 128 principal components; reviewed rows
-weighted once and thrice), docs/img/review.svg and the tables of docs/review.md. The strata and the prior of
-the allocation were chosen on generated populations, before any of these sets was looked at.
+weighted once and thrice) and the tables of docs/review.md; docs/pictures.py draws the picture. The strata and the prior
+of the allocation were chosen on generated populations, before any of these sets was looked at.
 """
 
 from __future__ import annotations
@@ -288,26 +288,6 @@ def curves(
     return rows
 
 
-def draw_curves(rows: list[dict[str, Any]], path: Path) -> None:
-    from logitclip.studies import drawing
-
-    alt: Any = drawing.altair()
-    values = [row for row in rows if row["reviewer"] == "right"]
-    chart = (
-        alt.Chart(alt.Data(values=values))
-        .mark_line(point=True)
-        .encode(
-            x=alt.X("reviewed:Q", title="rows reviewed, %"),
-            y=alt.Y("found:Q", title="wrong labels found, %"),
-            color=alt.Color("ranking:N", title=None, legend=alt.Legend(orient="bottom")),
-        )
-        .properties(width=180, height=130)
-        .facet(facet=alt.Facet("set:N", title=None), columns=4)
-    )
-    svg = drawing.vl_convert().vegalite_to_svg(chart.to_dict(), vl_version=drawing.vega_lite_version())
-    path.write_text(svg, encoding="utf-8")
-
-
 def read_csv(path: Path) -> list[dict[str, str]]:
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
@@ -395,7 +375,6 @@ def main() -> None:
         if options.part != "audits":
             reviewed += curves(name, {"x": known["x"], "given": given, "true": true}, p, scores, c)
             write_csv(results / "review_curves.csv", reviewed)
-            draw_curves(reviewed, ROOT / "docs" / "img" / "review.svg")
     if not options.sets:
         write_tables()
         confirm_weight()

@@ -322,7 +322,8 @@ def with_encoder(rows: list[dict[str, Any]], half: str) -> str:
         tuple(map(statistics.fmean, zip(*pairs, strict=True))) if len(pairs) == len(means) else None for pairs in every
     ]
     best = max(one[0] for one in whole if one)
-    gain = _signed(whole[list(methods).index("fit, encoder")][0] - whole[list(methods).index("logistic")][0])
+    ours, rival = (whole[list(methods).index(name)] for name in ("fit, encoder", "logistic"))
+    gain = _signed(ours[0] - rival[0]) if ours and rival else "-"
     return "\n".join([*lines, f"| mean | | {' | '.join(_pair(one, best) for one in whole)} | {gain} |"])
 
 
