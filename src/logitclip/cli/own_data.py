@@ -311,7 +311,8 @@ def _report(model: Model) -> None:
     """Print the findings, and which labels the accuracy was measured on."""
     show(model.noise_summary)
     learners = ", ".join(f"{one['name']} {one['weight']:.0%}" for one in model.facts["learners"])
-    show(f"{model.accuracy_summary} Learners: {learners}; clip {model.facts['clip']}.")
+    clip = f"; clip {model.clip}" if model.clip is not None else ""
+    show(f"{model.accuracy_summary} Learners: {learners}{clip}.")
 
 
 def _content(model: Model) -> str:
