@@ -80,7 +80,7 @@ def test_nothing_is_computed_twice(tmp_path, typed, monkeypatch):
     count(RunConfig, "resolve")
     count(noise, "apply")
     count(models, "build")
-    for name in ("resolved_id", "build_criterion", "settings", "transform", "make_fabric"):
+    for name in ("resolved_id", "build_criterion", "settings_of", "transform", "make_fabric"):
         count(training, name)
     code, *_ = typed(*options(replace(SMALL, epochs=1, clip="norm:temp=1.5", runs=str(tmp_path))))
     assert code == 0
