@@ -107,7 +107,7 @@ def test_the_command_fits_on_answers_and_says_what_the_round_brought(tmp_path: P
 
     data = make_table(tmp_path)
     model = make_model(data, tmp_path / "model", label="kind")
-    with pytest.raises(ValueError, match="has none: fit without it first"):
+    with pytest.raises(ValueError, match="has none: give --out"):
         fit(data, answers=model.folder, out=tmp_path / "other")
     review = open_review(model)
     true = pd.read_csv(tmp_path / "with_truth.csv", keep_default_na=False)["true"].tolist()

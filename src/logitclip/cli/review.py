@@ -274,7 +274,8 @@ def correct(data: Path, answers: Path, out: Path) -> CorrectedData:
     from logitclip.own_data.rounds import correct_data
 
     if not (out / "model.json").is_file():
-        raise ValueError(f"--answers corrects the data of a fitted model, but {out} has none: fit without it first.")
+        advice = f"give --out {answers}" if (answers / "model.json").is_file() else "fit without --answers first"
+        raise ValueError(f"--answers fits the model in --out again, but {out} has none: {advice}.")
     corrected = correct_data(out, answers, data)
     done = corrected.applied
     _warn(corrected.review)
