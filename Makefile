@@ -6,6 +6,8 @@ TORCH ?= "torch<2.14"
 VENV ?= .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
+# sphinx-build, which stops where the language of the terminal is not installed; this does not read it.
+SPHINX := $(BIN)/python -c "import sys; from sphinx.cmd.build import build_main; sys.exit(build_main(sys.argv[1:]))"
 
 .PHONY: demo test lint types layers tests test-slow coverage docs links package clean
 
@@ -35,10 +37,10 @@ coverage: $(VENV)/.for-development  ## line coverage, including child processes;
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow" --cov --cov-report=term --cov-report=html:docs/_build/coverage
 
 links: $(VENV)/.for-development  ## request every external link of the site; needs the network
-	$(BIN)/sphinx-build -q -b linkcheck docs docs/_build/links
+	$(SPHINX) -q -b linkcheck docs docs/_build/links
 
 docs: $(VENV)/.for-development  ## the documentation site, in docs/_build/html; a warning is an error
-	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+	$(SPHINX) -q -W --keep-going -b html docs docs/_build/html
 
 package: $(VENV)/.for-development  ## wheel and sdist, and the command line of a bare install
 	rm -rf build/package
