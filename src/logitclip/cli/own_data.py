@@ -133,7 +133,8 @@ def fit(
     columns, corrected = options.columns, None
     if answers is not None:
         corrected = correct(data, answers, out)
-        data, columns = corrected.path, {name: columns[name] or value for name, value in corrected.columns.items()}
+        fitted_with = {name: columns.get(name) or value for name, value in corrected.columns.items()}
+        data, columns = corrected.path, columns | fitted_with
         encoder = corrected.encoder if options.encoder == "none" else options.encoder
         options = replace(options, label=corrected.label, encoder=encoder)
     elif annotators or item or annotator or answer:

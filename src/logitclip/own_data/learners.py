@@ -92,11 +92,11 @@ class Learner(ABC):
         return self.fresh()
 
     def extras(self) -> dict[str, np.ndarray]:
-        """Return what `out_of_fold` has found beside the probabilities."""
+        """Return what `out_of_fold` found beside the probabilities."""
         return {} if self.votes_on_seen is None else {"seen": self.votes_on_seen.astype(np.float32)}
 
     def restore_extras(self, extras: Mapping[str, np.ndarray]) -> None:
-        """Know again what an earlier `out_of_fold` has found."""
+        """Restore what an earlier `out_of_fold` found."""
         self.votes_on_seen = extras["seen"].astype(np.float64) if "seen" in extras else None
 
     def _every_class(self, probabilities: np.ndarray, seen: np.ndarray) -> np.ndarray:

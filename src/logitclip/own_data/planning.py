@@ -108,7 +108,8 @@ class Plan:
         names = [learner.name for learner in self.learners]
         if len(names) == 1:
             lines.append(
-                f"Learner: {names[0]}. It judges every label out of fold, and learns again with less weight on doubts."
+                f"Learner: {names[0]}. It judges every label out of fold, and learns again with less weight "
+                "on doubtful ones."
             )
         else:
             alike = self.source.kind.alike
