@@ -20,7 +20,9 @@ VERDICTS = ("agrees", "disagrees", "undecided")
 
 
 def table(name: str) -> str:
-    """`counts`, `features`, `issues`, `own report`, `own decide`, or a recipe and a scale, as in `table1 mini`."""
+    """`helps`, `counts`, `features`, `issues`, `own report` or `own decide`; or a recipe and a scale: `table1 mini`."""
+    if name == "helps":
+        return where_it_helps()
     if name == "counts":
         return counts()
     if name.startswith("own "):
@@ -28,7 +30,7 @@ def table(name: str) -> str:
     if name == "issues":
         return found_labels(read(RESULTS / "features_issues.csv"))
     if name == "features":
-        return summary(read(RESULTS / "features_worst.csv"))
+        return summary({HEADS[row["model"]]: row for row in read(RESULTS / "features_worst.csv")})
     recipe, scale = name.split()
     rows = read(RESULTS / f"{recipe}_{scale}.csv")
     if recipe == "figure2":
@@ -87,38 +89,41 @@ def _early() -> list[dict[str, Any]]:
     return read(RESULTS / "early_stopping.csv")
 
 
-def summary(rows: list[dict[str, Any]]) -> str:
+HEADS = {"mlp:depth=0": "a linear head", "mlp:depth=1": "an MLP head"}
+KINDS = {  # rows of the README: the wrong labels, and where their line is
+    "random, 20 % (CIFAR-10)": ("table1_mini", {"loss": "ce", "noise": "symmetric:rate=0.2"}),
+    "people, 40 % (CIFAR-10N, linear)": ("features_worst", {"model": "mlp:depth=0"}),
+    "people, 40 % (CIFAR-10N, MLP)": ("features_worst", {"model": "mlp:depth=1"}),
+    "a crowd, 25 % (LabelMe)": ("real_noise_full", {"data": "LabelMe", "clip": "norm:temp=auto"}),
+    "keyword rules, 46 % (TREC)": ("real_noise_full", {"data": "TREC", "clip": "norm:temp=auto"}),
+    "word lists, 50 % (Hausa)": ("real_noise_full", {"data": "Hausa", "clip": "norm:temp=auto"}),
+}
+
+
+def where_it_helps() -> str:
+    """One row for each kind of wrong labels, from those that the clip helps most to those that it does not help."""
+    found = {}
+    for name, (file, where) in KINDS.items():
+        rows = read(RESULTS / f"{file}.csv")
+        (found[name],) = (row for row in rows if all(row[axis] == where[axis] for axis in where))
+    return summary(found, corner="what made labels wrong")
+
+
+def summary(rows: dict[str, dict[str, Any]], corner: str = "") -> str:
     """Accuracy and memorised share of CE without and with the clip, beside early stopping and the ceiling."""
-    heads = [
-        "",
-        "CE",
-        "stopped early",
-        "its best epoch",
-        "with the clip",
-        "true labels",
-        "memorised by CE",
-        "with the clip",
-    ]
+    heads = [corner, "CE", "stopped early", "best epoch", "clip", "true labels", "memorised"]
     lines = [f"| {' | '.join(heads)} |", "|---|" + "--:|" * (len(heads) - 1)]
-    for row in rows:
+    for name, row in rows.items():
         bold = "**" if row["difference"] > 2 * row["standard_error"] else ""
         other = beside(row)
-        name = HEADS.get(row["model"]) or label("noise", row["noise"])
-        numbers = [
-            row["without"],
-            other.get("early"),
-            other.get("oracle"),
-            row["with_clip"],
-            other.get("true_labels"),
-        ]
-        texts = ["–" if number is None else f"{number:.1f}\u00a0%" for number in numbers]
+        numbers = [row["without"], other["early"], other["oracle"], row["with_clip"], other["true_labels"]]
+        texts = [f"{number:.1f}" for number in numbers]
         texts[3] = f"{bold}{texts[3]}{bold}"
-        texts += [f"{row[name]:.0f}\u00a0%" for name in ("memorised_without", "memorised_with")]
-        lines.append(f"| {name} | {' | '.join(texts)} |")
+        shares = f"{row['memorised_without']:.0f} → {row['memorised_with']:.0f} %"
+        lines.append(
+            f"| {name} | {' | '.join(texts)} | {shares} |".replace(" %", "\u00a0%").replace(" → ", "\u00a0→\u00a0")
+        )
     return "\n".join(lines)
-
-
-HEADS = {"mlp:depth=0": "a linear head", "mlp:depth=1": "an MLP head"}
 
 
 def cells(rows: list[dict[str, Any]]) -> str:

@@ -346,11 +346,12 @@ def fit_wines(folder: Path) -> tuple[str, list[str], list[int]]:
 
 
 def update_readme() -> None:
-    """Store the first two sentences that fit prints, wrapped, and the first lines of its list."""
+    """Store the first sentences that fit prints, and the first lines of its list, as wide as a page shows them."""
     with tempfile.TemporaryDirectory() as folder:
         printed, issues, _ = fit_wines(Path(folder))
     wrapped = [textwrap.fill(line, 96, break_on_hyphens=False) for line in printed.splitlines()[:2]]
-    block = "\n".join([*wrapped, "", *issues[:SHOWN]])
+    rows = [row if len(row) <= 96 else row[:88].rpartition(", ")[0] + ', ..."' for row in issues[:SHOWN]]
+    block = "\n".join([*wrapped, "", *rows])
     page = DOCS.parent / "README.md"
     text = page.read_text(encoding="utf-8")
     page.write_text(

@@ -58,7 +58,7 @@ def data_of(values: list[dict[str, Any]]) -> Any:
 QUANTITIES = {"test_accuracy": "test accuracy, %", "memorised": "wrong labels memorised, %"}
 
 
-def first_page() -> Any:
+def first_page(join: Callable[..., Any]) -> Any:
     """CE with and without the clip on people's labels, all of CIFAR-10: two panels, with the names beside the lines."""
     rows = read(RESULTS / "curves_features_curves_full.csv")
     names = {"no clip": "cross entropy", "temp=2.24": "with the clip"}
@@ -73,8 +73,7 @@ def first_page() -> Any:
         last = max(row["epoch"] for row in points)
         base = alt.Chart(width=300, height=210)
         x = alt.X("epoch:Q", title="epoch", scale=alt.Scale(domain=[1, last], nice=False), axis=alt.Axis(tickCount=6))
-        low = 50 if quantity == "test_accuracy" else 0
-        y = alt.Y("mean:Q", title=None, scale=alt.Scale(domain=[low, 92 if low else 110], nice=False))
+        y = alt.Y("mean:Q", title=None, scale=alt.Scale(domain=[0, 110], nice=False))
         keys = colour_and_dash("series", list(names.values()), show=False)
         layers = [base.mark_line(strokeWidth=2.6).encode(x=x, y=y, **keys).properties(data=data_of(points))]
         at_end = [row for row in points if row["epoch"] == last]
@@ -87,11 +86,12 @@ def first_page() -> Any:
             }
             for row in at_end
         ]
-        text = base.mark_text(align="right", dy=-9, fontSize=13, fontWeight="bold").encode(
+        accuracy = quantity == "test_accuracy"
+        text = base.mark_text(align="right", dy=13 if accuracy else -9, fontSize=13, fontWeight="bold").encode(
             x="epoch:Q", y="mean:Q", text="text:N", color=keys["color"]
         )
         layers.append(text.properties(data=data_of(notes)))
-        if low:
+        if accuracy:
             line = [{"mean": ceiling, "epoch": last, "text": f"trained on true labels: {ceiling:.0f} %"}]
             rule = base.mark_rule(strokeDash=[2, 2], color=GREY).encode(y="mean:Q").properties(data=data_of(line))
             named = base.mark_text(align="right", dy=-8, fontSize=12, color=GREY).encode(
@@ -99,7 +99,7 @@ def first_page() -> Any:
             )
             layers += [rule, named.properties(data=data_of(line))]
         panels.append(alt.layer(*layers).properties(title=alt.TitleParams(title, fontSize=14, anchor="start")))
-    return alt.hconcat(*panels, spacing=28)
+    return join(*panels, spacing=28)
 
 
 def epochs(name: str, series: dict[str, str], panels: dict[str, str]) -> Any:
@@ -152,14 +152,14 @@ def jump() -> Any:
     from logitclip.clip import make_clip
 
     direction = torch.nn.functional.normalize(torch.eye(10, dtype=torch.float64)[:1] - 0.1)
-    norms = torch.linspace(0.0, 4.0, 401, dtype=torch.float64)
+    norms = torch.linspace(0.005, 3.995, 400, dtype=torch.float64)  # beside the thresholds, not on them
     points = []
     for name, given in CLIPS.items():
-        tau, delta, _ = make_clip(**given)
-        logits = lc.clip_logits(norms[:, None] * direction, tau, delta)
+        tau = make_clip(**given).tau
+        logits = lc.clip_logits(norms[:, None] * direction, **given)
         values = lc.losses.ce(logits, torch.zeros(len(norms), dtype=torch.int64))
         points += [
-            {"clip": name, "norm": x, "value": y, "side": "above" if x >= tau else "below"}
+            {"clip": name, "norm": x, "value": y, "side": "above" if x > tau else "below"}
             for x, y in zip(norms.tolist(), values.tolist(), strict=True)
         ]
     return (
@@ -251,12 +251,14 @@ def loss_shapes() -> Any:
     for name in LOSSES:
         values = LOSSES[name](logits, target)
         points += [{"loss": name, "p": a, "value": b} for a, b in zip(p.tolist(), values.tolist(), strict=True)]
-    base = alt.Chart(data_of(points), width=125, height=85).mark_line(color=BLUE, strokeWidth=2)
+    base = alt.Chart(data_of(points), width=132, height=85).mark_line(color=BLUE, strokeWidth=2)
     chart = base.encode(
         x=alt.X("p:Q", title="probability", axis=alt.Axis(tickCount=3)),
         y=alt.Y("value:Q", title=None, axis=alt.Axis(tickCount=4)),
     )
-    return chart.facet(alt.Facet("loss:N", title=None), columns=4, spacing=12).resolve_scale(y="independent")
+    return chart.facet(
+        alt.Facet("loss:N", title=None), columns=4, spacing={"row": 36, "column": 44}, bounds="flush"
+    ).resolve_scale(y="independent")
 
 
 OWN_MATRIX = "transition:matrix=FILE"
@@ -315,7 +317,12 @@ def noise_matrices() -> Any:
                 legend=alt.Legend(orient="bottom"),
             ),
         )
-        .facet(alt.Facet("noise:N", title=None, sort=list(MATRICES)), columns=3, spacing=10)
+        .facet(
+            alt.Facet("noise:N", title=None, sort=list(MATRICES)),
+            columns=3,
+            spacing={"row": 94, "column": 76},
+            bounds="flush",
+        )
         .resolve_scale(x="independent", y="independent")
     )
 
@@ -328,7 +335,7 @@ def readings(scale: str) -> Any:
     from logitclip.studies.tables import label
 
     found = evidence_tables.reading_points(read(RESULTS / f"readings_{scale}.csv"))
-    noises = list(dict.fromkeys(noise for _, noise in found))
+    noises = sorted(dict.fromkeys(noise for _, noise in found), key=lambda noise: noise == "none")  # it memorises none
     names = list(evidence_tables.READINGS.values())
     rows = []
     for model, what in dict.fromkeys((model, what) for model, _ in found for what in ("accuracy", "memorised")):
@@ -345,7 +352,7 @@ def readings(scale: str) -> Any:
             **colour_and_dash("reading", names, columns=2),
         )
         plain = base.mark_rule(strokeDash=[1, 3], strokeWidth=1.5, color=GREY).encode(y=f"mean(plain_{what}):Q")
-        order = list(dict.fromkeys(point["noise"] for point in points))
+        order = [label("noise", noise) for noise in noises]
         panels = alt.layer(lines, plain, data=data_of(points))
         several = len({model for model, _ in found}) > 1
         title = {"plain": "without batch norm", "batch_norm": "with batch norm"}.get(model, model.replace("_", " "))
@@ -388,7 +395,7 @@ HEADS = {"plain": "plain PyTorch", "clip": "with the clip, unfused", "ours": "li
 
 def heads() -> Any:
     """Time and memory of a step over the number of classes, 256 rows of width 512."""
-    panels = []
+    panels, powers = [], [10.0**k for k in range(-1, 5)]
     for column, title in {"seconds": "seconds a step", "extra_mb": "extra memory, MB"}.items():
         of, _ = head_tables._costs(column)
         points = [
@@ -406,7 +413,7 @@ def heads() -> Any:
                     scale=alt.Scale(type="log", domain=[2**14, 2**20], nice=False),
                     axis=alt.Axis(values=[2**14, 2**16, 2**18, 2**20], labelExpr=THOUSANDS),
                 ),
-                y=alt.Y("value:Q", title=None, scale=alt.Scale(type="log"), axis=alt.Axis(tickCount=4, format="~g")),
+                y=alt.Y("value:Q", title=None, scale=alt.Scale(type="log"), axis=alt.Axis(values=powers, format="~g")),
                 **colour_and_dash("head", list(HEADS.values())),
             )
             .properties(title=alt.TitleParams(title, fontSize=14, anchor="start"))
@@ -414,13 +421,23 @@ def heads() -> Any:
     return alt.hconcat(*panels, spacing=28)
 
 
+SETS = {
+    "agnews_rules": "AG News, rules",
+    "cifar10n_aggre": "CIFAR-10N, vote",
+    "cifar10n_random1": "CIFAR-10N, one",
+    "cifar10n_worse": "CIFAR-10N, worst",
+    "hausa_news": "Hausa, word lists",
+    "labelme": "LabelMe, crowd",
+    "sentiment_crowd": "Sentiment, crowd",
+    "trec": "TREC, rules",
+}
 RANKINGS = {"logitclip": "logitclip", "cleanlab": "cleanlab", "random": "random order"}
 
 
 def reviewed() -> Any:
     """Wrong labels found against rows reviewed, by three rankings, on eight sets."""
     rows = [row for row in read(RESULTS / "review_curves.csv") if row["reviewer"] == "right"]
-    points = [{**row, "set": row["set"].replace("_", " "), "ranking": RANKINGS[row["ranking"]]} for row in rows]
+    points = [{**row, "set": SETS[row["set"]], "ranking": RANKINGS[row["ranking"]]} for row in rows]
     return (
         alt.Chart(data_of(points), width=140, height=130)
         .mark_line(point=alt.OverlayMarkDef(size=25), strokeWidth=2)
@@ -440,12 +457,14 @@ def reliability() -> Any:
         for row in read(RESULTS / "own_data_scores.csv")
         if int(row["labels"])
     ]
-    x = alt.X("score:Q", title="score", scale=alt.Scale(domain=[0, 1]))
+    x = alt.X("score:Q", title="score", scale=alt.Scale(domain=[0, 1]), axis=alt.Axis(tickCount=5))
     y = alt.Y("wrong:Q", title="share of wrong labels", scale=alt.Scale(domain=[0, 1]))
     line = alt.Chart(data_of([{"score": end, "wrong": end} for end in (0, 1)])).mark_line(
         strokeDash=[4, 4], color=COLOURS[1]
     )
-    curve = alt.Chart(data_of(points)).mark_line(point=alt.OverlayMarkDef(size=40), strokeWidth=2, color=COLOURS[0])
+    curve = alt.Chart(data_of(points)).mark_line(
+        point=alt.OverlayMarkDef(size=40, color=COLOURS[0]), strokeWidth=2, color=COLOURS[0]
+    )
     return alt.layer(line.encode(x=x, y=y), curve.encode(x=x, y=y)).properties(width=300, height=240)
 
 
@@ -475,7 +494,8 @@ TEMPS = {
     "temp=5": "temp 5",
 }
 PICTURES: dict[str, Callable[[], Any]] = {
-    "memorisation.svg": first_page,
+    "memorisation.svg": functools.partial(first_page, alt.hconcat),
+    "memorisation_narrow.svg": functools.partial(first_page, alt.vconcat),
     "memorisation_mini.svg": functools.partial(
         epochs, "memorisation_mini", {"no clip": "cross entropy", "tuned temp": "with the clip"}, NOISES
     ),
