@@ -327,13 +327,9 @@ def test_a_plugin_is_suggested_by_the_commands_that_take_one(command, name):
     assert cli._takes_plugins(name) == ("--plugin" in command(name, "--help")[1])
 
 
-@pytest.mark.parametrize(
-    "typed",
-    ["fit {} --label y --loss mine", "issues {} --label y --model mine", "noise mine", "noise none --data mine"],
-)
-def test_no_plugin_is_suggested_by_a_command_without_the_option(command, tmp_path, typed):
-    (tmp_path / "x.csv").write_text("a,y\n" + "1,u\n2,v\n" * 9, encoding="utf-8")
-    code, _, err = command(*(word.format(tmp_path / "x.csv") for word in typed.split()))
+@pytest.mark.parametrize("typed", ["noise mine", "noise none --data mine"])
+def test_no_plugin_is_suggested_by_a_command_without_the_option(command, typed):
+    code, _, err = command(*typed.split())
     assert code == 2
     assert "'mine'" in err
     assert "--plugin" not in err

@@ -10,9 +10,11 @@ from encoders_for_tests import make_texts, save_photos, save_text_encoder
 
 import logitclip as lc
 from logitclip import encoders
+from logitclip.cli.encoding import EncodingBar
 from logitclip.data import _columns as columns_module
 from logitclip.own_data import model as model_module
 from logitclip.own_data.encoded import NewRows
+from logitclip.runs.config import loaded_plugins
 
 pd = pytest.importorskip("pandas")
 
@@ -174,6 +176,96 @@ def test_a_mistake_in_a_file_is_one_sentence_and_leaves_no_file(command, reviews
 def test_a_table_of_numbers_takes_no_encoder(reviews, bert, tmp_path):
     with pytest.raises(ValueError, match="An encoder takes images or texts: name the columns"):
         lc.fit(reviews[["words", "kind"]], "kind", encoder=f"hf:{bert}", out=tmp_path / "model")
+
+
+PLUGIN = """
+import torch
+from logitclip.encoders import ENCODERS, reads
+
+class Lengths:
+    width, size = 2, 0
+    def prepare(self, text):
+        return [len(text), text.count("o")]
+    def __call__(self, batch):
+        return torch.tensor(batch, dtype=torch.float32)
+
+@ENCODERS.register
+@reads(lambda: [])
+def lengths(*, takes, device):
+    return Lengths()
+"""
+
+
+def test_an_encoder_of_a_plugin(command, reviews, tmp_path, monkeypatch):
+    monkeypatch.setattr(encoders.ENCODERS, "_entries", dict(encoders.ENCODERS._entries))
+    reviews.to_csv(tmp_path / "reviews.csv", index=False)
+    (tmp_path / "lengths.py").write_text(PLUGIN)
+    plugin = ("--plugin", tmp_path / "lengths.py")
+    fit = ("fit", tmp_path / "reviews.csv", "--label", "kind", "--text", "text", "--encoder", "lengths")
+    code, _, err = command(*fit, "--out", tmp_path / "model")
+    assert (code, "name its file: --plugin FILE.py" in err) == (2, True), err
+    code, out, err = command(*fit, "--learner", "logistic", "--out", tmp_path / "model", *plugin)
+    assert code == 0, err
+    assert f"--plugin {tmp_path / 'lengths.py'}" in out.replace("\n", " ")
+    assert str(tmp_path / "lengths.py") in loaded_plugins()  # for processes that encode
+    predict = ("predict", tmp_path / "model", tmp_path / "reviews.csv", "-o", tmp_path / "out.csv")
+    code, _, err = command(*predict, *plugin)
+    assert (code, "120 predictions" in err) == (0, True), err
+    code, _, err = command(*fit, "--bundle", "--out", tmp_path / "other", *plugin)
+    assert (code, "The encoder lengths cannot be bundled" in err) == (2, True), err
+
+
+def test_the_features_of_test_rows_are_kept(reviews, bert, tmp_path):
+    rows = []
+    options = {"text": "text", "encoder": f"hf:{bert}", "learner": "logistic", "test": reviews.head(30)}
+    model = lc.fit(reviews, "kind", **options, out=tmp_path / "a", on_rows=lambda *done: rows.append(done))
+    assert rows == [(0, 120), (120, 120), (0, 30), (30, 30)]
+    truth = model.predict(reviews.head(30))["class"] == reviews.head(30)["kind"]
+    assert model.facts["test_accuracy"] == pytest.approx(truth.mean())
+    again = lc.fit(reviews, "kind", **options, out=tmp_path / "b", on_rows=lambda *done: pytest.fail("computed again"))
+    assert again.facts["test_accuracy"] == model.facts["test_accuracy"]
+
+
+def test_the_bar_begins_again(capsys):
+    bar = EncodingBar()
+    for done, rows in [(0, 9), (9, 9), (0, 4), (4, 4)]:
+        bar(done, rows)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(" rows")[0] for line in lines] == [
+        f"Encoding: {n}" for n in ("0 of 9", "9 of 9", "0 of 4", "4 of 4")
+    ]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_a_table_is_predicted_part_by_part(suffix, command, tmp_path, monkeypatch, caplog):
+    """Numbers, booleans, dates, categories and vectors; the first part of a csv file has whole numbers only."""
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 2, 100)
+    frame = pd.DataFrame(
+        {"size": labels + generator.normal(0, 0.3, 100).round(2), "old": labels > generator.random(100)}
+    )
+    frame.loc[:60, "size"] = labels[:61]
+    frame["day"] = (np.datetime64("2026-01-01") + labels * 40 + np.arange(100) % 7).astype(str)
+    frame["colour"] = np.where(generator.random(100) < 0.5, "red", "blue")
+    frame["kind"] = np.where(labels == 0, "herb", "shrub")
+    if suffix == "parquet":
+        frame["v"] = list(np.stack([labels, generator.normal(0, 1, 100)], 1))
+    model = lc.fit(frame, "kind", learner="logistic", out=tmp_path / "model")
+    frame.loc[[3, 90], "colour"] = "green"
+    path = tmp_path / f"new.{suffix}"
+    frame.to_parquet(path) if suffix == "parquet" else frame.to_csv(path, index=False)
+    monkeypatch.setattr(columns_module, "PART", 700)
+    monkeypatch.setattr(columns_module, "PART_ROWS", 23)
+    parts = list(model.kind.read_parts(path))
+    assert len(parts) > 4
+    np.testing.assert_array_equal(np.concatenate([part.features for part in parts]), model.kind.read(path).features)
+    caplog.clear()
+    code, _, err = command("predict", tmp_path / "model", path, "-o", tmp_path / "out.csv")
+    assert code == 0, err
+    assert caplog.text.count("has values that the model does not know: 'green'") == 1
+    wanted = model.predict(path)
+    assert pd.read_csv(tmp_path / "out.csv")["class"].tolist() == wanted["class"].tolist()
+    assert f"{(wanted['class'] == frame['kind']).mean():.1%} agree with the column 'kind'" in err
 
 
 def test_command(command, reviews, bert, tmp_path):

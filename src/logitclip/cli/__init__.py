@@ -40,7 +40,8 @@ from logitclip.cli.training import train
 from logitclip.cli.tuning import tune
 from logitclip.registry import UnknownName, suggest
 from logitclip.runs.claims import Claimed
-from logitclip.runs.config import PLUGIN_MODULE, RunConfig
+from logitclip.runs.config import PLUGIN_MODULE
+from logitclip.runs.config import RunConfig as RunConfig
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,
@@ -243,4 +244,4 @@ def _suggest_remedy(error: BaseException | None) -> str:
 def _takes_plugins(command: str) -> bool:
     """Return whether a command has the option --plugin, of its own or among those of a run."""
     options = typing.get_type_hints(COMMANDS[command]) if command in COMMANDS else {}
-    return "plugin" in options or RunConfig in options.values()
+    return "plugin" in options or any(hasattr(kind, "plugin") for kind in options.values())

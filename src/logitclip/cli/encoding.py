@@ -13,7 +13,8 @@ from logitclip.text import duration
 class EncodingBar:
     """Progress of the features on stderr: a bar on a terminal, a line now and then in a pipe or a log file.
 
-    Call it with the rows done and all rows, after each block and once before the first.
+    Call it with the rows done and all rows, after each block and once before the first. After the last block it may
+    begin again with other rows.
 
     Args:
         quiet: Print nothing.
@@ -37,9 +38,14 @@ class EncodingBar:
         return f"Encoding: {done:,} of {rows:,} rows{left if done < rows else ''}"
 
     def __call__(self, done: int, rows: int) -> None:
-        text = self.text(done, rows)
-        if self.quiet or done == self.first == rows:
-            return
+        text, nothing = self.text(done, rows), done == self.first == rows
+        if not self.quiet and not nothing:
+            self._show(text, done, rows)
+        if done == rows:
+            self.first = None
+            self.stop()
+
+    def _show(self, text: str, done: int, rows: int) -> None:
         if self.progress is None and sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
@@ -50,8 +56,6 @@ class EncodingBar:
             self.progress.start()
         if self.progress is not None:
             self.progress.update(self.task, completed=done, description=text)
-            if done == rows:
-                self.stop()
         elif done in (self.first, rows) or monotonic() - self.printed >= self.PAUSE:
             self.printed = monotonic()
             put(text, sys.stderr)
@@ -60,3 +64,4 @@ class EncodingBar:
         """Remove the bar."""
         if self.progress is not None:
             self.progress.stop()
+            self.progress = None

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import Positional, arg
 
 from logitclip.cli.encoding import EncodingBar
-from logitclip.cli.options import File, Flag, Number, Text, Whole
+from logitclip.cli.options import File, Flag, Number, Plugins, Text, Whole
 from logitclip.cli.output import Exit, fail, make_table, show, show_json, tell
 from logitclip.cli.review import correct, fuse, show_round
 from logitclip.cli.training import stop_on_sigterm
+from logitclip.runs.config import load_plugins
 from logitclip.runs.results import Failed
 from logitclip.text import duration, guard_formula
 
 if TYPE_CHECKING:
+    from logitclip.own_data.labelled import Agreement
     from logitclip.own_data.model import Model
     from logitclip.own_data.planning import Plan
 
@@ -84,6 +86,8 @@ class FitOptions:
     """Seed of all learners."""
     jobs: int = 1
     """Cores to use."""
+    plugin: Plugins = ()
+    """Python files with your own encoders, losses or models."""
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -130,6 +134,7 @@ def fit(
     """
     from rich.markup import escape
 
+    load_plugins(options.plugin)
     columns, corrected = options.columns, None
     if answers is not None:
         corrected = correct(data, answers, out)
@@ -149,11 +154,14 @@ def fit(
     if corrected is not None:
         show_round(corrected, fitted)
     marked, folder = int(fitted.issues["wrong"].sum()), shlex.quote(str(out))
+    code = "".join(f" --plugin {shlex.quote(file)}" for file in options.plugin)
     if marked:
         which = "label is" if marked == 1 else "labels are"
-        show(escape(f"{marked:,} {which} marked wrong: {out / 'page.html'}. Check them: logitclip review {folder}"))
+        show(
+            escape(f"{marked:,} {which} marked wrong: {out / 'page.html'}. Check them: logitclip review {folder}{code}")
+        )
     new = "new.csv" if fitted.facts["label"] else "FOLDER"
-    show(escape(f"The model is in {out}; predict with: logitclip predict {folder} {new} -o out.csv"))
+    show(escape(f"The model is in {out}; predict with: logitclip predict {folder} {new} -o out.csv{code}"))
 
 
 def issues(
@@ -178,6 +186,7 @@ def issues(
 
     from logitclip.own_data.issues import count_marked
 
+    load_plugins(options.plugin)
     if fast and options.learner == "auto":
         options = replace(options, learner="forest,logistic,neighbours")
     fitted = _fit(data, options, out=out, made_by="issues")
@@ -202,6 +211,7 @@ def predict(
     out: Out = Path("predictions.csv"),
     probabilities: Flag = False,
     download: Flag = False,
+    plugin: Plugins = (),
     json: Flag = False,
 ) -> None:
     """Predict classes with a fitted model.
@@ -214,6 +224,7 @@ def predict(
         out: The CSV file to write: row, class, and the calibrated probability that this is the true class.
         probabilities: Add a column for each class, with its probability.
         download: Fetch the encoder of the model from the hub if it is missing.
+        plugin: Python files with the model's own encoder, loss or network.
         json: Print the predictions as a JSON list on stdout instead of writing a file.
     """
     from logitclip.encoders import downloads_allowed
@@ -221,20 +232,22 @@ def predict(
 
     if not json and out.resolve() == data.resolve():
         raise ValueError(f"{out} is the data itself: name another file with -o.")
+    load_plugins(plugin)
     with downloads_allowed(download):
         loaded = load(model)
+    compared = loaded.comparison(data)
     if json:
         found = loaded.predict(data, probabilities=probabilities)
         show_json(found.to_dict("records"))
+        compared.add(found)
     else:
-        found = _write_predictions(loaded.predict_parts(data, probabilities=probabilities), out)
-        tell(f"{len(found):,} predictions in {out}.")
-    compared = loaded.agreement(data, found)
-    if compared is not None:
-        tell(compared)
+        rows = _write_predictions(loaded.predict_parts(data, probabilities=probabilities), out, compared)
+        tell(f"{rows:,} predictions in {out}.")
+    if (sentence := compared.sentence()) is not None:
+        tell(sentence)
 
 
-def export(model: Positional[Path], /, *, out: Out = Path("model.onnx")) -> None:
+def export(model: Positional[Path], /, *, out: Out = Path("model.onnx"), plugin: Plugins = ()) -> None:
     """Write a fitted model as an ONNX file, for programs without Python.
 
     Example: logitclip export model -o model.onnx
@@ -246,29 +259,30 @@ def export(model: Positional[Path], /, *, out: Out = Path("model.onnx")) -> None
     Args:
         model: The model folder.
         out: The file to write.
+        plugin: Python files with the model's own encoder, loss or network.
     """
     from logitclip.own_data import load
     from logitclip.own_data.export import export as write
 
+    load_plugins(plugin)
     write(load(model), out)
     tell(f"The model is in {out}.")
 
 
-def _write_predictions(parts: Iterable[Any], out: Path) -> Any:
-    """Write data frames of predictions to one CSV file, and return the classes."""
-    import pandas as pd
-
+def _write_predictions(parts: Iterable[Any], out: Path, compared: Agreement) -> int:
+    """Write data frames of predictions to one CSV file, compare them with labels, and return the number of rows."""
     from logitclip.files import open_to_write
 
-    classes: list[Any] = []
+    rows = 0
     with open_to_write(out) as file:
         for found in parts:
             names = {
                 name: found[name].map(str, na_action="ignore").map(guard_formula, na_action="ignore") for name in NAMES
             }
-            file.write(found.assign(**names).to_csv(index=False, header=not classes).encode())
-            classes.append(found[["class"]])
-    return pd.concat(classes, ignore_index=True)
+            file.write(found.assign(**names).to_csv(index=False, header=not rows).encode())
+            compared.add(found)
+            rows += len(found)
+    return rows
 
 
 def _fit(data: Path, options: FitOptions, **others: Any) -> Model:
@@ -276,7 +290,7 @@ def _fit(data: Path, options: FitOptions, **others: Any) -> Model:
 
     stop_on_sigterm()
     pace, encoding = Pace(), EncodingBar()
-    given = {**vars(options), **others}
+    given = {name: value for name, value in vars(options).items() if name != "plugin"} | others
     given |= {name: _names(given[name]) for name in ("text", "drop")}
     calls = {"on_plan": pace.plan, "on_progress": pace, "on_rows": encoding}
     try:

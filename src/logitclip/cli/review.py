@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional, arg
 
-from logitclip.cli.options import File, Flag
+from logitclip.cli.options import File, Flag, Plugins
 from logitclip.cli.output import make_table, put, show, show_json, tell
 from logitclip.cli.training import stop_on_sigterm
 from logitclip.files import Json
+from logitclip.runs.config import load_plugins
 from logitclip.text import counted
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def review(
     port: Count = 0,
     no_browser: Flag = False,
     report: Flag = False,
+    plugin: Plugins = (),
     json: Flag = False,
 ) -> None:
     """Review suspicious labels in the browser, and measure how many labels are wrong.
@@ -56,6 +58,7 @@ def review(
         port: The port of the server; 0 takes 8765, or another if that is taken.
         no_browser: Print the address and do not open a browser.
         report: Print what the answers so far say, instead of serving the page.
+        plugin: Python files with the model's own encoder, loss or network.
         json: Print what the answers say as one JSON object on stdout.
     """
     from logitclip.own_data import load
@@ -65,6 +68,7 @@ def review(
 
     if audit < 0:
         raise ValueError(f"--audit must not be negative, got {audit}.")
+    load_plugins(plugin)
     loaded = load(model)
     if answers is not None:
         new = read_answers_csv(answers)
@@ -95,6 +99,7 @@ def apply(
     *,
     out: Annotated[Path, arg(aliases=["-o"], metavar="PATH")],
     data: File = None,
+    plugin: Plugins = (),
     json: Flag = False,
 ) -> None:
     """Write your data with the labels that were corrected in a review.
@@ -108,6 +113,7 @@ def apply(
         model: The model folder.
         out: The file to write: csv, tsv or parquet.
         data: The data of the model, if it is no longer where the model was fitted.
+        plugin: Python files with the model's own encoder, loss or network.
         json: Print the counts as one JSON object on stdout.
     """
     from dataclasses import asdict
@@ -117,6 +123,7 @@ def apply(
     from logitclip.own_data.fitted_rows import FittedRows
     from logitclip.own_data.review import Review
 
+    load_plugins(plugin)
     loaded = load(model)
     state = Review(loaded, FittedRows(loaded, data))
     _warn(state)
@@ -139,6 +146,7 @@ def _fit_options(state: Review, data: Path) -> str:
     from logitclip.own_data.images import Images
 
     kind, named = state.rows.source.kind, dict(state.model.facts["source"]["options"])
+    named["encoder"] = state.model.facts.get("encoder", {}).get("spec")
     if isinstance(kind, Images):
         named["folder"] = str(kind.folder)
     words = [_quote(data), "--label", _quote(kind.label or LISTED_LABEL)]

@@ -113,12 +113,16 @@ def row_count(columns: Columns) -> int:
     return len(column.codes if isinstance(column, TextColumn) else column.days if isinstance(column, Dates) else column)
 
 
-def read_table_parts(path: str | Path, names: Collection[str]) -> Iterator[dict[str, Column]]:
+def read_table_parts(
+    path: str | Path, names: Collection[str], *, text: Collection[str] = ()
+) -> Iterator[dict[str, Column]]:
     """Read some columns part by part, so that the memory does not grow with the file.
 
     Args:
         path: A csv, tsv or parquet file. An npz file or a csv file with decimal commas is one part, with all columns.
-        names: The columns to read, if the file has them; those of a csv file are read as text.
+        names: The columns to read, if the file has them.
+        text: Columns of a csv file to read as text even if they look like numbers. Others are numbers if they are in
+            the first part, else text.
 
     Yields:
         The columns of the next rows by name.
@@ -129,7 +133,7 @@ def read_table_parts(path: str | Path, names: Collection[str]) -> Iterator[dict[
     path = Path(os.path.expanduser(path))
     kind = Path(path.name.lower().removesuffix(".gz")).suffix
     if not path.is_file() or kind not in (".csv", ".tsv", ".parquet"):
-        yield read_table(path, text=names)
+        yield read_table(path, text=text)
         return
     rows = 0
     with _explain_arrow_errors(path):
@@ -138,9 +142,9 @@ def read_table_parts(path: str | Path, names: Collection[str]) -> Iterator[dict[
         else:
             layout = _CsvLayout.of(path)
             if layout.may_have_decimal_commas:
-                yield read_table(path, text=names)
+                yield read_table(path, text=text)
                 return
-            batches = layout.open(names)
+            batches = layout.open(names, text)
     while True:
         with _explain_arrow_errors(path):
             batch = next(batches, None)
@@ -152,7 +156,7 @@ def read_table_parts(path: str | Path, names: Collection[str]) -> Iterator[dict[
             columns = (pa.chunked_array([column]) for column in batch.columns)
             yield _unique(zip(batch.schema.names, columns, strict=True), path)
     if not rows:  # or say why
-        yield read_table(path, text=names)
+        yield read_table(path, text=text)
 
 
 class _CsvLayout(NamedTuple):
@@ -180,30 +184,47 @@ class _CsvLayout(NamedTuple):
         # A comma before exactly three digits may separate thousands.
         return self.delimiter != "," and bool(re.search(r"\d,(?:\d{1,2}|\d{4,})(?![\d,])", self.start))
 
-    def options(self, text: Collection[str], **convert: Any) -> dict[str, Any]:
-        """Return pyarrow's options to parse the file, with some columns as text."""
+    def options(self, text: Collection[str], types: Mapping[str, Any] | None = None, **convert: Any) -> dict[str, Any]:
+        """Return pyarrow's options to parse the file, with some columns as text and others of some `types`."""
         from pyarrow import csv
 
+        string = _pyarrow().string()
         nulls = [*csv.ConvertOptions().null_values, "?"]
         return {
             "parse_options": csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
             "convert_options": csv.ConvertOptions(
                 strings_can_be_null=True,
                 null_values=nulls + [f" {null}" for null in nulls],  # after the comma of "a, b"
-                column_types={name: _pyarrow().string() for name in self.names if name.strip() in text},
+                column_types={**(types or {}), **{name: string for name in self.names if name.strip() in text}},
                 **convert,
             ),
         }
 
-    def open(self, names: Collection[str]) -> Iterator[Any]:
-        """Yield batches of some columns, as text."""
+    def open(self, names: Collection[str], text: Collection[str]) -> Iterator[Any]:
+        """Yield batches of some columns: numbers if the first batch has numbers, else text."""
         from pyarrow import csv
 
         wanted = [name for name in self.names if name.strip() in names]
         if not wanted:
             return
-        options = self.options(names, include_columns=wanted)
-        yield from csv.open_csv(_open_csv(self.path), csv.ReadOptions(block_size=PART), **options)
+
+        def read(types: Mapping[str, Any] | None = None) -> Any:
+            options = self.options(text, types, include_columns=wanted)
+            return csv.open_csv(_open_csv(self.path), csv.ReadOptions(block_size=PART), **options)
+
+        with read() as first:
+            types = {field.name: _type_of_all(field.type) for field in first.schema}
+        yield from read(types)
+
+
+def _type_of_all(first: Any) -> Any:
+    """Return the type to read a column with, from that of its first rows: later ones may have fractions."""
+    import pyarrow as pa
+    import pyarrow.types as is_a
+
+    if is_a.is_boolean(first):
+        return first
+    return pa.float64() if is_a.is_integer(first) or is_a.is_floating(first) else pa.string()
 
 
 def _open_csv(path: Path) -> Any:
@@ -249,7 +270,8 @@ def _parquet_batches(path: Path, names: Collection[str]) -> Iterator[Any]:
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:
-        wanted = [name for name in file.schema_arrow.names if name.strip() in names]
+        vectors = {name.removesuffix("0") for name in names}  # the list v becomes v0, v1, ...
+        wanted = [name for name in file.schema_arrow.names if name.strip() in {*names, *vectors}]
         if wanted:
             yield from file.iter_batches(batch_size=PART_ROWS, columns=wanted)
 

@@ -25,6 +25,8 @@ from logitclip.own_data.images import Images
 from logitclip.own_data.kind import Read, RowNumbers, Rows
 from logitclip.own_data.tables import PREPROCESSING, read_columns
 from logitclip.own_data.texts import Texts
+from logitclip.runs.config import loaded_plugins
+from logitclip.runs.encoding import load_encoder
 
 if TYPE_CHECKING:
     from logitclip.own_data.kind import Data
@@ -49,7 +51,7 @@ class Encoding:
     def features(self, inputs: Inputs) -> np.ndarray:
         """Return the features of training inputs, float32 [N, D], from the cache; missing ones are computed."""
         kept = Features.of(inputs, self.spec)
-        load = partial(encoders.build, self.spec, input_kind(inputs))
+        load = partial(load_encoder, loaded_plugins(), self.spec, input_kind(inputs), "auto")
         on_cpu = not torch.accelerator.is_available()
         pool = partial(blocks.in_processes, jobs=self.jobs or torch.get_num_threads()) if on_cpu else None
         kept.complete(inputs, partial(pool or blocks.in_this_process, load), self.on_rows)
@@ -67,8 +69,14 @@ class Encoding:
 class NewRows:
     """Rows to predict, which are encoded when they are taken, so that a million need no more memory than a few."""
 
-    def __init__(self, names: Sequence[str], inputs: Inputs, encode: Callable[[Inputs, np.ndarray], Rows]) -> None:
-        self.names, self.inputs, self.encode = names, inputs, encode
+    def __init__(
+        self,
+        names: Sequence[str],
+        inputs: Inputs,
+        encode: Callable[[Inputs], np.ndarray],
+        finish: Callable[[np.ndarray, np.ndarray], Rows],
+    ) -> None:
+        self.names, self.inputs, self.encode, self.finish = names, inputs, encode, finish
 
     def __len__(self) -> int:
         return len(self.names)
@@ -76,7 +84,7 @@ class NewRows:
     def take(self, index: np.ndarray) -> Rows:
         """Encode some of the rows."""
         index = np.flatnonzero(index) if index.dtype == bool else index
-        return self.encode(select(self.inputs, torch.from_numpy(index)), index)
+        return self.finish(self.encode(select(self.inputs, torch.from_numpy(index))), index)
 
 
 def _scale(x: np.ndarray, beside: int = 0) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -103,6 +111,15 @@ def _check_weights(facts: Facts) -> str:
     if encoders.identify(spec) != facts["encoder"]["identity"]:
         raise ValueError(f"the encoder {spec} has other weights or another tokenizer than when the model was fitted")
     return spec
+
+
+def check_bundle(spec: str) -> None:
+    """Raise a ValueError if an encoder cannot be copied into a model folder."""
+    name = spec.partition(":")[0].strip()
+    if name == "none":
+        raise ValueError("bundle copies an encoder into the model folder: name one with encoder.")
+    if name != "auto" and "name" not in encoders.ENCODERS.knobs(name):
+        raise ValueError(f"The encoder {name} cannot be bundled: it has no folder of weights to name.")
 
 
 def copy_encoder(facts: Facts, out: Path) -> None:
@@ -152,13 +169,13 @@ class _Encoded:
         assert self.encoding is not None
         return encoders.build(self.encoding.spec, self.takes)
 
-    def _encode_late(
-        self, names: Sequence[str], inputs: Inputs, finish: Callable[[np.ndarray, np.ndarray], Rows]
-    ) -> NewRows:
-        def encode(part: Inputs, index: np.ndarray) -> Rows:
-            return finish(blocks.encode_block(self.encoder, part), index)
+    def read_beside(self, data: Data) -> Rows:
+        rows: NewRows = self.read(data)  # type: ignore[attr-defined]
+        assert self.encoding is not None
+        return rows.finish(self.encoding.features(rows.inputs), np.arange(len(rows)))
 
-        return NewRows(names, inputs, encode)
+    def _encode(self, part: Inputs) -> np.ndarray:
+        return blocks.encode_block(self.encoder, part)
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +216,7 @@ class EncodedImages(_Encoded, Images):
         def finish(x: np.ndarray, index: np.ndarray) -> Rows:
             return _rows([names[i] for i in index.tolist()], x, self.mean, self.std)
 
-        return self._encode_late(names, ImageFiles(folder, names), finish)
+        return NewRows(names, ImageFiles(folder, names), self._encode, finish)
 
     def keep(self, index: np.ndarray) -> EncodedImages:
         return replace(self, names=[self.names[i] for i in index.tolist()])
@@ -274,20 +291,24 @@ class EncodedTexts(_Encoded, Texts):
         return _rows(names, self._features(columns), self.mean, self.std)
 
     def read(self, data: Data) -> Any:
-        return self._late_rows(read_columns(data, self._needed))
+        return self._late_rows(read_columns(data, self._text_columns))
 
     def read_parts(self, data: Data) -> Iterator[Any]:
         if not isinstance(data, str | os.PathLike):
             yield self.read(data)
             return
         start = 0
-        for columns in read_table_parts(os.fspath(data), self._needed):
+        for columns in read_table_parts(os.fspath(data), self._needed, text=self._text_columns):
             yield self._late_rows(columns, start)
             start += row_count(columns)
 
     @property
     def _needed(self) -> set[str]:
         return {*self.text, *(() if self.preprocessor is None else self.preprocessor.kinds)}
+
+    @property
+    def _text_columns(self) -> set[str]:
+        return {*self.text, *(() if self.preprocessor is None else self.preprocessor.text_columns)}
 
     def _late_rows(self, columns: Columns, start: int = 0) -> NewRows:
         missing = [name for name in self.text if name not in columns]
@@ -298,4 +319,4 @@ class EncodedTexts(_Encoded, Texts):
         def finish(x: np.ndarray, index: np.ndarray) -> Rows:
             return _rows(RowNumbers(start + index), self._with_beside(x, columns, index), self.mean, self.std)
 
-        return self._encode_late(names, join_texts(columns, self.text), finish)
+        return NewRows(names, join_texts(columns, self.text), self._encode, finish)

@@ -22,7 +22,7 @@ from logitclip.encoders import downloads_allowed
 from logitclip.encoders.features import OnRows
 from logitclip.own_data.calibration import find_temperature, match_confidence
 from logitclip.own_data.combining import ADVISER, Vote, Votes, combine, share_out
-from logitclip.own_data.encoded import Encoding, copy_encoder
+from logitclip.own_data.encoded import Encoding, check_bundle, copy_encoder
 from logitclip.own_data.folds import FOLDS, MOST_CELLS, choose_rows, make_folds
 from logitclip.own_data.issues import Issues, judge_labels, spread_over, write_issues
 from logitclip.own_data.kind import Source
@@ -142,8 +142,8 @@ def fit(
     texts, dropped = ([names] if isinstance(names, str) else names for names in (text, drop))
     columns = Options(tuple(texts), image, tuple(dropped), weight, group, time, folder)
     encoding = None if encoder == "none" else Encoding(encoder, jobs, on_rows)
-    if bundle and encoding is None:
-        raise ValueError("bundle copies an encoder into the model folder: name one with encoder.")
+    if bundle:
+        check_bundle(encoder)
     with downloads_allowed(download):
         source = look(data, label, columns, encoding=encoding)
     options |= {"clip": clip, "learner": learner, "balance": balance, "jobs": jobs, "seed": seed}

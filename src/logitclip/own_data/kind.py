@@ -89,6 +89,10 @@ class Kind(ABC):
     def read(self, data: Data) -> Rows:
         """Read new rows: a file, a folder or a data frame."""
 
+    def read_beside(self, data: Data) -> Rows:
+        """Read `val` or `test` rows of a fit. What is expensive to compute is kept for the next one."""
+        return self.read(data)
+
     def read_parts(self, data: Data) -> Iterator[Rows]:
         """Read new rows part by part, in the order of `read`. A kind whose rows need much memory reads them late."""
         yield self.read(data)

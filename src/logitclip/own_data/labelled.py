@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -52,16 +53,16 @@ def read_labelled(data: Any, kind: Kind, classes: Sequence[str], what: str) -> L
     """
     rows: Any
     if isinstance(data, tuple):
-        rows, labels = kind.read(data[0]), _as_text(data[1])
+        rows, labels = kind.read_beside(data[0]), _as_text(data[1])
     elif isinstance(data, str | os.PathLike) and Path(data).is_dir():
-        rows = kind.read(data)
+        rows = kind.read_beside(data)
         labels = _as_text(np.array([PurePath(name).parts[0] for name in rows.names]))
     else:
         label = str(kind.label)
         columns = read_columns(data, {label})
         if label not in columns:
             raise ValueError(f"The {what} data has no column {label!r}. {suggest(label, columns)}")
-        rows, labels = kind.read(data), column_text(columns, label, f"the {what} data")
+        rows, labels = kind.read_beside(data), column_text(columns, label, f"the {what} data")
     if len(labels.codes) != len(rows):
         raise ValueError(f"The {what} data must have a label for each of {len(rows)} rows, got {len(labels.codes)}.")
     known = np.flatnonzero(labels.codes >= 0)
@@ -73,6 +74,62 @@ def read_labelled(data: Any, kind: Kind, classes: Sequence[str], what: str) -> L
         other = labels.values[labels.codes[known][(positions < 0).argmax()]]
         raise ValueError(f"The val data: {other!r} is not a class of the training data. {suggest(other, classes)}")
     return Labelled(rows.take(known), positions)
+
+
+class Agreement:
+    """The share of predictions that agree with given labels, counted part by part.
+
+    Args:
+        labels: The given labels, in parts of any size.
+        values: The classes as they are predicted, and
+        classes: the same as text.
+        column: The label column; None for folders of images.
+    """
+
+    def __init__(self, labels: Iterator[TextColumn], values: list[Any], classes: list[str], column: str | None) -> None:
+        self.labels, self.classes, self.column = labels, classes, column
+        self.names = dict(zip(values, classes, strict=True))
+        self.next = TextColumn(np.array([], np.int64), [])  # labels of rows that are not predicted yet
+        self.right, self.counts, self.error = 0, Counter[str](), ""
+
+    def add(self, predicted: Any) -> None:
+        """Count the next predictions, a data frame as `predict` returns it."""
+        said = predicted["class"].map(self.names, na_action="ignore")
+        while len(said) and not self.error:
+            if not len(self.next.codes):
+                try:
+                    part = next(self.labels, None)
+                except ValueError as error:  # the predictions need no labels
+                    self.error = str(error)
+                    return
+                if part is None:
+                    return
+                self.next = part
+            codes, values = self.next
+            count = min(len(codes), len(said))
+            self._count(TextColumn(codes[:count], values), said.iloc[:count].to_numpy(object))
+            self.next, said = TextColumn(codes[count:], values), said.iloc[count:]
+
+    def _count(self, labels: TextColumn, said: np.ndarray) -> None:
+        known = (labels.codes >= 0) & np.array([isinstance(name, str) for name in said], bool)
+        given = np.array(match_classes(labels.values, self.classes), dtype=object)[labels.codes[known]]
+        self.right += int((given == said[known]).sum())
+        self.counts.update(given.tolist())
+
+    def sentence(self) -> str | None:
+        """Return the share of rows with label and prediction that agree, and how to read it; None without labels."""
+        if self.error:
+            return f"They cannot be compared with the column {self.column!r}: {self.error}"
+        if not self.counts:
+            return None
+        new = sorted({*self.counts} - {*self.classes})
+        are = "classes are" if len(new) > 1 else "class is"
+        unknown = f" {len(new)} {are} new to the model and counted as wrong: {', '.join(new[:3])}." if new else ""
+        place = "class folders" if self.column is None else f"column {self.column!r}"
+        return (
+            f"{self.right / self.counts.total():.1%} agree with the {place}. If a share r of these labels is wrong, a "
+            f"perfect classifier would agree with about 1 - r.{unknown}"
+        )
 
 
 def match_classes(labels: Sequence[str], classes: Sequence[str]) -> list[str]:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +23,7 @@ from logitclip.own_data.calibration import calibrate
 from logitclip.own_data.encoded import NewRows, with_bundle
 from logitclip.own_data.facts import FORMAT, Facts, check_facts, check_file, upgrade
 from logitclip.own_data.kind import Kind, Rows
-from logitclip.own_data.labelled import match_classes
+from logitclip.own_data.labelled import Agreement
 from logitclip.own_data.learners import Forest, Learner, Logistic, Neighbours, mix
 from logitclip.own_data.network import Network, NetworkOptions
 from logitclip.own_data.source import ENCODED, KINDS
@@ -216,29 +215,13 @@ class Model:
             A sentence with the accuracy over the rows that have a label and a prediction, and how to read it; None
             without labels.
         """
-        label = self.facts["label"]
-        named = dict(zip(self.classes_.tolist(), self.class_names, strict=True))
-        right, start, counts = 0, 0, Counter[str]()
-        try:
-            for text in self._label_parts(data):
-                said = predicted["class"].iloc[start : start + len(text.codes)]
-                known = (text.codes >= 0) & said.notna().to_numpy()
-                given = np.array(match_classes(text.values, self.class_names), dtype=object)[text.codes[known]]
-                right += int((given == said[known].map(named).to_numpy()).sum())
-                counts.update(given.tolist())
-                start += len(text.codes)
-        except ValueError as error:  # the predictions need no labels
-            return f"They cannot be compared with the column {label!r}: {error}"
-        if not counts:
-            return None
-        new = sorted({*counts} - {*self.class_names})
-        are = "classes are" if len(new) > 1 else "class is"
-        unknown = f" {len(new)} {are} new to the model and counted as wrong: {', '.join(new[:3])}." if new else ""
-        place = "class folders" if label is None else f"column {label!r}"
-        return (
-            f"{right / counts.total():.1%} agree with the {place}. If a share r of these labels is wrong, a "
-            f"perfect classifier would agree with about 1 - r.{unknown}"
-        )
+        compared = self.comparison(data)
+        compared.add(predicted)
+        return compared.sentence()
+
+    def comparison(self, data: Data) -> Agreement:
+        """Return what compares predictions with the labels in `data`, for predictions that come part by part."""
+        return Agreement(self._label_parts(data), self.classes_.tolist(), self.class_names, self.facts["label"])
 
     def _label_parts(self, data: Data) -> Iterator[TextColumn]:
         """Yield the label column of some data part by part; nothing if it has none."""
@@ -247,7 +230,7 @@ class Model:
             whole = self.given_labels(data)
             yield from () if whole is None else (whole,)
             return
-        for columns in read_table_parts(os.fspath(data), {label}):
+        for columns in read_table_parts(os.fspath(data), {label}, text={label}):
             if label in columns:
                 yield column_text(columns, label, "the data")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,6 +15,7 @@ from logitclip.data._columns import (
     Columns,
     from_frame,
     read_table,
+    read_table_parts,
     row_count,
     value_text,
 )
@@ -58,10 +59,28 @@ class Table(Kind):
     def read(self, data: Data) -> Rows:
         columns = read_columns(data, self.preprocessor.text_columns)
         rows = self.rows(columns)
-        for name, values in self.preprocessor.unknown(columns).items():
-            shown = ", ".join(map(repr, values[:3])) + (f" and {len(values) - 3} more" if len(values) > 3 else "")
-            log.warning("column %r has values that the model does not know: %s; they count as rare ones", name, shown)
+        self._warn(columns)
         return rows
+
+    def read_parts(self, data: Data) -> Iterator[Rows]:
+        if not isinstance(data, str | os.PathLike):
+            yield self.read(data)
+            return
+        start, warned = 0, set[str]()
+        text = self.preprocessor.text_columns
+        for columns in read_table_parts(os.fspath(data), {*self.preprocessor.kinds}, text=text):
+            count = row_count(columns)
+            yield self.rows(columns, start + np.arange(count))
+            warned |= self._warn(columns, warned)
+            start += count
+
+    def _warn(self, columns: Columns, warned: Collection[str] = ()) -> set[str]:
+        """Name the values that the model does not know, of columns without a warning; return these columns."""
+        found = {name: new for name, new in self.preprocessor.unknown(columns).items() if name not in warned}
+        for name, new in found.items():
+            shown = ", ".join(map(repr, new[:3])) + (f" and {len(new) - 3} more" if len(new) > 3 else "")
+            log.warning("column %r has values that the model does not know: %s; they count as rare ones", name, shown)
+        return {*found}
 
     def rows(self, columns: Columns, numbers: np.ndarray | None = None) -> Rows:
         """Return the rows of some columns; `numbers` are their positions in the file, if they are not all of them."""

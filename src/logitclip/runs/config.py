@@ -491,6 +491,13 @@ def load_plugins(paths: tuple[str, ...]) -> None:
             raise ValueError(f"The plugin {path} cannot be imported: {type(error).__name__}: {error}") from error
 
 
+def loaded_plugins() -> tuple[str, ...]:
+    """Return the plugin files that were imported, for processes that need them too."""
+    import sys
+
+    return tuple(str(module.__file__) for name, module in sys.modules.items() if name.startswith(PLUGIN_MODULE))
+
+
 def _shares(text: str) -> tuple[float, ...]:
     """Read numbers from a text such as 0.4,0.7."""
     try:
