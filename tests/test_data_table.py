@@ -170,7 +170,7 @@ def test_wrong_labels_are_one_sentence(people, tmp_path):
     with pytest.raises(ValueError, match=r"x.csv, row 3: the label 'y' is missing \(and in 1 other rows\); fill it in"):
         load_table(path, Roles("y"))
     path = write(tmp_path / "x.csv", "x,y\n1,a\n2,a\n3,a\n")
-    with pytest.raises(ValueError, match="the label 'y' has 1 different values; at least two"):
+    with pytest.raises(ValueError, match="the label 'y' is 'a' in every row; at least two classes"):
         load_table(path, Roles("y"))
     with pytest.raises(ValueError, match=r"There is no file nowhere/x.csv"):
         table("nowhere", path="x.csv", label="y")

@@ -10,7 +10,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+import scipy.sparse
 import torch
 
 import logitclip as lc
@@ -24,7 +26,7 @@ from logitclip.own_data.labelled import match_classes
 from logitclip.own_data.learners import Forest, Logistic, Neighbours
 from logitclip.own_data.parts import Parts
 from logitclip.own_data.planning import make_plan
-from logitclip.own_data.source import Options, look
+from logitclip.own_data.source import Options, look, look_again
 from logitclip.own_data.tables import Table
 from logitclip.runs.train import train
 from logitclip.text import guard_formula, unguard_formula
@@ -380,7 +382,7 @@ GOOD = "a,b,y\n" + "".join(f"{i % 7},{i % 3},{'uv'[i % 2]}\n" for i in range(40)
         (b"a,b,y\n", "y", "x.csv holds no rows"),
         (GOOD.encode(), "yy", r"x.csv has no column 'yy'. Did you mean 'y'"),
         (GOOD.encode(), None, r"Which column of .*x.csv is the label\? It has a, b, y"),
-        (GOOD.replace("u", "v").encode(), "y", "the label 'y' has 1 different values; at least two are needed"),
+        (GOOD.replace("u", "v").encode(), "y", "the label 'y' is 'v' in every row; at least two classes are needed"),
         (GOOD.replace("a,b,y", "a,a,y").encode(), "y", "x.csv has two columns called 'a'; rename one"),
         (b"a,y\n1,caf\xe9\n2,x\n" * 5, "y", r"x.csv could not be read \(.*UTF8"),
         ("a,y\n" + "".join(f"{i % 5},{i / 7:.4f}\n" for i in range(40)), "y", "has 40 different values in 40 rows"),
@@ -893,10 +895,95 @@ def test_arrays_keep_types_and_index(blobs, tmp_path):
     frame = pd.DataFrame(x, columns=list("abc"), index=[f"row {i}" for i in range(120)]).assign(kind=y)
     model = lc.fit(frame, "kind", out=tmp_path / "frame", learner="logistic")
     assert model.predict(frame).index.tolist() == frame.index.tolist()
-    with pytest.raises(ValueError, match="There must be a label for each of 120 rows"):
+    with pytest.raises(ValueError, match="The data must have a label for each of 120 rows"):
         lc.fit(x, y[:7], out=tmp_path / "no")
-    with pytest.raises(ValueError, match="data must be a file, a folder, a pandas data frame or an array"):
+    with pytest.raises(ValueError, match="data must be a file, a folder, a data frame or an array"):
         lc.fit([1, 2, 3], y, out=tmp_path / "no")
+
+
+def test_data_frames_of_other_libraries_and_arrays_of_objects_are_read(people, tmp_path):
+    frame = people[1].head(100).drop(columns=["id", "kind"])
+    given = people[1]["kind"].head(100)
+    as_before = lc.fit(frame, given, out=tmp_path / "pandas", learner="logistic").issues
+    arrow = pa.table(frame.assign(kind=given))
+    for name, data in {"arrow": arrow, "stream": Exported(arrow)}.items():
+        model = lc.fit(data, "kind", out=tmp_path / name, learner="logistic")
+        assert model.issues.equals(as_before)
+        assert model.predict(data)["class"].equals(model.predict(frame)["class"])
+    mixed = lc.fit(frame.to_numpy(), given.tolist(), out=tmp_path / "objects", learner="logistic")
+    assert mixed.issues["score"].equals(as_before["score"])
+    with pytest.raises(ValueError, match=r"got csr_matrix: make it dense with toarray\(\)"):
+        lc.fit(scipy.sparse.csr_matrix(np.eye(20)), np.arange(20) % 2, out=tmp_path / "no")
+
+
+class Exported:
+    """A data frame of another library, such as polars: it has columns, and exports Arrow data."""
+
+    def __init__(self, table):
+        self.table, self.columns = table, table.column_names
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+@pytest.mark.parametrize("missing", [None, pd.NA, float("nan")], ids=str)
+def test_labels_beside_the_data_may_be_missing(missing, people, tmp_path):
+    frame, some = people[1].head(100).drop(columns=["id", "kind"]), np.arange(100) % 4 == 0
+    given = [missing if out else kind for out, kind in zip(some, people[1]["kind"], strict=False)]
+    for name, data in {"frame": frame, "array": frame[["x", "y"]].to_numpy()}.items():
+        model = lc.fit(data, given, out=tmp_path / name, learner="logistic")
+        assert model.class_names == ["blue", "green", "red"]
+        assert pd.read_csv(tmp_path / name / "unlabelled.csv")["row"].tolist() == list(range(1, 101, 4))
+        kept = look_again(model.facts)  # what `review` shows
+        assert list(kept.rows.names) == [str(i + 1) for i in np.flatnonzero(~some)]
+    every = people[1]["kind"].head(100)
+    measured = lc.fit(frame, every, out=tmp_path / "test", learner="logistic", test=(frame, given))
+    right = measured.predict(frame)["class"].to_numpy() == every.to_numpy()
+    assert measured.facts["test_accuracy"] == right[~some].mean()
+
+
+def test_types_of_labels_are_kept_in_columns_of_any_kind(tmp_path):
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    y = (x[:, 0] > 0).astype(int)
+    for i, column in enumerate((pd.Categorical(y), pd.array(y, "Int64"), pd.array(y > 0, "boolean"))):
+        frame = pd.DataFrame(x).assign(**{"9": column}).rename(columns={"9": 9})
+        model = lc.fit(frame, 9, out=tmp_path / str(i), learner="logistic")
+        assert model.classes_.tolist() == np.unique(np.asarray(column)).tolist()
+        assert type(model.classes_.tolist()[0]) is (bool if i == 2 else int)
+
+
+def test_a_name_of_a_file_is_predicted_as_text_or_path(people, fitted):
+    assert fitted.predict(str(people[0])).equals(fitted.predict(people[0]))
+
+
+def test_dates_that_are_not_read_get_a_hint_and_never_order_rows(tmp_path):
+    days = pd.date_range("2026-01-01", periods=60)
+    frame = pd.DataFrame({"x": np.arange(60) % 7, "kind": np.where(np.arange(60) % 7 > 3, "u", "v")})
+    frame = frame.assign(
+        german=days.strftime("%d.%m.%Y"), iso=days.strftime("%Y-%m-%d"), code=[f"{i}.1" for i in days.day]
+    )
+    hints = [line for line in make_plan(look(frame, "kind")).lines() if "holds dates as text" in line]
+    assert [line.split(":")[0] for line in hints] == [
+        "'german' holds dates as text, such as '01.01.2026'",
+        "'iso' holds dates as text, such as '2026-01-01'",
+    ]
+    with pytest.raises(ValueError, match=r"the time 'german' holds '01.01.2026': write dates as 2026-11-18"):
+        look(frame, "kind", Options(time="german"))
+    assert look(frame, "kind", Options(time="iso")).times.tolist() == list(range(60))
+
+
+def test_copies_of_rows_are_told(people):
+    frame = people[1].drop(columns="id").head(100)
+    thrice = pd.concat([frame] * 3, ignore_index=True)
+
+    def told(data, **options):
+        return [line for line in make_plan(look(data, "kind", Options(**options))).lines() if "copies" in line]
+
+    (line,) = told(thrice)
+    assert line.startswith("200 rows are copies of others, label included.")
+    assert not told(frame)
+    assert not told(thrice.assign(group=thrice.index % 100), group="group")
+    assert not told(thrice.assign(kind=thrice["kind"].sample(frac=1, random_state=0).to_numpy()))  # equal by chance
 
 
 def test_rows_without_a_label_are_predicted_and_weights_count(people, tmp_path):
@@ -970,7 +1057,7 @@ def test_val_data_decides_how_much_each_learner_counts(tmp_path):
     assert [one["name"] for one in model.facts["learners"]] == ["logistic"]
     with pytest.raises(ValueError, match="The val data: 'new' is not a class of the training data"):
         lc.fit(x, y, val=(inside, np.full(200, "new")), learner="logistic", out=tmp_path / "no")
-    with pytest.raises(ValueError, match="The val data must have a label for each of 200 rows, got 3"):
+    with pytest.raises(ValueError, match="The val data must have a label for each of 200 rows, got an array"):
         lc.fit(x, y, val=(inside, truth[:3]), learner="logistic", out=tmp_path / "no")
 
 

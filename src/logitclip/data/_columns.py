@@ -462,6 +462,17 @@ def read_dates(text: TextColumn) -> Dates | None:
     return dates
 
 
+def date_in_text(text: TextColumn) -> str | None:
+    """Return a value of a column of text if all of them look like dates, such as 18.11.2026; else None.
+
+    >>> date_in_text(TextColumn(np.array([0, 1]), ["18.11.2026", "1.2.2027"]))
+    '18.11.2026'
+    >>> date_in_text(TextColumn(np.array([0, 1]), ["18.11.2026", "1.2"]))
+    """
+    dates = all(re.match(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}\b", value) for value in text.values)
+    return text.values[0] if text.values and dates else None
+
+
 def is_numeric_text(text: str) -> bool:
     """Return whether `text` can be read as a number."""
     try:

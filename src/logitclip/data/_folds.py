@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from logitclip.data._columns import Columns, Dates, TextColumn, Unusable, as_text
+from logitclip.data._columns import Columns, Dates, TextColumn, Unusable, as_text, date_in_text
 
 Pairs = list[tuple[np.ndarray, np.ndarray]]  # positions to train on, and to predict
 
@@ -68,16 +68,20 @@ def time_numbers(columns: Columns, name: str, path: str | Path) -> np.ndarray:
     """Return a number for each row that grows with its time; texts are sorted as texts.
 
     Raises:
-        ValueError: If a time is missing.
+        ValueError: If a time is missing, or if texts are dates that would be sorted wrongly.
     """
     column = _usable(columns, name, path, "time")
     if isinstance(column, TextColumn):
+        date = date_in_text(column)
+        if date is not None and not date[:4].isdigit():
+            raise ValueError(f"{path}: the time {name!r} holds {date!r}: write dates as 2026-11-18, so that they sort.")
         order = {value: i for i, value in enumerate(sorted(column.values))}
         times = np.array([*(float(order[value]) for value in column.values), np.nan])[column.codes]
     else:
         times = column.days if isinstance(column, Dates) else column
     if np.isnan(times).any():
-        raise ValueError(f"{path}, row {int(np.isnan(times).argmax()) + 1}: the time {name!r} is missing.")
+        row = int(np.isnan(times).argmax()) + 1
+        raise ValueError(f"{path}, row {row}: the time {name!r} is missing; fill it in or remove the row.")
     return times
 
 

@@ -318,7 +318,8 @@ def class_names(columns: Sequence[Column], label: str, path: str | Path) -> list
     values = sorted({value for text in texts for value in text.values})
     rows = len(texts[0].codes)
     if len(values) < 2:
-        raise ValueError(f"{path}: the label {label!r} has {len(values)} different values; at least two are needed.")
+        found = f"is {values[0]!r} in every row" if values else "has no values"
+        raise ValueError(f"{path}: the label {label!r} {found}; at least two classes are needed.")
     if len(values) > max(2, rows / 2):
         raise ValueError(
             f"{path}: the label {label!r} has {len(values)} different values in {rows} rows: too many to be classes."

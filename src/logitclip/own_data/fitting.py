@@ -37,7 +37,7 @@ from logitclip.own_data.predictions import predictions_to_bytes
 from logitclip.own_data.reasons import columns_that_mattered
 from logitclip.own_data.rules import share_by_rules, widen_for_rules
 from logitclip.own_data.source import Options, look
-from logitclip.own_data.tables import Table
+from logitclip.own_data.tables import with_labels
 from logitclip.runs.claims import claim
 from logitclip.runs.results import Failed
 from logitclip.studies.tuning import GRIDS
@@ -88,8 +88,8 @@ def fit(
     may be wrong, and held-out noisy labels decide how much each counts. If it is interrupted, call it again to resume.
 
     Args:
-        data: A csv, tsv, parquet or npz file, a folder with one folder of images per class, a pandas data frame, or an
-            array [N, D].
+        data: A csv, tsv, parquet or npz file, a folder with one folder of images per class, a data frame (of pandas,
+            polars or pyarrow), or an array [N, D].
         label: The label column of a table, or an array of labels [N]. Rows without a label are predicted.
         text: A column with free text, or several.
         image: A column with image files; detected if its values end in .jpg, .png and so on.
@@ -144,6 +144,8 @@ def fit(
     encoding = None if encoder == "none" else Encoding(encoder, jobs, on_rows)
     if bundle:
         check_bundle(encoder)
+    if not isinstance(data, str | os.PathLike):
+        data, label = with_labels(data, label)
     with downloads_allowed(download):
         source = look(data, label, columns, encoding=encoding)
     options |= {"clip": clip, "learner": learner, "balance": balance, "jobs": jobs, "seed": seed}
@@ -260,14 +262,6 @@ def _keep_data(data: Any, source: Source, out: Path) -> str:
     """Return where the data is; a data frame or an array is written to the model folder, for `review`."""
     if isinstance(data, str | os.PathLike):
         return str(source.path.resolve())
-    import pandas as pd
-
-    columns = source.kind.columns if isinstance(source.kind, Table) else {}
-    if not hasattr(data, "to_parquet"):
-        data = pd.DataFrame(dict(columns))
-    label = str(source.kind.label)
-    if label not in data:
-        data = data.assign(**{label: np.array(source.class_names, dtype=object)[source.labels]})
     try:
         content = data.to_parquet(index=False)  # an index is no feature
     except (TypeError, ValueError):  # a column with values of several types, which are read as text

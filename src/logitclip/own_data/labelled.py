@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from logitclip.data._columns import TextColumn, as_text, from_numpy, is_numeric_text
+from logitclip.data._columns import Columns, from_numpy, is_numeric_text
 from logitclip.data.table import column_text
 from logitclip.own_data.kind import Kind, Rows
-from logitclip.own_data.tables import read_columns
+from logitclip.own_data.tables import read_columns, with_labels
 from logitclip.registry import suggest
 
 
@@ -51,18 +51,17 @@ def read_labelled(data: Any, kind: Kind, classes: Sequence[str], what: str) -> L
     Raises:
         ValueError: If there are no labels, or one of `val` is no class of the training data.
     """
-    rows: Any
+    label = str(kind.label)
     if isinstance(data, tuple):
-        rows, labels = kind.read_beside(data[0]), _as_text(data[1])
-    elif isinstance(data, str | os.PathLike) and Path(data).is_dir():
-        rows = kind.read_beside(data)
-        labels = _as_text(np.array([PurePath(name).parts[0] for name in rows.names]))
+        data, label = with_labels(*data, f"{what} data")
+    rows: Any = kind.read_beside(data)
+    if isinstance(data, str | os.PathLike) and Path(data).is_dir():
+        columns: Columns = {label: from_numpy(np.array([PurePath(name).parts[0] for name in rows.names]))}
     else:
-        label = str(kind.label)
         columns = read_columns(data, {label})
-        if label not in columns:
-            raise ValueError(f"The {what} data has no column {label!r}. {suggest(label, columns)}")
-        rows, labels = kind.read_beside(data), column_text(columns, label, f"the {what} data")
+    if label not in columns:
+        raise ValueError(f"The {what} data has no column {label!r}. {suggest(label, columns)}")
+    labels = column_text(columns, label, f"the {what} data")
     if len(labels.codes) != len(rows):
         raise ValueError(f"The {what} data must have a label for each of {len(rows)} rows, got {len(labels.codes)}.")
     known = np.flatnonzero(labels.codes >= 0)
@@ -148,12 +147,3 @@ def _as_number(label: str) -> float | None:
     if label.lower() in ("false", "true"):
         return float(label.lower() == "true")
     return float(label) if is_numeric_text(label) else None
-
-
-def _as_text(labels: Any) -> TextColumn:
-    values = np.asarray(labels)
-    if values.dtype.kind in "biuf":
-        return as_text(values.astype(np.float64))
-    column = from_numpy(values.astype(str))
-    assert isinstance(column, TextColumn)
-    return column

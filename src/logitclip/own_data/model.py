@@ -156,8 +156,8 @@ class Model:
         """Predict the class of each row.
 
         Args:
-            data: A csv, tsv, parquet or npz file, a folder of images, a pandas data frame with the columns that the
-                model was fitted on, or an array [N, D]. Other columns are ignored.
+            data: A csv, tsv, parquet or npz file, a folder of images, a data frame with the columns that the model
+                was fitted on, or an array [N, D]. Other columns are ignored.
             probabilities: Add a column for each class, with its probability.
 
         Returns:
@@ -171,7 +171,8 @@ class Model:
         import pandas as pd
 
         names, found = self.probabilities(data)
-        return self.table(names, found, index=getattr(data, "index", None), every=probabilities, pandas=pd)
+        index = data.index if isinstance(data, pd.DataFrame) else None
+        return self.table(names, found, index=index, every=probabilities, pandas=pd)
 
     def predict_parts(self, data: Data, *, probabilities: bool = False) -> Iterator[Any]:
         """Predict part by part: with an encoder, rows and features are never in memory together.

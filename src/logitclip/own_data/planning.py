@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from logitclip import models
+from logitclip.data._columns import TextColumn, date_in_text
 from logitclip.launch import using_threads
 from logitclip.own_data.folds import FOLDS, choose_rows
 from logitclip.own_data.kind import Rows, Source
@@ -43,6 +44,7 @@ SEARCHED_ROWS = 20_000  # rows on which it is searched
 HALVES = 2  # folds of the network, unless five are asked for
 LEARNERS = ("network", "forest", "logistic", "neighbours")
 FEW = 20  # rows; fewer whole numbers may all differ by chance
+LEAST_COPIES = 0.05  # share of the rows from which copies are told
 MEASURED = 4  # training steps that are timed
 TIMED_TREES = 4
 MOST_CLASSES = 60  # beyond which auto takes only the network: the arrays of the others would be too large
@@ -84,6 +86,17 @@ class Plan:
             f"{name!r} is a different whole number in every row: if it is an id, leave it out with --drop {name}."
             for name in _maybe_ids(source)
         ]
+        lines += [
+            f"{name!r} holds dates as text, such as {date!r}: to use them as dates, write 2026-11-18 in a "
+            "file, or convert the column with pandas.to_datetime."
+            for name, date in _unread_dates(source).items()
+        ]
+        copies = _count_copies(source)
+        if copies:
+            lines.append(
+                f"{copies:,} rows are copies of others, label included. A copy in another fold gives a label away: "
+                "remove them, or give all copies of a row one group with --group."
+            )
         if source.kind.hint:
             lines.append(source.kind.hint)
         lone = [source.class_names[k] for k in np.flatnonzero(counts == 1).tolist()]
@@ -270,6 +283,25 @@ def _maybe_ids(source: Source) -> list[str]:
         for name, column in found.items()
         if len(column) >= FEW and len(np.unique(column)) == len(column) and (column == np.round(column)).all()
     ]
+
+
+def _unread_dates(source: Source) -> dict[str, str]:
+    """Return the columns with dates that were not read as dates, each with a value."""
+    if not isinstance(source.kind, Table):
+        return {}
+    texts = {name: column for name, column in source.kind.columns.items() if isinstance(column, TextColumn)}
+    return {name: date for name, column in texts.items() if (date := date_in_text(column)) is not None}
+
+
+def _count_copies(source: Source) -> int:
+    """Return how many rows equal another one, if equal rows always have equal labels; 0 if there are groups."""
+    if source.groups is not None:
+        return 0
+    rows = np.fromiter((hash(row.tobytes()) for row in source.rows.features), np.int64, len(source.labels))
+    distinct, first = np.unique(rows, return_index=True)
+    same_label = source.labels[first][np.searchsorted(distinct, rows)] == source.labels
+    copies = len(rows) - len(distinct)
+    return copies if same_label.all() and copies >= LEAST_COPIES * len(rows) else 0
 
 
 def _alike(names: Sequence[str]) -> list[list[str]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from logitclip.data._columns import Column, Columns, TextColumn, from_numpy, row_count, take
+from logitclip.data._columns import Column, Columns, TextColumn, row_count, take
 from logitclip.data._folds import group_numbers, time_numbers
 from logitclip.data._images import IMAGE_SUFFIXES
 from logitclip.data._listings import Listing, collect, list_classes
@@ -20,7 +20,7 @@ from logitclip.own_data.encoded import EncodedImages, EncodedTexts, Encoding
 from logitclip.own_data.facts import Facts
 from logitclip.own_data.images import Images
 from logitclip.own_data.kind import Kind, Rows, Source, require_rows
-from logitclip.own_data.tables import Table, read_columns
+from logitclip.own_data.tables import Table, read_columns, with_labels
 from logitclip.own_data.texts import Texts
 from logitclip.text import join_names
 
@@ -74,8 +74,9 @@ def look(
     """Read data and labels.
 
     Args:
-        data: A csv, tsv, parquet or npz file, a folder with one folder of images per class, a pandas data frame, or an
-            array [N, D]. Of a folder with `train/<class>`, the rows are in `train`; its `test` or `val` is not used.
+        data: A csv, tsv, parquet or npz file, a folder with one folder of images per class, a data frame (of pandas,
+            polars or pyarrow), or an array [N, D]. Of a folder with `train/<class>`, the rows are in `train`; its
+            `test` or `val` is not used.
         label: The label column of a table, or an array of labels [N].
         options: The columns that mean something else than a feature.
         decode: Decode images now, and skip those that cannot be read.
@@ -95,7 +96,8 @@ def look(
         columns, kind = read_columns(path, {label, *options.text, *filter(None, [options.group])}), "text"
     else:
         path = FRAME
-        columns, label, kind = _read_with_labels(data, label)
+        frame, label = with_labels(data, label)
+        columns, kind = read_columns(frame), _label_type(frame, label)
     if REVIEW_COLUMN in columns and REVIEW_COLUMN not in options.drop:
         options = replace(options, drop=(*options.drop, REVIEW_COLUMN))
     _check_columns(columns, path, label, options)
@@ -127,22 +129,12 @@ def look_again(facts: Facts, data: str | Path | None = None) -> Source:
     return look(path, facts["label"], Options(**source["options"]), decode=False)
 
 
-def _read_with_labels(data: Any, label: Any) -> tuple[dict[str, Column], str, str]:
-    """Return the columns of a data frame or an array with the labels among them, their name and their type."""
-    columns = read_columns(data)
-    if label is None:
-        raise ValueError(f"Which column is the label? There are {', '.join(list(columns)[:20])}.")
-    if isinstance(label, str):
-        values = data[label] if hasattr(data, "columns") and label in data.columns else np.empty(0)
-        return columns, label, LABEL_TYPES.get(values.dtype.kind, "text")
-    name, values = str(getattr(label, "name", None) or "label"), np.asarray(label)
-    if values.shape != (row_count(columns),):
-        raise ValueError(f"There must be a label for each of {row_count(columns)} rows, got an array {values.shape}.")
-    if name in columns:
-        raise ValueError(f"The data has a column {name!r} already: give the labels another name, or name that column.")
-    kind = LABEL_TYPES.get(values.dtype.kind, "text")
-    column = values.astype(np.float64) if kind != "text" else from_numpy(values.astype(str))
-    return {**columns, name: column}, name, kind
+def _label_type(frame: Any, label: str) -> str:
+    """Return the type of the labels of a data frame: "int", "float", "bool" or "text"."""
+    if label not in frame:
+        return "text"
+    dtype = frame[label].dtype
+    return LABEL_TYPES.get(getattr(dtype, "categories", frame[label]).dtype.kind, "text")
 
 
 def _look_at_folder(path: Path, label: Any, options: Options, decode: bool, encoding: Encoding | None) -> Source:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -127,13 +127,62 @@ class Table(Kind):
 
 
 def read_columns(data: Data, text: Collection[str] = ()) -> dict[str, Column]:
-    """Read a file, or convert a data frame or an array [N, D], whose columns are called x0, x1, ..."""
+    """Read a file, or convert a data frame or an array [N, D]; see `as_frame`."""
     if isinstance(data, str | os.PathLike):
         return read_table(os.fspath(data), text=text)
-    if hasattr(data, "columns"):
-        return from_frame(data)
+    return from_frame(as_frame(data))
+
+
+def as_frame(data: Any) -> Any:
+    """Return data as a pandas data frame, its columns named by text.
+
+    Args:
+        data: A data frame of pandas, or of another library that exports Arrow data, such as polars; or an array [N, D],
+            whose columns are called x0, x1, ...
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    import pandas as pd
+
+    if isinstance(data, pd.DataFrame):
+        return data.set_axis([str(name).strip() for name in data.columns], axis=1)
+    if hasattr(data, "columns") and hasattr(data, "__arrow_c_stream__"):
+        import pyarrow as pa
+
+        return as_frame(pa.table(data).to_pandas())
     array = np.asarray(data)
-    if array.ndim != 2 or array.dtype.kind not in "biuf":
+    if array.ndim != 2 or array.dtype.kind not in "biufO":
         found = type(data).__name__ if array.ndim != 2 else f"an array of {array.dtype}"
-        raise ValueError(f"data must be a file, a folder, a pandas data frame or an array [N, D], got {found}.")
-    return {f"x{i}": array[:, i].astype(np.float64) for i in range(array.shape[1])}
+        remedy = ": make it dense with toarray()" if hasattr(data, "toarray") else ""
+        raise ValueError(f"data must be a file, a folder, a data frame or an array [N, D], got {found}{remedy}.")
+    return pd.DataFrame(array, columns=[f"x{i}" for i in range(array.shape[1])]).infer_objects()
+
+
+def with_labels(data: Any, label: Any, what: str = "data") -> tuple[Any, str]:
+    """Return a data frame with the labels in it, and the name of their column.
+
+    Args:
+        data: A data frame or an array; see `as_frame`.
+        label: The name of a column, or labels [N].
+        what: Data, val data or test data, for messages.
+
+    Raises:
+        ValueError: If there is not one label for each row, or a column has the name of the labels.
+    """
+    import pandas as pd
+
+    frame = as_frame(data)
+    if label is None:
+        raise ValueError(f"Which column is the label? There are {', '.join(frame.columns[:20])}.")
+    if np.ndim(label) == 0:
+        return frame, str(label)
+    name = str(getattr(label, "name", None) or "label")
+    values = label if isinstance(label, pd.Series) else np.asarray(label)
+    if values.shape != (len(frame),):
+        raise ValueError(f"The {what} must have a label for each of {len(frame)} rows, got an array {values.shape}.")
+    if name in frame:
+        raise ValueError(
+            f"The {what} has a column {name!r} already: give the labels another name, or name that column."
+        )
+    return frame.assign(**{name: pd.Series(values).array}), name
