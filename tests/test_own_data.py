@@ -17,7 +17,7 @@ import torch
 
 import logitclip as lc
 from logitclip.files import object_digest
-from logitclip.own_data import facts, find_issues, fitting
+from logitclip.own_data import facts, find_issues, fitting, planning
 from logitclip.own_data.combining import Vote, adjust_for_classes, combine, share_out, weigh
 from logitclip.own_data.folds import make_folds
 from logitclip.own_data.images import Images
@@ -672,6 +672,23 @@ def test_steps_are_timed_with_the_threads_of_the_network(people, monkeypatch):
     finally:
         torch.set_num_threads(before)
     assert set(seen) == {1}
+
+
+def test_the_forecast_counts_folds_searches_and_other_programs(people, monkeypatch):
+    source = look(people[0], "kind")
+    monkeypatch.setattr(planning, "_step_seconds", lambda network, source: 1.0)
+    monkeypatch.setattr(planning, "_busy", lambda: 1.0)
+
+    def forecast(**options):
+        return make_plan(source, learner="network", **options).seconds
+
+    steps = -(-600 // 128) * 20
+    assert forecast() == pytest.approx(1.5 * 1.2 * steps, rel=0.05)  # two halves, and half of a network on all rows
+    assert forecast(five_folds=True) == pytest.approx(4.5 * 1.2 * steps, rel=0.05)
+    assert forecast(clip="norm:temp=auto") == pytest.approx((1.5 + 5 * 0.49) * 1.2 * steps, rel=0.05)
+    before = forecast()
+    monkeypatch.setattr(planning, "_busy", lambda: 3.0)
+    assert forecast() == pytest.approx(3 * before)
 
 
 # -- learners, votes and scores ----------------------------------------------------------------------------------------

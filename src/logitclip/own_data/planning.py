@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -9,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from logitclip import models
+from logitclip.criterion import build_criterion
 from logitclip.data._columns import TextColumn, date_in_text
 from logitclip.launch import using_threads
 from logitclip.own_data.folds import FOLDS, choose_rows
@@ -29,6 +30,7 @@ from logitclip.own_data.learners import (
     Neighbours,
 )
 from logitclip.own_data.network import Network, NetworkOptions
+from logitclip.own_data.rules import ROWS as RULES_ROWS
 from logitclip.own_data.tables import Table
 from logitclip.registry import suggest
 from logitclip.search import HELD_OUT as SEARCH_HELD_OUT
@@ -47,6 +49,10 @@ FEW = 20  # rows; fewer whole numbers may all differ by chance
 LEAST_COPIES = 0.05  # share of the rows from which copies are told
 MEASURED = 4  # training steps that are timed
 TIMED_TREES = 4
+LINEAR_CELLS = 40_000  # rows times features that a regression is timed on, or 300 rows
+SET_UP, EPOCH = 0.06, 0.005  # seconds to set up the training of a network and, beside its steps, for each epoch
+RULES_CELL = 7e-8  # seconds for each row and feature that a tree of rules is grown on
+SPIN = 0.03  # seconds of work to find out how busy the machine is
 MOST_CLASSES = 60  # beyond which auto takes only the network: the arrays of the others would be too large
 
 
@@ -213,63 +219,88 @@ def _clip_to_search(clip: str, rows: int) -> str | None:
 
 def _forecast(plan: Plan) -> float:
     """Time a few steps of the network, a few trees and a small regression, and add up how long all of it will take."""
-    rows, features = len(plan.source.labels), plan.source.rows.features
-    seconds = 0.2 + 4e-4 * features.shape[1]  # the page, the columns that mattered
-    for learner in plan.learners:
-        if isinstance(learner, Network):
-            steps = -(-rows // learner.recipe.batch_size) * learner.recipe.epochs
-            fits = plan.folds_of(learner) - 0.5  # each fold without a part; and all rows, if it is in the model
-            if plan.clip_to_search:
-                fits += TRIALS * (1 - SEARCH_HELD_OUT) * min(1, SEARCHED_ROWS / rows)
-            seconds += 1.3 * fits * steps * _step_seconds(learner, plan.source)
-        elif isinstance(learner, Forest):
-            trees = 1.7 * TREES / TIMED_TREES  # two forests, one of them perhaps not in the model
-            seconds += trees * min(rows, TREE_ROWS) * _seconds_per_row(_grow_trees, plan.source, 2_000)
-        elif isinstance(learner, Logistic):
-            fits = (len(STRENGTHS) + 1) * FOLDS  # of many features it tries smaller ones
-            seconds += fits * min(rows, LINEAR_ROWS) * _seconds_per_row(learner.fresh().fit, plan.source, 300)
-        else:
-            seconds += 2e-8 * rows * min(rows, REFERENCE)
-    return seconds
+    (rows, width), learners = plan.source.rows.features.shape, [type(learner) for learner in plan.learners]
+    seconds = (0.3 if "altair" in sys.modules else 1.0) + 4e-4 * width  # the page, the columns that mattered
+    seconds += RULES_CELL * FOLDS * min(rows, RULES_ROWS) * width  # whether rules explain the labels
+    if Network in learners and plan.network is not None:
+        seconds += _network_seconds(plan, plan.network)
+    if Forest in learners:
+        trees = 1.7 * TREES / TIMED_TREES  # two forests, one of them perhaps not in the model
+        seconds += trees * min(rows, TREE_ROWS) * _seconds_per_row(_grow_trees, plan.source, 2_000)
+    if Logistic in learners:
+        fits = (len(STRENGTHS) + 1) * (FOLDS - 1)  # of many features it tries smaller ones
+        part = max(300, LINEAR_CELLS // width)
+        seconds += fits * min(rows, LINEAR_ROWS) * _seconds_per_row(_regress, plan.source, part)
+    if Neighbours in learners:
+        seconds += rows * min(rows, REFERENCE) * (5e-9 + 5e-11 * width)
+    return seconds * _busy()
 
 
-def _seconds_per_row(learn: Callable[[Rows, np.ndarray], Any], source: Source, most: int) -> float:
+def _network_seconds(plan: Plan, network: Network) -> float:
+    rows = len(plan.source.labels)
+    steps = -(-rows // network.recipe.batch_size) * network.recipe.epochs
+    folds = plan.folds_of(network)
+    passes, fits = folds - 0.5, folds + 0.5  # each fold without a part; and all rows, if it is in the model
+    if plan.clip_to_search:
+        passes += TRIALS * (1 - SEARCH_HELD_OUT) * min(1, SEARCHED_ROWS / rows)
+        fits += TRIALS
+    step = 1.2 * _step_seconds(network, plan.source)  # rows are predicted, too
+    return fits * (SET_UP + EPOCH * network.recipe.epochs) + passes * steps * step
+
+
+def _busy() -> float:
+    """Return how much longer the clock runs than this thread computes, because other programs have its core."""
+    clock, worked = time.perf_counter(), time.thread_time()
+    while time.thread_time() - worked < SPIN:
+        pass
+    return (time.perf_counter() - clock) / (time.thread_time() - worked)
+
+
+def _seconds_per_row(learn: Callable[[Rows, np.ndarray, int], Any], source: Source, most: int) -> float:
     """Time what is learnt from at most so many rows."""
+    from sklearn import ensemble, linear_model  # noqa: F401  # loading them is not timed
+
     part = choose_rows(len(source.labels), most, 0)
     rows, labels = source.rows.take(part), source.labels[part]
     if len(np.unique(labels)) < 2:
         return 0.0
-    started = time.perf_counter()
-    learn(rows, labels)
-    return (time.perf_counter() - started) / len(part)
+    started = time.thread_time()
+    learn(rows, labels, len(source.class_names))
+    return (time.thread_time() - started) / len(part)
 
 
-def _grow_trees(rows: Rows, y: np.ndarray) -> None:
+def _grow_trees(rows: Rows, y: np.ndarray, classes: int) -> None:
     from sklearn.ensemble import RandomForestClassifier
 
     RandomForestClassifier(TIMED_TREES, min_samples_leaf=LEAF, random_state=0).fit(rows.features, y)
 
 
+def _regress(rows: Rows, y: np.ndarray, classes: int) -> None:
+    Logistic(classes).fit(rows, y)
+
+
 def _step_seconds(network: Network, source: Source) -> float:
-    """Time a few training steps of the network on random inputs."""
+    """Time a few training steps of the network on empty inputs."""
     recipe, shape = network.recipe, network.input_shape(source.rows)
     on_cpu = recipe.accelerator == "cpu" or not torch.accelerator.is_available()
     device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
+    now = time.thread_time if on_cpu else time.perf_counter
     model = models.build(recipe.model, network.classes, shape).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
+    criterion = build_criterion("ce", recipe.clip, head=model).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9, nesterov=True)
     x = torch.zeros(recipe.batch_size, *shape, device=device)
     y = torch.zeros(len(x), dtype=torch.int64, device=device)
     times = []
     with using_threads(recipe.threads):  # more threads than training has can be far slower on a busy machine
         for _ in range(MEASURED):
-            started = time.perf_counter()
+            started = now()
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
+            criterion(model(x), y).backward()
             optimizer.step()
             if not on_cpu:
                 torch.accelerator.synchronize()
-            times.append(time.perf_counter() - started)
-    return float(np.median(times))
+            times.append(now() - started)
+    return min(times)
 
 
 def _maybe_ids(source: Source) -> list[str]:
