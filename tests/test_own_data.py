@@ -914,6 +914,8 @@ def test_arrays_keep_types_and_index(blobs, tmp_path):
     assert model.predict(frame).index.tolist() == frame.index.tolist()
     with pytest.raises(ValueError, match="The data must have a label for each of 120 rows"):
         lc.fit(x, y[:7], out=tmp_path / "no")
+    with pytest.raises(ValueError, match=r"Labels must be an array \[N\], got one of shape \(120, 1\)"):
+        lc.fit(x, y[:, None], out=tmp_path / "no")
     with pytest.raises(ValueError, match="data must be a file, a folder, a data frame or an array"):
         lc.fit([1, 2, 3], y, out=tmp_path / "no")
 
@@ -1074,7 +1076,7 @@ def test_val_data_decides_how_much_each_learner_counts(tmp_path):
     assert [one["name"] for one in model.facts["learners"]] == ["logistic"]
     with pytest.raises(ValueError, match="The val data: 'new' is not a class of the training data"):
         lc.fit(x, y, val=(inside, np.full(200, "new")), learner="logistic", out=tmp_path / "no")
-    with pytest.raises(ValueError, match="The val data must have a label for each of 200 rows, got an array"):
+    with pytest.raises(ValueError, match="The val data must have a label for each of 200 rows, got 3"):
         lc.fit(x, y, val=(inside, truth[:3]), learner="logistic", out=tmp_path / "no")
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from logitclip.data._columns import Columns, from_numpy, is_numeric_text
+from logitclip.data._columns import TextColumn, from_frame, from_numpy, is_numeric_text
 from logitclip.data.table import column_text
 from logitclip.own_data.kind import Kind, Rows
-from logitclip.own_data.tables import read_columns, with_labels
+from logitclip.own_data.tables import as_series, read_columns
 from logitclip.registry import suggest
 
 
@@ -52,11 +52,11 @@ def read_labelled(data: Any, kind: Kind, classes: Sequence[str], what: str) -> L
         ValueError: If there are no labels, or one of `val` is no class of the training data.
     """
     label = str(kind.label)
+    rows: Any = kind.read_beside(data[0] if isinstance(data, tuple) else data)
     if isinstance(data, tuple):
-        data, label = with_labels(*data, f"{what} data")
-    rows: Any = kind.read_beside(data)
-    if isinstance(data, str | os.PathLike) and Path(data).is_dir():
-        columns: Columns = {label: from_numpy(np.array([PurePath(name).parts[0] for name in rows.names]))}
+        columns = from_frame(as_series(data[1]).to_frame(label))
+    elif isinstance(data, str | os.PathLike) and Path(data).is_dir():
+        columns = {label: from_numpy(np.array([PurePath(name).parts[0] for name in rows.names]))}
     else:
         columns = read_columns(data, {label})
     if label not in columns:

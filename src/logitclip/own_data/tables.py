@@ -159,30 +159,40 @@ def as_frame(data: Any) -> Any:
     return pd.DataFrame(array, columns=[f"x{i}" for i in range(array.shape[1])]).infer_objects()
 
 
-def with_labels(data: Any, label: Any, what: str = "data") -> tuple[Any, str]:
+def with_labels(data: Any, label: Any) -> tuple[Any, str]:
     """Return a data frame with the labels in it, and the name of their column.
 
     Args:
         data: A data frame or an array; see `as_frame`.
         label: The name of a column, or labels [N].
-        what: Data, val data or test data, for messages.
 
     Raises:
         ValueError: If there is not one label for each row, or a column has the name of the labels.
     """
-    import pandas as pd
-
     frame = as_frame(data)
     if label is None:
         raise ValueError(f"Which column is the label? There are {', '.join(frame.columns[:20])}.")
     if np.ndim(label) == 0:
         return frame, str(label)
-    name = str(getattr(label, "name", None) or "label")
-    values = label if isinstance(label, pd.Series) else np.asarray(label)
-    if values.shape != (len(frame),):
-        raise ValueError(f"The {what} must have a label for each of {len(frame)} rows, got an array {values.shape}.")
+    values, name = as_series(label), str(getattr(label, "name", None) or "label")
+    if len(values) != len(frame):
+        raise ValueError(f"The data must have a label for each of {len(frame)} rows, got {len(values)}.")
     if name in frame:
-        raise ValueError(
-            f"The {what} has a column {name!r} already: give the labels another name, or name that column."
-        )
-    return frame.assign(**{name: pd.Series(values).array}), name
+        raise ValueError(f"The data has a column {name!r} already: give the labels another name, or name that column.")
+    return frame.assign(**{name: values.array}), name
+
+
+def as_series(labels: Any) -> Any:
+    """Return labels as a pandas series.
+
+    Raises:
+        ValueError: If they are not an array [N].
+    """
+    import pandas as pd
+
+    if isinstance(labels, pd.Series):
+        return labels
+    values = np.asarray(labels)
+    if values.ndim != 1:
+        raise ValueError(f"Labels must be an array [N], got one of shape {values.shape}.")
+    return pd.Series(values)
