@@ -133,6 +133,9 @@ def test_probabilities_that_do_not_sum_to_1_are_refused(total: float) -> None:
     with pytest.raises(ValueError, match="sum to 1"):
         lc.Loss("ce")(z, total * target)
     lc.Loss("ce")(z, 1.0005 * target)
+    lc.Loss("ce")(z.bfloat16(), (1.01 * target).bfloat16())  # rounding may take that much
+    with pytest.raises(ValueError, match="sum to 1"):
+        lc.Loss("ce")(z.bfloat16(), (1.04 * target).bfloat16())
 
 
 def test_weights_of_classes_examples_and_ignored_ones_multiply() -> None:
@@ -175,6 +178,7 @@ def test_a_certain_label_never_has_a_probability_above_1() -> None:
     y = torch.zeros(2000, dtype=torch.int64)
     assert lc.LogitClip("ce", tau=39.5, reduction="none")(z, y).min() >= 0
     assert lc.LogitClip("mae", tau=39.5, reduction="none")(z, y).min() >= 0
+    assert lc.LogitClip("bootstrap_hard", tau=39.5, reduction="none")(z, y).min() >= 0
 
 
 def test_smoothed_labels_with_class_weights_and_ignored_rows_are_torchs():

@@ -143,6 +143,19 @@ def test_index_has_a_line_for_each_finished_run(folder):
     assert len(list(csv.DictReader((folder / "index.csv").open(encoding="utf-8")))) == 5
 
 
+def test_an_index_of_somebody_else_stays(folder, caplog):
+    result = next(run.outcome for run in studies.read_runs(folder) if isinstance(run.outcome, results.Result))
+    theirs = b"page,title\n1,no newline at the end"
+    (folder / "index.csv").write_bytes(theirs)
+    results._add_to_index(result, folder / result.id)
+    studies.collect_garbage(folder)
+    assert (folder / "index.csv").read_bytes() == theirs
+    assert "index.csv is not an index of runs: it is left as it is" in caplog.text
+    (folder / "index.csv").write_bytes(b"id,st")  # ours, cut short by a kill
+    studies.collect_garbage(folder)
+    assert len(list(csv.DictReader((folder / "index.csv").open(encoding="utf-8")))) == 5
+
+
 def test_index_on_a_file_system_without_hard_links(folder, monkeypatch):
     def refuse(*_):
         raise PermissionError(errno.EPERM, "Operation not permitted")

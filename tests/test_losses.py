@@ -595,6 +595,19 @@ def test_cores_prior_leaves_out_what_the_epoch_before_sieved_out(soft: bool, cor
     assert (counts - criterion.class_counts).tolist() == torch.nn.functional.one_hot(target[first], 6).tolist()
 
 
+def test_cores_counts_no_ignored_example_and_none_below_0() -> None:
+    criterion, counts = Loss("cores"), torch.tensor([1.0, 5.0])
+    criterion.start_epoch(40, counts)
+    criterion(torch.zeros(4, 2), torch.full((4,), -100))
+    criterion.start_epoch(41, counts)
+    assert criterion.class_counts is not None
+    assert criterion.class_counts.tolist() == [1, 5]
+    for _ in range(3):  # as a sampler with replacement gives it
+        criterion(torch.tensor([[0.0, 3.0]]), torch.tensor([0]))
+    criterion.start_epoch(42, counts)
+    assert criterion.class_counts.tolist() == [0, 5]
+
+
 def test_cores_works_with_no_prior_and_no_epoch(cores_batch: Any) -> None:
     z, y = cores_batch
     uniform = oracles.loss("cores", z, y, beta=2.0).values

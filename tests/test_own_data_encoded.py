@@ -124,6 +124,23 @@ def test_a_bundle_needs_no_other_folder(reviews, bert, tmp_path):
         lc.fit(reviews, "kind", text="text", out=tmp_path / "other", bundle=True)
 
 
+def test_a_bundle_of_an_earlier_model_is_not_taken_and_a_link_not_written_through(reviews, bert, tmp_path):
+    other, theirs = save_text_encoder(tmp_path / "other", seed=1), tmp_path / "theirs"
+    theirs.mkdir()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "encoder").symlink_to(theirs)
+    options = {"text": "text", "out": tmp_path / "model", **FAST}
+    lc.fit(reviews, "kind", encoder=f"hf:{bert}", bundle=True, **options)
+    assert not any(theirs.iterdir())
+    model = lc.fit(reviews, "kind", encoder=f"hf:{other}", **options)
+    wanted = model.predict(reviews)
+    assert lc.load(tmp_path / "model").predict(reviews).equals(wanted)
+    lc.fit(reviews, "kind", encoder=f"hf:{other}", bundle=True, **options)
+    lc.fit(reviews, "kind", encoder=f"hf:{tmp_path / 'model' / 'encoder'}", bundle=True, **options)  # its own bundle
+    shutil.rmtree(other)
+    assert lc.load(tmp_path / "model").predict(reviews).equals(wanted)
+
+
 def test_predictions_stream(reviews, bert, tmp_path, monkeypatch):
     model = lc.fit(reviews, "kind", text="text", encoder=f"hf:{bert}", out=tmp_path / "model", **FAST)
     whole = model.predict_proba(reviews)

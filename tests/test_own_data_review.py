@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shlex
 import shutil
 from pathlib import Path
@@ -89,6 +90,33 @@ def test_the_queue_mixes_suspects_and_the_audit(model) -> None:
     assert review.blind < Review(model, FittedRows(model), 50).blind  # and can be enlarged
     with pytest.raises(ValueError, match="An audit of 500 rows"):
         Review(model, FittedRows(model), 500)
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"\xff\xfe\x00", b"row,given\n1,a\n", b"row,suggested,score,wrong\n1,a,high,true\n"]
+)
+def test_a_damaged_list_of_labels_is_one_sentence(model, content: bytes | None) -> None:
+    (model.folder / "issues.csv").unlink()
+    if content is None:
+        os.mkfifo(model.folder / "issues.csv")
+    else:
+        (model.folder / "issues.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=r"issues.csv cannot be read: .+\. Remove it and fit the model again\.$"):
+        open_review(model, 30)
+
+
+def test_missing_predictions_are_named_with_the_folder(model) -> None:
+    (model.folder / "predictions.npz").unlink()
+    with pytest.raises(ValueError, match=r"^The model in .*model cannot be read: there is no file predictions.npz\.$"):
+        open_review(model, 30)
+
+
+@pytest.mark.parametrize("change", [{"size": "30"}, {"seed": None}, {"reviewed": [999]}, {"reviewed": 7}])
+def test_an_audit_that_was_edited_is_drawn_again(model, change: dict) -> None:
+    drawn = open_review(model, 30)
+    path = model.folder / "audit.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | change), encoding="utf-8")
+    assert open_review(model, 30).blind == drawn.blind
 
 
 def test_mix_gives_every_row_once() -> None:
@@ -420,8 +448,13 @@ def test_the_commands(model, fitted: Path, tmp_path: Path, capsys: pytest.Captur
     from logitclip.cli.review import apply, review
 
     true = truth(fitted)
-    with pytest.raises(ValueError, match="There are no answers"):
-        apply(model.folder, out=tmp_path / "x.csv")
+    spaced = model.folder.rename(tmp_path / "Ann's model")
+    with pytest.raises(ValueError, match="There are no answers") as error:
+        apply(spaced, out=tmp_path / "x.csv")
+    assert f"`logitclip review {shlex.quote(str(spaced))}` asks" in str(error.value)
+    review(spaced, out=tmp_path / "x.html")
+    assert f"logitclip review {shlex.quote(str(spaced))} --answers answers.csv" in capsys.readouterr().err
+    spaced.rename(model.folder)
     review(model.folder, audit=40, report=True)
     assert "None of the 40 rows" in capsys.readouterr().out
     state = open_review(model)

@@ -15,6 +15,7 @@ import io
 import logging
 import os
 import re
+import shlex
 import shutil
 import sys
 import tempfile
@@ -236,8 +237,9 @@ def _suggest_remedy(error: BaseException | None) -> str:
     if error is None:
         return ""
     if error.kind == "dataset" and (Path(error.name).suffix or Path(error.name).exists()):
-        own = f"--data table:path={error.name},label=COLUMN or --data folder:path={error.name}"
-        return f" For your own data: `logitclip fit {error.name} --label COLUMN`, or {own}."
+        table, folder = (shlex.quote(f"{what}:path={error.name}") for what in ("table", "folder"))
+        own = f"--data {table},label=COLUMN or --data {folder}"
+        return f" For your own data: `logitclip fit {shlex.quote(error.name)} --label COLUMN`, or {own}."
     return " To add your own, name its file: --plugin FILE.py." if _takes_plugins(sys.argv[1]) else ""
 
 

@@ -79,7 +79,8 @@ def review(
         count, left = state.write_page(out)
         more = f"; {left:,} rows did not fit" if left else ""
         tell(
-            f"{count:,} rows are in {out}{more}. Merge the answers with: logitclip review {model} --answers answers.csv"
+            f"{count:,} rows are in {out}{more}. "
+            f"Merge the answers with: logitclip review {_quote(model)} --answers answers.csv"
         )
         return
     if answers is None and not report and not json:
@@ -128,7 +129,7 @@ def apply(
     state = Review(loaded, FittedRows(loaded, data))
     _warn(state)
     if not state.settled:
-        raise ValueError(f"There are no answers in {model}: `logitclip review {model}` asks for them.")
+        raise ValueError(f"There are no answers in {model}: `logitclip review {_quote(model)}` asks for them.")
     done = apply_answers(state.rows, state.settled, out)
     if json:
         show_json(asdict(done))

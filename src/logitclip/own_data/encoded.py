@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from logitclip import encoders
+from logitclip import encoders, files
 from logitclip.data._columns import Columns, read_table_parts, row_count, take
 from logitclip.data._images import ImageFiles
 from logitclip.data._preprocessing import Preprocessor, is_usable
@@ -128,19 +128,36 @@ def copy_encoder(facts: Facts, out: Path) -> None:
     function: Any = encoders.ENCODERS[name]
     found = [Path(path) for path in function.reads(**knobs)]
     home = Path(*min((path.parent.parts for path in found), key=len))
+    if home.resolve() == (out / FOLDER).resolve():
+        return
+    files.clear_place(out / FOLDER)
     for path in found:
         place = out / FOLDER / path.relative_to(home)
-        place.parent.mkdir(parents=True, exist_ok=True)
+        files.make_folder(place.parent)
+        place.unlink(missing_ok=True)  # it may be a link
         shutil.copyfile(path, place)
+    if not _is_bundled(facts, out):
+        raise ValueError(f"{out / FOLDER} has other files beside those of the encoder: remove it and start again.")
 
 
-def with_bundle(facts: Facts, folder: Path) -> dict[str, Any]:
+def with_bundle(facts: Facts, folder: Path) -> Facts:
     """Return the facts of a model with its encoder in the model folder, if that has the files."""
-    if not isinstance(facts.get("encoder"), dict) or not (folder / FOLDER).is_dir():
-        return facts
+    return {**facts, "encoder": _bundled(facts, folder)} if _is_bundled(facts, folder) else facts
+
+
+def _bundled(facts: Facts, folder: Path) -> Facts:
     name, knobs = encoders.ENCODERS.parse(facts["encoder"]["spec"])
-    spec = encoders.ENCODERS.format(name, {**knobs, "name": str(folder / FOLDER)})
-    return {**facts, "encoder": {**facts["encoder"], "spec": spec}}
+    return {**facts["encoder"], "spec": encoders.ENCODERS.format(name, {**knobs, "name": str(folder / FOLDER)})}
+
+
+def _is_bundled(facts: Facts, folder: Path) -> bool:
+    """Return whether the encoder of this model is in its folder; that of an earlier model may be."""
+    if not isinstance(facts.get("encoder"), dict) or not (folder / FOLDER).is_dir():
+        return False
+    try:
+        return encoders.identify(_bundled(facts, folder)["spec"]) == facts["encoder"]["identity"]
+    except ValueError:  # a file is missing
+        return False
 
 
 class _Encoded:

@@ -130,7 +130,8 @@ def check_facts(facts: object) -> None:
 
 
 def upgrade(facts: Facts) -> Facts:
-    """Return the facts of an older model, which was one network, in the words of this version."""
+    """Return the facts of an older model in the words of this version; that of version 0.1 was one network."""
+    facts = {"label_type": "text", **facts}
     if "learners" in facts:
         return facts
     missing = [name for name in ("model", "input_shape", "augment") if name not in facts]
@@ -138,7 +139,7 @@ def upgrade(facts: Facts) -> Facts:
         raise ValueError(f"model.json has neither 'learners' nor {missing[0]!r}")
     recipe = {"model": facts["model"], "augment": facts["augment"], "epochs": 1, "batch_size": 1, "lr": 0.1}
     network = {"name": "network", "weight": 1.0, "recipe": recipe, "input_shape": facts["input_shape"]}
-    return {"label_type": "text", **facts, "learners": [network]}
+    return {**facts, "learners": [network]}
 
 
 def _check_digests(facts: Facts) -> None:

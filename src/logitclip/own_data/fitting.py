@@ -28,7 +28,18 @@ from logitclip.own_data.issues import Issues, judge_labels, spread_over, write_i
 from logitclip.own_data.kind import Source
 from logitclip.own_data.labelled import Labelled, read_labelled
 from logitclip.own_data.learners import Learner, mix
-from logitclip.own_data.model import ISSUES, MODEL, PAGE, PREDICTIONS, UNLABELLED, Model, load, write_model
+from logitclip.own_data.model import (
+    ISSUES,
+    LEARNERS,
+    MODEL,
+    PAGE,
+    PREDICTIONS,
+    UNLABELLED,
+    Model,
+    is_model,
+    load,
+    write_model,
+)
 from logitclip.own_data.network import Network, predict, with_clip
 from logitclip.own_data.page import write_page
 from logitclip.own_data.parts import Parts
@@ -37,8 +48,8 @@ from logitclip.own_data.predictions import predictions_to_bytes
 from logitclip.own_data.reasons import columns_that_mattered
 from logitclip.own_data.rules import share_by_rules, widen_for_rules
 from logitclip.own_data.source import Options, look
-from logitclip.own_data.tables import with_labels
-from logitclip.runs.claims import claim
+from logitclip.own_data.tables import PREPROCESSING, with_labels
+from logitclip.runs.claims import CLAIM_LOCK, claim
 from logitclip.runs.results import Failed
 from logitclip.studies.tuning import GRIDS
 from logitclip.text import guard_formula
@@ -205,10 +216,14 @@ def _require_packages() -> None:
 
 
 def _check_writable(out: Path) -> None:
-    """Raise a ValueError if a name that `fit` will write is taken by a folder."""
-    for name in (MODEL, ISSUES, PAGE, UNLABELLED, PREDICTIONS, DATA):
+    """Raise a ValueError if a name that `fit` will write is taken by a folder, or by a file that it did not write."""
+    learnt = (learner.file for learner in (Network, *LEARNERS.values()))
+    ours = (out / CLAIM_LOCK).exists() or is_model(out)
+    for name in (MODEL, ISSUES, PAGE, UNLABELLED, PREDICTIONS, DATA, PREPROCESSING, *learnt):
         if (out / name).is_dir():
             raise ValueError(f"{out / name} is a folder, and `fit` writes a file there: name another folder with out.")
+        if not ours and (out / name).is_file():
+            raise ValueError(f"{out / name} is not of `fit`, which would replace it: name another folder with out.")
 
 
 # -- the steps ---------------------------------------------------------------------------------------------------------

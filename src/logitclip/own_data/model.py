@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -145,12 +146,20 @@ class Model:
         """The labels that are probably wrong, most suspicious first: a pandas data frame, see docs/wrong_labels.md."""
         import pandas as pd
 
-        names = ("row", "given", "suggested", "values")
-        return pd.read_csv(
-            self.folder / ISSUES,
-            converters=dict.fromkeys(names, unguard_formula),
-            keep_default_na=False,  # a class may be called None
-        )
+        path, names = self.folder / ISSUES, ("row", "given", "suggested", "values")
+        try:
+            found = pd.read_csv(
+                io.BytesIO(files.read_bytes(path)),
+                converters=dict.fromkeys(names, unguard_formula),
+                dtype={"score": float, "wrong": bool},
+                keep_default_na=False,  # a class may be called None
+            )
+            found[["row", "suggested", "score", "wrong"]]
+        except (OSError, ValueError, KeyError) as error:
+            raise ValueError(
+                f"{path} cannot be read: {first_line(error)}. Remove it and fit the model again."
+            ) from error
+        return found
 
     def predict(self, data: Data, *, probabilities: bool = False) -> Any:
         """Predict the class of each row.
@@ -295,6 +304,12 @@ def write_model(folder: Path, facts: Facts, contents: Mapping[str, bytes]) -> No
     facts["digest"] = files.object_digest(facts)
     check_facts(facts)
     files.write_json(folder / MODEL, facts)
+
+
+def is_model(folder: Path) -> bool:
+    """Return whether a folder has the model.json of a model, of this version or another."""
+    facts = files.read_json(folder / MODEL)
+    return isinstance(facts, dict) and {"format", "class_names"} <= facts.keys()
 
 
 def load(folder: str | Path) -> Model:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -42,22 +43,25 @@ class Parts:
         content = {"data": self.data, "version": logitclip.__version__, **what}
         key = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:32]
         path = self.folder / f"{key}.npz"
-        if path.is_file():
-            try:
-                with np.load(path, allow_pickle=False) as kept:
-                    return dict(kept)
-            except (ValueError, OSError, EOFError, KeyError):  # damaged: compute it again
-                pass
+        try:
+            with np.load(io.BytesIO(files.read_bytes(path)), allow_pickle=False) as kept:
+                return dict(kept)
+        except (OSError, ValueError, EOFError, KeyError, BadZipFile):  # missing or damaged
+            pass
         arrays = function()
         buffer = io.BytesIO()
         np.savez(buffer, **arrays)  # type: ignore[arg-type]
+        files.clear_place(self.folder)
         files.replace(path, buffer.getvalue())
         return arrays
 
     def remove(self) -> None:
         """Remove the parts: the model folder has what they were for."""
         if self.folder.is_dir() and not self.folder.is_symlink():
-            shutil.rmtree(self.folder, ignore_errors=True)
+            for path in self.folder.glob(f"{'[0-9a-f]' * 32}.npz"):
+                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # files of somebody else are in it
+                self.folder.rmdir()
 
 
 def digest_of(source: Source) -> str:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +34,7 @@ from logitclip.own_data.answers import (
     read_answers,
     settle,
 )
+from logitclip.own_data.facts import is_list_of, is_whole
 from logitclip.own_data.fitted_rows import FittedRows
 from logitclip.own_data.model import PREDICTIONS, Model, read_checked
 from logitclip.own_data.predictions import predictions_from_bytes
@@ -96,17 +98,29 @@ class Review:
             raise ValueError(f"{self.model.folder} has no list of suspicious labels: fit the model again.")
         self.marked = self.marked or set(self.suspects)
         if PREDICTIONS in self.model.facts.get("files", {}):
-            content = read_checked(self.model.folder, PREDICTIONS, self.model.facts)
+            try:
+                content = read_checked(self.model.folder, PREDICTIONS, self.model.facts)
+            except ValueError as error:
+                raise ValueError(f"The model in {self.model.folder} cannot be read: {error}.") from None
             self.classes, self.chances = predictions_from_bytes(content)
         if PREDICTIONS not in self.model.facts.get("files", {}) or len(self.classes) != len(self.rows):
             self.classes, self.chances = np.full((len(self.rows), 1), -1), np.zeros((len(self.rows), 1))
+
+    def _is_begun(self, audit: Any) -> bool:
+        """Return whether the content of audit.json is an audit of this model."""
+        return (
+            isinstance(audit, dict)
+            and audit.get("model") == self.model.facts.get("digest")
+            and all(is_whole(audit.get(name)) for name in ("size", "seed"))
+            and is_list_of(lambda place: is_whole(place) and place < len(self.rows))(audit.get("reviewed"))
+        )
 
     def _draw(self, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Return which rows were reviewed before the audit, and its rows; a begun audit is continued or enlarged."""
         path = self.model.folder / AUDIT
         begun = files.read_json(path)
         reviewed = np.zeros(len(self.rows), bool)
-        if isinstance(begun, dict) and begun.get("model") == self.model.facts.get("digest"):
+        if self._is_begun(begun):
             size, seed, places = max(size, begun["size"]), begun["seed"], begun["reviewed"]
         elif size:
             named = [place for name in self.settled if (place := self.rows.place(name)) is not None]

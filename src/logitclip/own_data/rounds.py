@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,7 +81,8 @@ def correct_data(folder: Path, answers: Path, data: Path | None = None) -> Corre
     else:
         new = read_answers_csv(answers) if answers.suffix == ".csv" else read_answers(answers)
     if not new:
-        raise ValueError(f"There are no answers in {answers}: `logitclip review {folder}` asks for them.")
+        command = f"logitclip review {shlex.quote(str(folder))}"
+        raise ValueError(f"There are no answers in {answers}: `{command}` asks for them.")
     model = load(folder)
     merge_answers(folder / ANSWERS, new)
     review = Review(model, FittedRows(model, data))

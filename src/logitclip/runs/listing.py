@@ -220,7 +220,7 @@ def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
             if not dry:
                 files.remove(path)
     freed |= remove_unused(dry=dry)
-    if not dry:
+    if not dry and results.can_write_index(folder / results.INDEX):
         files.replace(folder / results.INDEX, as_csv(read_runs(folder)).encode())
     return freed
 

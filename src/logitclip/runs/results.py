@@ -227,12 +227,23 @@ NUMBERS = (
 COLUMNS = ("id", "status", *OPTIONS, *NUMBERS)
 
 
+def can_write_index(index: Path) -> bool:
+    """Return whether `index` is missing or an index of runs; another file of its name is left alone, with a warning."""
+    files.clear_place(index)
+    start = csv_line(COLUMNS[:2]).strip().encode()
+    if not index.exists() or start.startswith(files.read_bytes(index)[: len(start)]):
+        return True
+    log.warning("%s is not an index of runs: it is left as it is, and the runs are not listed in it.", index)
+    return False
+
+
 def _add_to_index(result: Result, folder: Path) -> None:
     """Add a line for a finished run to the index of all runs."""
     index = folder.parent / INDEX
     values = {"id": result.id, "status": "done", **result.config, **vars(result)}
     try:
-        files.clear_place(index)
+        if not can_write_index(index):
+            return
         if index.exists():
             before = files.read_bytes(index)
             whole = before[: before.rfind(b"\n") + 1]
