@@ -142,10 +142,10 @@ def copy_encoder(facts: Facts, out: Path) -> None:
 
 def with_bundle(facts: Facts, folder: Path) -> Facts:
     """Return the facts of a model with its encoder in the model folder, if that has the files."""
-    return {**facts, "encoder": _bundled(facts, folder)} if _is_bundled(facts, folder) else facts
+    return {**facts, "encoder": _name_bundle(facts, folder)} if _is_bundled(facts, folder) else facts
 
 
-def _bundled(facts: Facts, folder: Path) -> Facts:
+def _name_bundle(facts: Facts, folder: Path) -> Facts:
     name, knobs = encoders.ENCODERS.parse(facts["encoder"]["spec"])
     return {**facts["encoder"], "spec": encoders.ENCODERS.format(name, {**knobs, "name": str(folder / FOLDER)})}
 
@@ -155,7 +155,7 @@ def _is_bundled(facts: Facts, folder: Path) -> bool:
     if not isinstance(facts.get("encoder"), dict) or not (folder / FOLDER).is_dir():
         return False
     try:
-        return encoders.identify(_bundled(facts, folder)["spec"]) == facts["encoder"]["identity"]
+        return encoders.identify(_name_bundle(facts, folder)["spec"]) == facts["encoder"]["identity"]
     except ValueError:  # a file is missing
         return False
 

@@ -36,6 +36,7 @@ class Learner(ABC):
     """
 
     name: ClassVar[str]
+    file: ClassVar[str]  # in the model folder
     votes_on_seen: np.ndarray | None = None  # [n, K], by models that have learnt from the row, where it records them
 
     def __init__(self, classes: int, jobs: int | None = 1) -> None:
