@@ -9,7 +9,7 @@ its noisy labels held out, and on true labels. A line has the accuracies on true
 - `oracle`: in the best epoch of the same runs, which needs the true test labels to be found;
 - `true_labels`: of the runs on true labels, the mean of their last 10 epochs, as in all tables.
 
-Finished runs are not repeated. Lines of other recipes stay in the file.
+Finished runs are not repeated. Lines of other cells stay in the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evidence import AXES, RESULTS
+from evidence import AXES, RESULTS, read_lines
 
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import METRICS, Result
@@ -94,13 +94,6 @@ def lines_of(name: str, recipe: Recipe, rows: Sequence[sweeping.CellOutcome]) ->
     return lines
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    if not path.exists():
-        return []
-    with path.open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipes", nargs="+", help="recipe:scale, as in table1:cpu, or a file")
@@ -112,10 +105,13 @@ def main() -> None:
     for given in options.recipes:
         name, _, scale = given.partition(":")
         recipe = load_recipe(name, scale or "full", runs=options.runs, root=options.root, plugin=options.plugin)
-        known = {tuple(row[axis] for axis in NAMES[2:]) for row in read(RESULTS / f"{recipe.name}_{recipe.scale}.csv")}
+        known = {
+            tuple(row[axis] for axis in NAMES[2:]) for row in read_lines(RESULTS / f"{recipe.name}_{recipe.scale}.csv")
+        }
         both = rivals(recipe, known)
         lines = lines_of(recipe.name, recipe, sweeping.collect(both) if options.read else sweeping.sweep(both, jobs=1))
-        others = [row for row in read(OUT) if (row["recipe"], row["scale"]) != (recipe.name, recipe.scale)]
+        found = {tuple(line[name] for name in NAMES) for line in lines}
+        others = [row for row in read_lines(OUT) if tuple(row[name] for name in NAMES) not in found]
         if lines:
             with OUT.open("w", encoding="utf-8", newline="") as stream:
                 writer = csv.DictWriter(stream, list(lines[0]), lineterminator="\n")

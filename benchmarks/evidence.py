@@ -7,7 +7,8 @@ This reads finished runs, so start those first; they take hours. The mini scale 
     python benchmarks/evidence.py --runs RUNS --root DATA table1:cpu table1:mini
     python docs/generate.py
 
-The last command updates the tables of docs/evidence.md from the CSV files.
+The last command updates the tables of docs/evidence.md from the CSV files. A line whose runs are not in the folder
+stays in its file, so that cells can be run on several machines, one after another.
 
 Each row compares a clip with no clip, or with what the paper compares it with, all other settings equal. It has
 the accuracies on true test labels (mean of the last 10 epochs), their difference, its standard error (paired by seed),
@@ -155,13 +156,29 @@ def named_recipes(description: str | None) -> Iterator[Recipe]:
             yield as_swept(load_recipe(name, scale or "full", runs=options.runs, root=options.root))
 
 
+def merge(recipe: Recipe, found: Sequence[dict[str, Any]], before: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines that were found, and those of before for other cells of the recipe, in the recipe's order."""
+    place = lambda line: tuple(str(line[axis]) for axis in AXES)  # noqa: E731
+    lines = {place(line): line for line in [*before, *found]}
+    data = datasets_of(recipe.cells)
+    wanted = (tuple(str({"data": data, **cell.coordinates}.get(axis, "")) for axis in AXES) for cell in recipe.cells)
+    return [lines[at] for at in dict.fromkeys(wanted) if at in lines]
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
 def main() -> None:
     for recipe in named_recipes(__doc__):
-        found = records(recipe)
+        path = RESULTS / f"{recipe.name}_{recipe.scale}.csv"
+        found = merge(recipe, records(recipe), read_lines(path))
         if not found:
             print(f"{recipe.name}:{recipe.scale}: no pair of runs with and without a clip has finished")
             continue
-        path = RESULTS / f"{recipe.name}_{recipe.scale}.csv"
         with path.open("w", encoding="utf-8", newline="") as stream:
             writer = csv.DictWriter(stream, list(found[0]), lineterminator="\n")
             writer.writeheader()
