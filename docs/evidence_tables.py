@@ -37,6 +37,8 @@ def table(name: str) -> str:
         return effect_of_temp(rows)
     if recipe == "record":
         return record(rows)
+    if recipe == "features":
+        return heads_on_features(rows, read(RESULTS / "features_logistic.csv"))
     return readings(rows) if recipe == "readings" else cells(rows)
 
 
@@ -124,6 +126,49 @@ def summary(rows: dict[str, dict[str, Any]], corner: str = "") -> str:
             f"| {name} | {' | '.join(texts)} | {shares} |".replace(" %", "\u00a0%").replace(" → ", "\u00a0→\u00a0")
         )
     return "\n".join(lines)
+
+
+def heads_on_features(rows: list[dict[str, Any]], logistic: list[dict[str, Any]]) -> str:
+    """Every head, loss and noise without and with the clip, beside early stopping and logistic regression."""
+    rivals = {(row["data"], row["noise"]): row["test_accuracy"] for row in logistic if row["chosen"]}
+    heads = [
+        "labels",
+        "head",
+        "loss",
+        "temp",
+        "without",
+        "stopped early",
+        "clip",
+        "difference",
+        "logistic",
+        "memorised",
+    ]
+    lines = [heads, ["---"] * 4 + ["--:"] * (len(heads) - 4)]
+    for row in rows:
+        bold = "**" if row["difference"] > 2 * row["standard_error"] else ""
+        shares = f"{row['memorised_without']:.0f}\u00a0→\u00a0{row['memorised_with']:.0f}\u00a0%"
+        data, noise = DATA.get(row["data"], row["data"]), NOISES.get(row["noise"], row["noise"])
+        line = [LABELS[row["noise"]], HEADS[row["model"]].split()[1], row["loss"]]
+        line += [row["chosen"].rpartition("=")[2], _accuracy(row["without"]), _accuracy(beside(row).get("early"))]
+        line += [f"{bold}{row['with_clip']:.1f}{bold}", f"{_signed(row['difference'])} ± {row['standard_error']:.1f}"]
+        lines.append([*line, _accuracy(rivals.get((data, noise))), shares])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+DATA = {"cifar100": "cifar100:subset=true"}
+NOISES = {"dependent": "instance:rate=0.4,variant=released"}
+LABELS = {  # of the columns `noise` of features.toml
+    "symmetric:rate=0.2": "symmetric 20 %",
+    "symmetric:rate=0.5": "symmetric 50 %",
+    "asymmetric:rate=0.4": "asymmetric 40 %",
+    "dependent": "dependent 40 %",
+    "real:set=aggregate": "people's, 9 % wrong (`aggregate`)",
+    "real:set=random1": "people's, 17 % (`random1`)",
+    "real:set=random2": "people's, 18 % (`random2`)",
+    "real:set=random3": "people's, 18 % (`random3`)",
+    "real:set=worst": "people's, 40 % (`worst`)",
+    "real:set=fine": "people's, 40 % (`fine`)",
+}
 
 
 def cells(rows: list[dict[str, Any]]) -> str:
