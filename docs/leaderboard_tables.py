@@ -98,14 +98,14 @@ def choice(board: Board) -> str:
     ce = {clip: statistics.fmean(found["ce", clip] for found in board.values()) for clip in ("no clip", "tuned temp")}
     accuracy = statistics.fmean(found[row] for found in board.values())
     return (
-        f"**`{row[0]}` with {name_clip(row)}.** Each time {len(names) - 1} columns choose, they choose it, and in "
-        f"the column left out its rank is {mean:.1f} of {len(rows)} on average. Its mean accuracy is "
-        f"{accuracy:.1f} %; CE has {ce['no clip']:.1f} %, with the clip {ce['tuned temp']:.1f} %. It is "
+        f"**`{row[0]}` with {name_clip(row)}.** Leave out one column at a time: the other {len(names) - 1} choose it "
+        f"every time, and in the column left out its rank is {mean:.1f} of {len(rows)} on average. Its mean "
+        f"accuracy is {accuracy:.1f} %; CE has {ce['no clip']:.1f} %, with the clip {ce['tuned temp']:.1f} %. It is "
         f"{statistics.fmean(gap):.1f} points behind the best row of a column on average, "
         f"{max(gap):.1f} at most ({names[int(np.argmax(gap))]}).\n\n"
         f"For labels of people and keyword rules only, `{best_real[0]}` with {name_clip(best_real)} is ahead: mean "
         f"rank {of[best_real][real].mean():.1f} in these {counted(int(real.sum()), 'column')}, where `{row[0]}` has "
-        f"{of[row][real].mean():.1f}. Under rules of noise it is the other way round: "
+        f"{of[row][real].mean():.1f}. Under synthetic noise it is the other way round: "
         f"{of[best_real][~real].mean():.1f} against {of[row][~real].mean():.1f}."
     )
 

@@ -146,7 +146,7 @@ def asymmetric(
     mapping: Mapping[int, int] | None = None,
     generator: torch.Generator,
 ) -> Tensor:
-    """Flip a share `rate` of the labels along fixed arrows between similar classes.
+    """Flip a share `rate` of the labels along a fixed mapping between similar classes.
 
     Three different rules of this name are in use for CIFAR-100; the record names the variant.
 
@@ -158,7 +158,7 @@ def asymmetric(
             back to the first; "pairs": two random classes of each block of five are swapped, the others stay.
         draw: As for `symmetric`. "exact" (the released code) chooses the share among *all* labels. A class without an
             arrow keeps its labels, so fewer than `rate` of all labels are wrong.
-        mapping: Source class -> target class, for the variant "map"; CIFAR-10 has five such arrows. None: every class
+        mapping: Source class -> target class, for the variant "map"; CIFAR-10 maps five classes. None: every class
             to the next one, the last to the first.
         generator: Source of randomness, on the CPU.
 

@@ -111,7 +111,7 @@ class Model:
         if self.clip not in (None, "none"):
             clean += " A clip can only cost accuracy then: try --clip none."
         return (
-            f"{share}, by predictions for every row, out of fold. Systematic errors, such as those of labelling rules, "
+            f"{share}, by out-of-fold predictions. Systematic errors, such as those of labelling rules, "
             f"are not counted: the learners repeat them.{clean if noise['at_most'] <= CLEAN else ''}"
         )
 
