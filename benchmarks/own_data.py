@@ -249,11 +249,16 @@ def mean_ranks(done: Done, column: str, methods: list[str]) -> tuple[list[float]
     return np.mean(ranks, axis=0).tolist(), float(critical)
 
 
+def as_heading(method: str) -> str:
+    """Return the name of a method for the head of a table, where it may break."""
+    return re.sub("(?<=[a-z])(?=[A-Z])", "\u00ad", method).replace("(", " (")
+
+
 def show(done: Done, title: str) -> None:
     """Write a table into its page, between two comments: a row per set, a column per method."""
     page, column, factor = MEASURES[title]
     methods = [method for method in METHODS if all(column in by[method] for by in done.values())]
-    lines = [f"| | cases | {' | '.join(methods)} |", "|---" * (len(methods) + 2) + "|"]
+    lines = [f"| | cases | {' | '.join(map(as_heading, methods))} |", "|---" * (len(methods) + 2) + "|"]
 
     def add(name: str, chosen: list[dict[str, dict[str, Any]]]) -> None:
         cells = [f"{factor * statistics.mean(by[method][column] for by in chosen):.1f}" for method in methods]
