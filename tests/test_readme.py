@@ -3,6 +3,7 @@
 import csv
 import re
 import statistics
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,7 @@ def test_no_number_is_without_a_line():
     text = prose()
     for claim, (path, column, where) in CLAIMS.items():
         text = text.replace(claim.format(value(path, column, **where)), "")
+    text = text.replace(verdicts(), "")
     for other in OTHERS:
         assert other in prose(), f"{other!r} is not in the README any more"
         text = text.replace(other, "")
@@ -89,6 +91,24 @@ def test_the_table_has_the_numbers_of_its_lines(name):
     texts = [*(f"{number:.1f}" for number in numbers), "{:.0f} → {:.0f} %".format(*shares)]
     assert line.replace("**", "").strip("| ").split(" | ")[1:] == texts
     assert ("**" in line) == (value(file, "difference", **effect) > 2 * value(file, "standard_error", **effect))
+
+
+VERDICTS = (
+    "on real images {agrees} of {all} cells agree with the paper, {disagrees} disagree and {undecided} are undecided"
+)
+
+
+def verdicts() -> str:
+    """The sentence on the cells of Tables 1 to 3 on real images, counted in their files."""
+    found = []
+    for table in ("table1", "table2", "table3"):
+        with (ROOT / "results" / f"{table}_mini.csv").open(encoding="utf-8", newline="") as stream:
+            found += [row["verdict"] for row in csv.DictReader(stream)]
+    return VERDICTS.format(all=len(found), **Counter(found))
+
+
+def test_the_verdicts_are_counted():
+    assert verdicts() in prose()
 
 
 def test_the_table_has_no_other_rows():
