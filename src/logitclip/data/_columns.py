@@ -269,7 +269,7 @@ def _read_parquet(path: Path, text: Collection[str]) -> dict[str, Column]:
 def _parquet_batches(path: Path, names: Collection[str]) -> Iterator[Any]:
     from pyarrow import parquet
 
-    with parquet.ParquetFile(path) as file:
+    with parquet.ParquetFile(path, buffer_size=PART, pre_buffer=False) as file:  # no whole row group in memory
         vectors = {name.removesuffix("0") for name in names}  # the list v becomes v0, v1, ...
         wanted = [name for name in file.schema_arrow.names if name.strip() in {*names, *vectors}]
         if wanted:
