@@ -274,9 +274,24 @@ def show(done: Done, title: str) -> None:
     lines.append(
         f"| mean rank (critical difference {critical:.1f}) | {sets} sets | {' | '.join(f'{r:.1f}' for r in ranks)} |"
     )
-    file = ROOT / "docs" / f"{page}.md"
+    put(page, title, lines)
+
+
+def show_ranges(done: Done) -> None:
+    """Write how often the range of the noise rate held, and how wide it is, by the kind of noise."""
+    lines = ['| noise | cases | the range held | `fit` says only "at most" | mean width in points |', "|---" * 5 + "|"]
+    for noise in dict.fromkeys(case[1] for case in done):
+        ranges = [by["fit"]["range"] for case, by in done.items() if case[1] == noise]
+        held, at_most = sum(one[2] for one in ranges), sum(low < high / 3 for low, high, _ in ranges)
+        width = 100 * statistics.mean(high - low for low, high, _ in ranges)
+        lines.append(f"| {noise} | {len(ranges)} | {held} | {at_most} | {width:.0f} |")
+    put("wrong_labels", "range of the noise rate", lines)
+
+
+def put(page: str, title: str, lines: list[str]) -> None:
+    """Put a table into a page of the documentation, between two comments."""
+    file, table = ROOT / "docs" / f"{page}.md", "\n".join(lines)
     marked = re.compile(rf"(<!-- own_data.py: {title} -->\n).*?(<!-- end of table -->)", re.DOTALL)
-    table = "\n".join(lines)
     file.write_text(marked.sub(lambda found: f"{found[1]}{table}\n{found[2]}", file.read_text("utf-8")), "utf-8")
 
 
@@ -349,6 +364,7 @@ def main() -> None:
         write_scores(done, ROOT / "results" / "own_data_scores.csv")
         for title in MEASURES:
             show(done, title)
+        show_ranges(done)
     if done:
         summarise(done)
 

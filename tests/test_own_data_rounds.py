@@ -154,7 +154,7 @@ def test_rounds_remember_the_columns_of_the_model(tmp_path: Path, capsys) -> Non
         fit(data, answers=out, out=out, options=quick)
         printed, plan = capsys.readouterr()
         assert f"The last round: {brought}" in printed
-        assert "'site' you left it out" in plan
+        assert "'site' as you asked" in plan
         assert "labels a person has checked: they count as true" in plan
         notes = pd.read_csv(out / "corrected.csv", keep_default_na=False)["logitclip_review"].tolist()
         done = max(rows) + 1

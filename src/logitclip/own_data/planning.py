@@ -29,7 +29,7 @@ from logitclip.own_data.learners import (
     Logistic,
     Neighbours,
 )
-from logitclip.own_data.network import Network, NetworkOptions
+from logitclip.own_data.network import AVERAGED, Network, NetworkOptions
 from logitclip.own_data.rules import ROWS as RULES_ROWS
 from logitclip.own_data.tables import Table
 from logitclip.registry import suggest
@@ -134,7 +134,7 @@ class Plan:
             alike = self.source.kind.alike
             shares = f"In the model, {' and '.join(alike)} count the same."
             if not alike or not set(alike) <= set(names):
-                shares = "Held-out noisy labels decide how much each counts."
+                shares = "Held-out labels decide how much each counts."
             lines.append(
                 f"Learners: {', '.join(names)}. Each predicts every row without its label; they vote on the labels, "
                 f"and learn again with less weight on doubtful ones. {shares}"
@@ -244,7 +244,8 @@ def _network_seconds(plan: Plan, network: Network) -> float:
     if plan.clip_to_search:
         passes += TRIALS * (1 - SEARCH_HELD_OUT) * min(1, SEARCHED_ROWS / rows)
         fits += TRIALS
-    step = 1.2 * _step_seconds(network, plan.source)  # rows are predicted, too
+    predicted = 1.2 if rows <= AVERAGED else 1.0  # after every epoch, or after every fifth
+    step = predicted * _step_seconds(network, plan.source)
     return fits * (SET_UP + EPOCH * network.recipe.epochs) + passes * steps * step
 
 

@@ -234,7 +234,7 @@ def _look_at_table(
         labels=labels[known],
         class_names=tuple(classes),
         used=dict(kind.used),
-        left_out={**dict.fromkeys(options.drop, "you left it out"), **kind.dropped, **_about_review(reviewed)},
+        left_out={**dict.fromkeys(options.drop, "as you asked"), **kind.dropped, **_about_review(reviewed)},
         label_type=label_type,
         weight=_weights(columns, options.weight, path, known),
         groups=None if options.group is None else group_numbers(columns, options.group, path)[known],
