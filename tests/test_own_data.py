@@ -695,6 +695,17 @@ def test_the_forecast_counts_folds_searches_and_other_programs(people, monkeypat
     assert forecast() == pytest.approx(3 * before)
 
 
+def test_the_share_that_is_done_follows_the_forecast(people, tmp_path):
+    plans, shares = [], []
+    calls = {"on_plan": plans.append, "on_progress": shares.append}
+    lc.fit(people[0], label="kind", out=tmp_path, learner="forest,logistic", **calls)
+    (plan,) = plans
+    assert plan.seconds == sum(plan.costs[name] for name in ("forest", "logistic", "rest"))
+    assert shares[0] == pytest.approx(0.7 * plan.costs["forest"] / plan.seconds)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
 # -- learners, votes and scores ----------------------------------------------------------------------------------------
 
 

@@ -59,6 +59,7 @@ log = logging.getLogger(__name__)
 DATA = "data.parquet"  # a data frame or an array that the model was fitted on
 UNBALANCED = 5.0  # ratio of the largest to the smallest class from which `balance` auto weights classes
 REVIEWED_WEIGHT = 3.0  # weight of a row whose label a person has checked; measured by benchmarks/review.py
+AGAIN = 0.3  # share of a learner's time for learning again, about
 CALIBRATED_ROWS = 2_000  # rows that the temperature is chosen on
 OnShare = Callable[[float], None]  # called with the share of the work that is done
 
@@ -240,10 +241,11 @@ def _fit(
     if kept is not None:
         return kept
     learners = _with_searched_clip(plan, parts)
-    steps, votes = 2 * len(learners) + 1, {}
-    for i, learner in enumerate(learners):
+    votes, done = {}, 0.0
+    for learner in learners:
         votes[learner.name] = _vote(plan, learner, parts)
-        on_progress((i + 1) / steps)
+        done += (1 - AGAIN) * plan.costs[learner.name]
+        on_progress(done / plan.seconds)
     judged = make_folds(source, FOLDS, plan.seed).judged
     combined = combine(votes, source.labels[judged], source.kind.alike)
     reviewed = None if source.reviewed is None else source.reviewed[judged]
@@ -252,11 +254,12 @@ def _fit(
     if rules is not None:
         issues, origin["rules"] = widen_for_rules(issues, len(source.class_names)), rules
     weight, final = _weights(plan, issues), []
-    for i, learner in enumerate(learners):
+    for learner in learners:
         share = combined.weights[learner.name]
         if share > 0 or ("val" in beside and learner.name != ADVISER):
             final.append((_learn(plan, learner, weight, parts), share))
-        on_progress((len(learners) + i + 1) / steps)
+        done += AGAIN * plan.costs[learner.name]
+        on_progress(done / plan.seconds)
     final, temperature = _calibrate(plan, final, issues, beside.get("val"))
     found = {name: _accuracy(final, rows) for name, rows in beside.items()}
     origin |= {"temperature": temperature, **{f"{name}_accuracy": share for name, share in found.items()}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -66,7 +66,12 @@ class Plan:
     network_folds: int
     seed: int
     balance: str
-    seconds: float  # forecast
+    costs: Mapping[str, float]  # forecast seconds by the name of a learner, and of the rest
+
+    @property
+    def seconds(self) -> float:
+        """How long all of it will take: a forecast."""
+        return sum(self.costs.values())
 
     @property
     def network(self) -> Network | None:
@@ -190,8 +195,8 @@ def make_plan(
     }
     wanted = _learner_names(learner, classes)
     folds = FOLDS if five_folds else HALVES
-    plan = Plan(source, [every[name] for name in wanted], to_search, folds, seed, balance, 0.0)
-    return replace(plan, seconds=_forecast(plan))
+    plan = Plan(source, [every[name] for name in wanted], to_search, folds, seed, balance, {})
+    return replace(plan, costs=_forecast(plan))
 
 
 def _learner_names(learner: str, classes: int) -> list[str]:
@@ -217,23 +222,26 @@ def _clip_to_search(clip: str, rows: int) -> str | None:
     return clip
 
 
-def _forecast(plan: Plan) -> float:
-    """Time a few steps of the network, a few trees and a small regression, and add up how long all of it will take."""
-    (rows, width), learners = plan.source.rows.features.shape, [type(learner) for learner in plan.learners]
-    seconds = (0.3 if "altair" in sys.modules else 1.0) + 4e-4 * width  # the page, the columns that mattered
-    seconds += RULES_CELL * FOLDS * min(rows, RULES_ROWS) * width  # whether rules explain the labels
-    if Network in learners and plan.network is not None:
-        seconds += _network_seconds(plan, plan.network)
-    if Forest in learners:
-        trees = 1.7 * TREES / TIMED_TREES  # two forests, one of them perhaps not in the model
-        seconds += trees * min(rows, TREE_ROWS) * _seconds_per_row(_grow_trees, plan.source, 2_000)
-    if Logistic in learners:
-        fits = (len(STRENGTHS) + 1) * (FOLDS - 1)  # of many features it tries smaller ones
-        part = max(300, LINEAR_CELLS // width)
-        seconds += fits * min(rows, LINEAR_ROWS) * _seconds_per_row(_regress, plan.source, part)
-    if Neighbours in learners:
-        seconds += rows * min(rows, REFERENCE) * (5e-9 + 5e-11 * width)
-    return seconds * _busy()
+def _forecast(plan: Plan) -> dict[str, float]:
+    """Time a few steps of the network, a few trees and a small regression; return how long everything will take."""
+    rows, width = plan.source.rows.features.shape
+    page = (0.3 if "altair" in sys.modules else 1.0) + 4e-4 * width  # with the columns that mattered
+    costs = {"rest": page + RULES_CELL * FOLDS * min(rows, RULES_ROWS) * width}  # do rules explain the labels?
+    for learner in plan.learners:
+        if isinstance(learner, Network):
+            seconds = _network_seconds(plan, learner)
+        elif isinstance(learner, Forest):
+            trees = 1.7 * TREES / TIMED_TREES  # two forests, one of them perhaps not in the model
+            seconds = trees * min(rows, TREE_ROWS) * _seconds_per_row(_grow_trees, plan.source, 2_000)
+        elif isinstance(learner, Logistic):
+            fits = (len(STRENGTHS) + 1) * (FOLDS - 1)  # of many features it tries smaller ones
+            part = max(300, LINEAR_CELLS // width)
+            seconds = fits * min(rows, LINEAR_ROWS) * _seconds_per_row(_regress, plan.source, part)
+        else:
+            seconds = rows * min(rows, REFERENCE) * (5e-9 + 5e-11 * width)
+        costs[learner.name] = seconds
+    busy = _busy()
+    return {name: busy * seconds for name, seconds in costs.items()}
 
 
 def _network_seconds(plan: Plan, network: Network) -> float:
