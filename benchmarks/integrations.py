@@ -3,7 +3,7 @@
     python benchmarks/integrations.py [--seeds 5] [--pages tune sklearn ...]
 
 Each example trains on 40 % wrong labels and ends with two accuracies on true labels, `plain` and `clipped`; its data,
-noise and weights depend on the line `seed = 0`, which is replaced here. The clip is chosen on noisy labels alone. The
+noise and weights depend on the line `seed = 0`, which is replaced here. The clip is chosen only on noisy labels. The
 results go to results/integrations.csv, one row per example and seed; existing rows are kept.
 """
 

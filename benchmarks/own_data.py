@@ -32,7 +32,7 @@ from own_data_sets import DECIDE, FASHION, REPORT, Task, load, noises_of
 import logitclip as lc
 from logitclip.data._columns import from_frame
 from logitclip.data._preprocessing import Preprocessor
-from logitclip.own_data.calibration import calibration_error
+from logitclip.studies.measures import calibration_error
 
 ROOT = Path(__file__).parents[1]
 METHODS = (
@@ -64,7 +64,7 @@ def run_fit(task: Task, folder: Path, seed: int, clip: str) -> dict[str, Any]:
     model = lc.fit(train, label="label", text=task.text, out=folder / "model", clip=clip, seed=seed)
     seconds = time.process_time() - started
     found = measure(task, model.predict_proba(test), model.class_names, seconds)
-    issues = model.issues.assign(position=model.issues["row"].map(row_positions(task)))
+    issues = model.issues.assign(position=model.issues["row"].map(row_positions(task).__getitem__))
     scores = np.full(len(task.train), np.nan)
     scores[issues["position"]] = issues["score"]
     followed = task.train["label"].to_numpy().astype(str)
@@ -151,7 +151,7 @@ def measure(task: Task, probabilities: np.ndarray, classes: list[str], seconds: 
     truth = np.array([classes.index(label) if label in classes else -1 for label in task.test["label"].astype(str)])
     return {
         "accuracy": float((probabilities.argmax(1) == truth).mean()),
-        "calibration_error": calibration_error(probabilities, truth),
+        "calibration_error": calibration_error(probabilities.max(1), probabilities.argmax(1) == truth),
         "seconds": seconds,
         "true_rate": float(task.wrong.mean()),
     }

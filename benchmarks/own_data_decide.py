@@ -25,7 +25,7 @@ import numpy as np
 from own_data_sets import DECIDE, FASHION, REAL_TEXTS, load, noises_of
 
 from logitclip.own_data import combining, issues, rules
-from logitclip.own_data.calibration import calibrate, calibration_error, match_confidence
+from logitclip.own_data.calibration import calibrate, match_confidence
 from logitclip.own_data.combining import Vote, adjust_for_classes, combine
 from logitclip.own_data.folds import FOLDS, make_folds
 from logitclip.own_data.issues import judge_labels
@@ -34,6 +34,7 @@ from logitclip.own_data.network import Network
 from logitclip.own_data.planning import HALVES, make_plan
 from logitclip.own_data.source import Options, look
 from logitclip.search import beats_chance
+from logitclip.studies.measures import calibration_error
 
 ROOT = Path(__file__).parents[1]
 LEARNERS = ("network", "forest", "logistic")
@@ -227,8 +228,10 @@ def _measure_model(case: Case, again: int) -> tuple[float, float, float, float]:
     test, train = (mix(case, part, again, together.weights) for part in ("test", "train"))
     logits, seen = (np.log(np.maximum(one, 1e-12)) for one in (test, train))
     temperature = match_confidence(seen, judged.true_accuracy) if judged.learnt else 1.0
-    errors = calibration_error(test, truth), calibration_error(calibrate(logits, temperature), truth)
-    return float((test.argmax(1) == truth).mean()), *errors, float(together.weights["network"] > 0)
+    plain, calibrated = (
+        calibration_error(one.max(1), one.argmax(1) == truth) for one in (test, calibrate(logits, temperature))
+    )
+    return float((test.argmax(1) == truth).mean()), plain, calibrated, float(together.weights["network"] > 0)
 
 
 def notice_learning(cases: list[Case]) -> Rows:

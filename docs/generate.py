@@ -143,7 +143,7 @@ SECONDS = {  # of an epoch on one quiet core, by dataset, network and number of 
     ("cifar100", "wrn", 0): 50_000 / 55,
 }
 TIMES = {"standard": 1.0, "sam": 2.0, "sop": 2.0, "sop_plus": 2.0}  # what a method takes of that, about
-DIVIDEMIX = 30 / 3.5  # measured on digits alone
+DIVIDEMIX = 30 / 3.5  # measured only on digits
 
 
 @functools.cache

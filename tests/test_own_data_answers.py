@@ -1,7 +1,9 @@
 """The file of answers: crashes, undo, disagreements, changed rows, CSV."""
 
+import csv
 import errno
 import os
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,8 @@ from logitclip.own_data.answers import (
     read_answers,
     read_answers_csv,
     settle,
-    write_answers_csv,
 )
+from logitclip.text import guard_formula
 
 CAT = Answer("3", "abc", "class", "cat", "Ann", "2026-01-31T12:00:00Z")
 DOG = Answer("3", "abc", "class", "dog", "Bob", "2026-01-31T12:00:01Z")
@@ -96,7 +98,13 @@ def test_answers_to_changed_rows_are_named_and_those_to_moved_rows_are_kept() ->
 def test_csv_gives_back_what_was_written(tmp_path: Path, label: str) -> None:
     answers = [Answer("3", "abc", "class", label, "@Ann", "t", audit=True), NONE]
     path = tmp_path / "answers.csv"
-    path.write_text(write_answers_csv(answers), encoding="utf-8", newline="")
+    names = [field.name for field in fields(Answer)]
+    with path.open("w", encoding="utf-8", newline="") as file:  # as the page writes it
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(names)
+        for answer in answers:
+            values = vars(answer) | {"audit": str(answer.audit).lower()}
+            table.writerow([guard_formula(values[name]) for name in names])
     assert read_answers_csv(path) == answers
     assert not any(
         line.startswith(("=", "@")) for line in path.read_text(encoding="utf-8").replace(",", "\n").splitlines()

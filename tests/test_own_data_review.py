@@ -22,7 +22,7 @@ from logitclip.own_data.apply import apply_answers
 from logitclip.own_data.audit import UNSURE
 from logitclip.own_data.fitted_rows import FittedRows
 from logitclip.own_data.kind import Kind
-from logitclip.own_data.review import Review, content_policy, mix
+from logitclip.own_data.review import Review, content_policy, interleave
 from logitclip.own_data.tables import Table
 
 pytest.importorskip("starlette")
@@ -120,8 +120,8 @@ def test_an_audit_that_was_edited_is_drawn_again(model, change: dict) -> None:
 
 
 def test_mix_gives_every_row_once() -> None:
-    assert sorted(mix(range(20), [19, 3, 7], 1)) == list(range(20))
-    assert mix([], [2, 1], 0) == [2, 1]
+    assert sorted(interleave(range(20), [19, 3, 7], 1)) == list(range(20))
+    assert interleave([], [2, 1], 0) == [2, 1]
 
 
 def test_an_audit_hides_label_suggestions_and_neighbours(model) -> None:
@@ -461,10 +461,8 @@ def test_the_commands(model, fitted: Path, tmp_path: Path, capsys: pytest.Captur
     names = state.rows.names
     said = [Answer(names[i], state.rows.digest(i), "class", true[i], "Ann", audit=True) for i in state.asked.tolist()]
     append_answers(state.path, said)
-    from logitclip.own_data.answers import write_answers_csv
-
     other = Answer(said[0].row, said[0].digest, "none", reviewer="Bob")
-    (tmp_path / "answers.csv").write_text(write_answers_csv([*said, other]), encoding="utf-8")
+    pd.DataFrame([vars(answer) for answer in (*said, other)]).to_csv(tmp_path / "answers.csv", index=False)
     review(model.folder, answers=tmp_path / "answers.csv", json=True)
     out, err = capsys.readouterr()
     assert "1 of 41 answers are new" in err

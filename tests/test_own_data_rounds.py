@@ -13,8 +13,9 @@ import pytest
 from reviews import make_images, make_model, make_table, open_review
 
 from logitclip.own_data import load
+from logitclip.own_data.annotators import GROUP, LABEL, WEIGHT, fuse_data
 from logitclip.own_data.answers import Answer, append_answers
-from logitclip.own_data.rounds import GROUP, LABEL, WEIGHT, correct_data, fuse_data
+from logitclip.own_data.apply import correct_data
 
 
 def crowd(folder: Path, seed: int = 0) -> tuple[Path, np.ndarray]:

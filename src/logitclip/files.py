@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import logging
@@ -219,6 +220,17 @@ def sha256(path: Path) -> str:
     """Return the digest of a regular file."""
     with _open_regular(path, os.O_RDONLY) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sha256_once(path: Path) -> str:
+    """Return the digest of a file; it is read again only if its time or size has changed."""
+    found = path.stat()
+    return _sha256_of(str(path.resolve()), found.st_mtime_ns, found.st_size)
+
+
+@functools.cache
+def _sha256_of(path: str, changed: int, size: int) -> str:
+    return sha256(Path(path))
 
 
 def object_digest(content: Mapping[str, Any], name: str = "digest") -> str:

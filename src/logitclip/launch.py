@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from logitclip.text import explain_missing
+
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
@@ -47,11 +49,8 @@ def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, 
     >>> make_fabric(accelerator="cpu").world_size
     1
     """
-    try:
-        with _hide_module("torchmetrics"):
-            from lightning_fabric import Fabric
-    except ImportError as error:
-        raise ImportError("Training needs Lightning Fabric: pip install 'logitclip[train]'.") from error
+    with explain_missing("Training needs Lightning Fabric", "train"), _hide_module("torchmetrics"):
+        from lightning_fabric import Fabric
     cpu = accelerator == "cpu" or (accelerator == "auto" and not torch.accelerator.is_available())
     if precision == "16-mixed" and cpu:
         raise ValueError("The precision 16-mixed needs a GPU: on a CPU use bf16-mixed.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 # Control characters as visible symbols of the same width, so that text from files cannot steer a terminal or reorder a
 # line. Tab and newline stay.
@@ -74,3 +75,18 @@ def first_line(error: BaseException) -> str:
     ('The disk is full', 'KeyError')
     """
     return (str(error).strip() or type(error).__name__).partition("\n")[0].rstrip(".")
+
+
+@contextlib.contextmanager
+def explain_missing(sentence: str, extra: str) -> Iterator[None]:
+    """Say which extra to install if a package that is imported in this block is missing.
+
+    >>> with explain_missing("Figures need Altair", "report"):
+    ...     import no_such_package
+    Traceback (most recent call last):
+    ImportError: Figures need Altair: pip install 'logitclip[report]'.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise ImportError(f"{sentence}: pip install 'logitclip[{extra}]'.") from error

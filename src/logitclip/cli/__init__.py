@@ -24,7 +24,7 @@ import traceback
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import tyro
 from tyro.conf import OmitArgPrefixes, PositionalMetavarFromFieldName
@@ -137,7 +137,7 @@ def _parse(name: str, arguments: list[str]) -> Callable[[], None]:
     """Parse the arguments of a command, and return a call of it."""
 
     @functools.wraps(COMMANDS[name])
-    def prepare(*args: Any, **options: Any) -> Callable[[], None]:
+    def prepare(*args: object, **options: object) -> Callable[[], None]:
         return functools.partial(COMMANDS[name], *args, **options)
 
     about = _fill(COMMANDS[name].__doc__ or "") if sys.stdout.isatty() else None

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING
 
 from logitclip.cli.output import put
 from logitclip.text import duration
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 
 class EncodingBar:
@@ -26,7 +29,7 @@ class EncodingBar:
         self.quiet = quiet
         self.first: int | None = None  # rows that were done before
         self.started = self.printed = 0.0
-        self.progress: Any = None
+        self.progress: Progress | None = None
 
     def text(self, done: int, rows: int) -> str:
         """Return the progress in words."""

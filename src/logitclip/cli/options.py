@@ -12,16 +12,19 @@ import os
 import sys
 import tomllib
 import typing
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import tyro
 from tyro.conf import FlagCreatePairsOff, arg
 
+from logitclip.files import Json
 from logitclip.registry import suggest
 from logitclip.runs import config as config_module
 from logitclip.runs.config import RunConfig, check_plugins
 
+T = TypeVar("T")
 Flag = Annotated[FlagCreatePairsOff[bool], arg(help_behavior_hint="")]  # without a --no- form
 Text = Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")]
 File = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
@@ -51,7 +54,7 @@ class Place:
     """The address of a Ray cluster, or auto; without it, Ray is started on this machine."""
 
 
-def run_options() -> Any:
+def run_options() -> Callable[..., RunConfig]:
     """Make a function from groups of options to a `RunConfig`, which tyro calls with the parsed command line."""
     defaults = _read_defaults()
     group_of = config_module.notes_of(config_module.Group)
@@ -61,26 +64,21 @@ def run_options() -> Any:
         kind = _make_group(group.value, names, defaults)
         groups[group.value.replace(" ", "_")] = Annotated[kind, arg(name=group.value)]
 
-    def build(**typed: Any) -> RunConfig:
+    def build(**typed: object) -> RunConfig:
         values = {name: value for group in typed.values() for name, value in vars(group).items()}
         file = values.pop("config")  # the defaults hold its content, except plugins
         if file is not None:
             check_plugins(read_config(file).get("plugin", ()), values["plugin"], str(file))
         return RunConfig(**_spell_out(values))
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    build.__annotations__ = groups
-    build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, keyword, annotation=kind) for name, kind in groups.items()]
-    )
-    return build
+    return _with_options(build, groups)
 
 
-def change_options() -> Any:
+def change_options() -> Callable[..., Json]:
     """Make a function from options of a run to the fields that were given, which a sweep sets in every run."""
     kept = ("root", "runs", "plugin")  # options of the sweep itself
     hints, helps, defaults = config_module.field_types(), _read_helps(), RunConfig()
-    options: dict[str, Any] = {}
+    options: Json = {}  # annotations
     for name in (field.name for field in dataclasses.fields(RunConfig) if field.name not in kept):
         if getattr(defaults, name) is False:  # a switch
             options[name] = Annotated[Flag, arg(help=helps[name])]
@@ -91,23 +89,31 @@ def change_options() -> Any:
 
     unset = {name: False if getattr(defaults, name) is False else None for name in options}
 
-    def build(**given: Any) -> dict[str, Any]:
+    def build(**given: object) -> Json:
         named = _spell_out({name: value for name, value in given.items() if value is not unset[name]})
         return {name: getattr(RunConfig(**{name: value}), name) for name, value in named.items()}
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    build.__annotations__ = options
+    return _with_options(build, options, unset)
+
+
+def _with_options(build: Callable[..., T], options: Json, unset: Json | None = None) -> Callable[..., T]:
+    """Give a function the keywords that tyro reads, with their annotations and defaults."""
+    keyword, none = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.empty
+    build.__annotations__ = dict(options)
     build.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, keyword, default=unset[name], annotation=kind) for name, kind in options.items()]
+        [
+            inspect.Parameter(name, keyword, default=(unset or {}).get(name, none), annotation=kind)
+            for name, kind in options.items()
+        ]
     )
     return build
 
 
 RunOptions = Annotated[RunConfig, arg(constructor_factory=run_options, name="")]
-ChangeOptions = Annotated[dict[str, Any], arg(constructor_factory=change_options, name="every run")]
+ChangeOptions = Annotated[Json, arg(constructor_factory=change_options, name="every run")]
 
 
-def _spell_out(values: dict[str, Any]) -> dict[str, Any]:
+def _spell_out(values: Json) -> Json:
     """Write the clip `auto` in full: the temp of a clip by norm is searched.
 
     >>> _spell_out({"clip": "auto", "lr": 0.1})
@@ -124,7 +130,7 @@ def _make_group(title: str, names: tuple[str, ...], defaults: RunConfig) -> type
         hint, default = hints[name], getattr(defaults, name)
         if name == "milestones":  # one word, as in 0.4,0.7
             hint, default = str | None, None if default is None else ",".join(map(str, default))
-        more: dict[str, Any] = {}
+        more: Json = {}
         if type(None) in typing.get_args(hint):
             more["metavar"] = _format_metavar(hint)
         if default is None:
@@ -190,7 +196,7 @@ def _read_defaults() -> RunConfig:
     return RunConfig(**{"runs": str(runs_folder()), **values})
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> Json:
     """Read the options in a TOML file or in the config.json of a run.
 
     The folder of runs and the digest in a config.json are ignored, because this is another run.

@@ -10,11 +10,12 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 from logitclip.text import printable
 
 if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
     from rich.text import Text
 
@@ -24,7 +25,7 @@ _TO_COPY = re.compile(
 )
 
 
-def put(what: object, stream: TextIO) -> None:
+def put(what: RenderableType, stream: TextIO) -> None:
     """Print text or a table. All output for people passes here, and only here is decided what is wrapped.
 
     Nothing is wrapped in a pipe or a file. In a terminal, text and the cells of a table are wrapped between words. What
@@ -80,25 +81,25 @@ def _wrap(line: Text, width: int) -> list[Text]:
     return [pieces[0], *(indent + piece for piece in pieces[1:])]
 
 
-def _keep_whole(table: Any, console: Any, *, every: bool) -> None:
+def _keep_whole(table: Table, console: Console, *, every: bool) -> None:
     """Make columns as wide as their cells, those that `make_table` was told or every one, and the console so wide."""
     if not every and not any(column.no_wrap for column in table.columns):
         return
-    wide = console.options.update(max_width=10**6)
+    wide, needed = console.options.update(max_width=10**6), 0
     for column in table.columns:
         longest = max(console.measure(cell, options=wide).maximum for cell in (column.header, *column.cells))
         column.min_width = longest if column.no_wrap or every else min(longest, column.min_width or 12)
-    between = 3  # columns of the screen, at most
-    console.width = max(console.width, sum(column.min_width + between for column in table.columns))
+        needed += column.min_width + 3  # at most so much between two columns
+    console.width = max(console.width, needed)
 
 
 class Printable:
     """Something for rich to print, with the control characters in its text made visible."""
 
-    def __init__(self, content: object) -> None:
+    def __init__(self, content: RenderableType) -> None:
         self.content = content
 
-    def __rich_console__(self, console: Any, options: Any) -> Any:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for segment in console.render(self.content, options):
             yield segment if segment.control else segment._replace(text=printable(segment.text))
 
@@ -123,7 +124,7 @@ def make_table(title: str, *columns: str, whole: Sequence[str] = ()) -> Table:
     return table
 
 
-def show(what: object) -> None:
+def show(what: RenderableType) -> None:
     """Print text or a table to stdout. A string is rich markup: escape what comes from files or users."""
     from rich.text import Text
 
@@ -140,7 +141,7 @@ def show_json(what: object) -> None:
     print(json.dumps(_replace_nonfinite(what), indent=2, default=str))
 
 
-def _replace_nonfinite(what: Any) -> Any:
+def _replace_nonfinite(what: object) -> object:
     if isinstance(what, dict):
         return {key: _replace_nonfinite(value) for key, value in what.items()}
     if isinstance(what, list | tuple):

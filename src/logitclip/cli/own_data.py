@@ -16,11 +16,14 @@ from logitclip.cli.options import File, Flag, Number, Plugins, Text, Whole
 from logitclip.cli.output import Exit, fail, make_table, show, show_json, tell
 from logitclip.cli.review import correct, fuse, show_round
 from logitclip.cli.training import stop_on_sigterm
+from logitclip.files import Json
 from logitclip.runs.config import load_plugins
 from logitclip.runs.results import Failed
-from logitclip.text import duration, guard_formula
+from logitclip.text import duration
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from logitclip.own_data.labelled import Agreement
     from logitclip.own_data.model import Model
     from logitclip.own_data.planning import Plan
@@ -28,7 +31,6 @@ if TYPE_CHECKING:
 Out = Annotated[Path, arg(aliases=["-o"], metavar="PATH")]
 Data = Annotated[Positional[Path], arg(metavar="DATA")]
 
-NAMES = ("row", "class")  # columns that a spreadsheet must not read as formulas
 ISSUES_SHOWN = 20  # suspicious labels on the terminal
 
 
@@ -90,7 +92,7 @@ class FitOptions:
     """Python files with your own encoders, losses or models."""
 
     @property
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> Json:
         """The options that name columns or where their files are."""
         return {name: getattr(self, name) for name in COLUMNS}
 
@@ -153,7 +155,7 @@ def fit(
     _report(fitted)
     if corrected is not None:
         show_round(corrected, fitted)
-    marked, folder = int(fitted.issues["wrong"].sum()), shlex.quote(str(out))
+    marked, folder = fitted.marked, shlex.quote(str(out))
     code = "".join(f" --plugin {shlex.quote(file)}" for file in options.plugin)
     if marked:
         which = "label is" if marked == 1 else "labels are"
@@ -199,7 +201,7 @@ def issues(
         names = (escape(row[name]) for name in ("row", "given", "suggested"))
         table.add_row(*names, f"{row['score']:.3f}", "yes" if row["wrong"] else "")
     show(table)
-    show(count_marked(int(fitted.issues["wrong"].sum()), len(fitted.issues), learnt=fitted.learnt))
+    show(count_marked(fitted.marked, len(fitted.issues), learnt=fitted.learnt))
     show(escape(f"All of them: {out / 'issues.csv'}; with {_content(fitted)}: {out / 'page.html'}."))
 
 
@@ -269,17 +271,15 @@ def export(model: Positional[Path], /, *, out: Out = Path("model.onnx"), plugin:
     tell(f"The model is in {out}.")
 
 
-def _write_predictions(parts: Iterable[Any], out: Path, compared: Agreement) -> int:
+def _write_predictions(parts: Iterable[pd.DataFrame], out: Path, compared: Agreement) -> int:
     """Write data frames of predictions to one CSV file, compare them with labels, and return the number of rows."""
     from logitclip.files import open_to_write
+    from logitclip.own_data.model import as_csv
 
     rows = 0
     with open_to_write(out) as file:
         for found in parts:
-            names = {
-                name: found[name].map(str, na_action="ignore").map(guard_formula, na_action="ignore") for name in NAMES
-            }
-            file.write(found.assign(**names).to_csv(index=False, header=not rows).encode())
+            file.write(as_csv(found, header=not rows))
             compared.add(found)
             rows += len(found)
     return rows

@@ -9,10 +9,11 @@ import re
 import sys
 import tomllib
 import typing
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from tyro.conf import Positional, arg
 
@@ -107,7 +108,7 @@ def _explain_name(registry: Registry, name: str, json: bool) -> None:
         show(table)
 
 
-def knob_helps(function: Any) -> dict[str, str]:
+def knob_helps(function: Callable[..., object]) -> dict[str, str]:
     """Return the help of each knob: the Args in the docstring of a function, or of the `__init__` of a class."""
     import docstring_parser
 
@@ -121,7 +122,7 @@ def knob_helps(function: Any) -> dict[str, str]:
     }
 
 
-def _name_type(kind: Any) -> str:
+def _name_type(kind: object) -> str:
     return "none" if kind is type(None) else getattr(kind, "__name__", str(kind))
 
 

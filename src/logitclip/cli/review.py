@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, arg
 
@@ -17,10 +17,10 @@ from logitclip.runs.config import load_plugins
 from logitclip.text import counted
 
 if TYPE_CHECKING:
+    from logitclip.own_data.apply import CorrectedData
     from logitclip.own_data.audit import Report
     from logitclip.own_data.model import Model
     from logitclip.own_data.review import Review
-    from logitclip.own_data.rounds import CorrectedData
 
 ModelFolder = Annotated[Positional[Path], arg(metavar="MODEL")]
 Count = Annotated[int, arg(metavar="INT")]
@@ -280,7 +280,7 @@ def _show_report(state: Review, found: Report | None) -> None:
 
 def correct(data: Path, answers: Path, out: Path) -> CorrectedData:
     """Correct the data of the model in `out` by answers, and say what was changed."""
-    from logitclip.own_data.rounds import correct_data
+    from logitclip.own_data.apply import correct_data
 
     if not (out / "model.json").is_file():
         advice = f"give --out {answers}" if (answers / "model.json").is_file() else "fit without --answers first"
@@ -298,7 +298,7 @@ def correct(data: Path, answers: Path, out: Path) -> CorrectedData:
 def show_round(corrected: CorrectedData, fitted: Model) -> None:
     """Say what a round of review brought."""
     model, done, earlier = corrected.review.model, corrected.applied.corrected, corrected.earlier
-    before, after = (int(one.issues["wrong"].sum()) for one in (model, fitted))
+    before, after = model.marked, fitted.marked
     in_all = f" ({done:,} in all)" if earlier else ""
     show(
         f"The last round: {counted(done - earlier, 'label')} corrected{in_all}; marked wrong {before:,} -> {after:,}; "
@@ -308,13 +308,11 @@ def show_round(corrected: CorrectedData, fitted: Model) -> None:
     )
 
 
-def fuse(
-    data: Path, out: Path, columns: dict[str, Any], *, annotators: list[str], **names: str | None
-) -> tuple[Path, str]:
+def fuse(data: Path, out: Path, columns: Json, *, annotators: list[str], **names: str | None) -> tuple[Path, str]:
     """Fuse the answers of annotators, show who is reliable, and return the table to fit on and its label."""
     from rich.markup import escape
 
-    from logitclip.own_data.rounds import GROUP, LABEL, WEIGHT, fuse_data
+    from logitclip.own_data.annotators import GROUP, LABEL, WEIGHT, fuse_data
 
     text, drop = ((value or "").split(",") if value else [] for value in (columns["text"], columns["drop"]))
     fused = fuse_data(data, out, annotators=annotators, text=text, drop=drop, **names)

@@ -112,7 +112,7 @@ def _leave_out_missing(recipe: Recipe, get: dict[str, object]) -> Recipe:
     """Leave out the cells whose data cannot be loaded, with a line for each dataset.
 
     Raises:
-        ValueError: None can be loaded; the error is that of the last one.
+        ValueError: No data can be loaded; the error is that of the last one.
     """
     from logitclip import data
 
@@ -124,7 +124,7 @@ def _leave_out_missing(recipe: Recipe, get: dict[str, object]) -> Recipe:
             missing[spec, where] = error
             tell(f"left out: {error}")
     kept = [cell for cell in recipe.cells if (cell.config.data, cell.config.root) not in missing]
-    if not kept:
+    if missing and not kept:
         raise list(missing.values())[-1]
     return replace(recipe, cells=tuple(kept))
 
@@ -213,16 +213,12 @@ def report(
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
     """
     from logitclip.files import write
-    from logitclip.studies import reporting, sweeping
-    from logitclip.studies.manifest import as_swept
-    from logitclip.studies.recipe import load_recipe
+    from logitclip.studies import drawing, reporting
     from logitclip.studies.tables import tabulate
 
     for path in out:
-        reporting.check_suffix(path)
-    folders = {"runs": str(runs_folder(runs)), "root": None if root is None else str(root)}
-    loaded = as_swept(load_recipe(recipe, scale, **folders))
-    rows = sweeping.collect(loaded)
+        drawing.check_suffix(path, reporting.WRITERS, "report")
+    loaded, rows = _collect(recipe, scale, runs, root)
     table = tabulate(loaded, rows)
     for path in out:
         write(path, reporting.WRITERS[path.suffix.lower()](table, rows).encode())
@@ -256,21 +252,28 @@ def figures(
         runs: The folder with the runs; $LOGITCLIP_RUNS or ./runs if not given.
         root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
     """
-    from logitclip.studies import drawing, figures, sweeping
-    from logitclip.studies.manifest import as_swept
-    from logitclip.studies.recipe import load_recipe
+    from logitclip.studies import drawing, figures
     from logitclip.studies.tables import missing_runs
 
     if not out:
         raise ValueError("figures needs a file to write, as in -o curves.svg.")
     for path in out:
         drawing.check_suffix(path)
-    folders = {"runs": str(runs_folder(runs)), "root": None if root is None else str(root)}
-    loaded = as_swept(load_recipe(recipe, scale, **folders))
-    rows = sweeping.collect(loaded)
+    loaded, rows = _collect(recipe, scale, runs, root)
     chart = figures.draw(loaded, rows)
     for path in out:
         drawing.save(chart, path)
         tell(f"wrote {path}")
     if missing := missing_runs(loaded, rows):
         tell(missing)
+
+
+def _collect(recipe: str, scale: str, runs: Path | None, root: Path | None) -> tuple[Recipe, list[CellOutcome]]:
+    """Return a recipe as it was swept, and the outcomes of its cells."""
+    from logitclip.studies import sweeping
+    from logitclip.studies.manifest import as_swept
+    from logitclip.studies.recipe import load_recipe
+
+    folders = {"runs": str(runs_folder(runs)), "root": None if root is None else str(root)}
+    loaded = as_swept(load_recipe(recipe, scale, **folders))
+    return loaded, sweeping.collect(loaded)

@@ -8,23 +8,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from logitclip.cli.encoding import EncodingBar
 from logitclip.cli.output import Printable, make_table, put, tell
 from logitclip.runs.config import RunConfig, resolved_id, words_to_tune
+from logitclip.runs.results import Failure
 from logitclip.studies.listener import Listener
 from logitclip.text import counted, duration
 
 if TYPE_CHECKING:
-    from logitclip.engine import EpochRow
-
-if TYPE_CHECKING:
     from rich.console import Group
+    from rich.progress import Progress
     from rich.text import Text
 
+    from logitclip.engine import EpochRow
     from logitclip.noise import NoisyLabels
-    from logitclip.runs.results import Failure, Result
+    from logitclip.runs.results import Result
 
 
 def announce(what: str, runs: str | Path) -> None:
@@ -102,7 +102,7 @@ class SweepBoard(Listener):
         self._line(monotonic(), self.encoding or "features are ready", self.LONG)
 
     def on_skipped(self, config: RunConfig, outcome: Result | Failure) -> None:
-        failed = hasattr(outcome, "error")
+        failed = isinstance(outcome, Failure)
         self.queued += 1
         self.before += not failed
         self.failed += failed
@@ -142,9 +142,9 @@ class SweepBoard(Listener):
         self.printed = now
         put(f"{self.state()}; {event}", sys.stderr)
 
-    def _note(self, config: RunConfig, found: Any) -> None:
+    def _note(self, config: RunConfig, found: Result | Failure) -> None:
         """Keep what went wrong for the end."""
-        if hasattr(found, "error"):
+        if isinstance(found, Failure):
             file = Path(config.runs) / found.id / "failure.json"
             see = f" See {file}." if found.id and file.exists() else ""
             self.errors.setdefault(found.error, []).append((self.label(config), see))
@@ -207,13 +207,13 @@ def _count_epochs(row: EpochRow | None) -> int:
     return 0 if row is None else row["epoch"] + 1
 
 
-def describe_outcome(config: RunConfig, detail: Any) -> str:
-    """One-line outcome: validation or test accuracy, or the error."""
-    if hasattr(detail, "error"):
-        return detail.error
+def describe_outcome(config: RunConfig, outcome: Result | Failure) -> str:
+    """Return the outcome in a line: validation or test accuracy, or the error."""
+    if isinstance(outcome, Failure):
+        return outcome.error
     if config.val:
-        return f"validation accuracy (noisy labels) {detail.val_accuracy:.2f} %"
-    return f"{test_words(config.data)} {detail.last10_accuracy:.2f} %"
+        return f"validation accuracy (noisy labels) {outcome.val_accuracy:.2f} %"
+    return f"{test_words(config.data)} {outcome.last10_accuracy:.2f} %"
 
 
 class TrainingBar:
@@ -231,7 +231,7 @@ class TrainingBar:
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
         self.quiet, self.verbose = quiet, verbose
-        self.progress: Any = None  # made in the process that trains
+        self.progress: Progress | None = None  # made in the process that trains
         self.started = self.printed = -math.inf
         self.first = 0  # epochs done when it started
 
@@ -338,7 +338,7 @@ def _format_percent(value: float | None) -> str | None:
 
 
 def noise_preview(record: NoisyLabels, class_names: Sequence[str] | None = None) -> Group:
-    """Rate, rates per class and the transition matrix of a noise record, coloured by value, for a terminal.
+    """Return rate, rates per class and the transition matrix of a noise record, coloured by value, for a terminal.
 
     With more than 12 classes, the range of the rates and the largest confusions replace the matrix.
     """

@@ -15,10 +15,12 @@ from logitclip.cli.terminal import SweepBoard, announce, result_table
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
 from logitclip.files import Json
 from logitclip.runs.config import RunConfig, words_to_tune
-from logitclip.runs.results import outcome
+from logitclip.runs.results import Failure, outcome
 
 if TYPE_CHECKING:
     from rich.console import Group
+
+    from logitclip.search import Score
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Tried:
     option: str
     scores: dict[Any, float | None]  # value -> accuracy on held-out labels in %; None if its run failed
     best: Any  # the chosen value; None if all runs failed
-    parts: Mapping[Any, Any] = field(default_factory=dict)  # value -> its score, after a fast search
+    parts: Mapping[Any, Score | None] = field(default_factory=dict)  # value -> its score, after a fast search
 
 
 def tune(
@@ -100,9 +102,10 @@ def tune(
             executors.execute([chosen], **where)
     if tried.best is None:
         fail(Exit.FAILED, "No value can be chosen: all trials failed.")
-    result: Any = outcome(chosen)
-    if hasattr(result, "error"):
+    result = outcome(chosen)
+    if isinstance(result, Failure):
         fail(Exit.FAILED, f"The run with {tried.option} = {tried.best}, the best value, failed: {result.error}")
+    assert result is not None
     if json:
         show_json(
             {"option": tried.option, "tried": _list_as_json(tried), "chosen": tried.best, "result": asdict(result)}
@@ -133,7 +136,7 @@ def _check_options(config: RunConfig, search: SearchOptions, place: Place) -> No
         )
 
 
-def _search_values(config: RunConfig, options: SearchOptions, where: dict[str, Any]) -> Tried:
+def _search_values(config: RunConfig, options: SearchOptions, where: Json) -> Tried:
     """Try the values of a grid, or those of the fast search."""
     from logitclip.search import score_trials
     from logitclip.studies import sweeping, tuning
@@ -174,7 +177,7 @@ def _list_as_json(tried: Tried) -> list[Json]:
     ]
 
 
-def _score_in_points(score: Any) -> Json:
+def _score_in_points(score: Score | None) -> Json:
     """Return the parts of a score of the fast search, in points; none if there is no score."""
     if score is None:
         return {}
@@ -220,7 +223,7 @@ def tried_table(tried: Tried) -> Group:
 
 
 def parse_values(option: str, text: str) -> tuple[bool | int | float | str, ...]:
-    """The values to choose from. An option that takes text gets text, even if it looks like a number."""
+    """Return the values to choose from. An option that takes text gets text, even if it looks like a number."""
     parts = [part.strip() for part in text.split(";" if ";" in text else ",")]
     kind = str(get_type_hints(RunConfig).get(option))
     return (

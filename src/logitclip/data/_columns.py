@@ -11,12 +11,18 @@ import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
 
-from logitclip.text import first_line
+from logitclip.files import Json
+from logitclip.text import explain_missing, first_line
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow
 
 MICROSECONDS = 24 * 3600 * 10**6  # of a day
 TIME_ONLY = "is a duration or a time of day; derive numbers from it, such as hours, to use it"
@@ -81,22 +87,12 @@ def read_table(path: str | Path, *, text: Collection[str] = ()) -> dict[str, Col
     return columns
 
 
-def from_frame(frame: Any) -> dict[str, Column]:
-    """Convert a pandas data frame.
-
-    Args:
-        frame: A `pandas.DataFrame`, N rows.
-
-    Returns:
-        The columns by name.
-
-    Raises:
-        ValueError: If two columns share a name.
-    """
+def from_frame(frame: pd.DataFrame) -> dict[str, Column]:
+    """Convert a pandas data frame; raise a ValueError if two of its columns share a name."""
     pa = _pyarrow()
     named = zip(map(str, frame.columns), (frame.iloc[:, i] for i in range(frame.shape[1])), strict=True)
 
-    def column(values: Any) -> Any:
+    def column(values: pd.Series) -> pyarrow.ChunkedArray:
         try:
             return pa.chunked_array([pa.array(values, from_pandas=True)])
         except pa.ArrowException:  # values of several types
@@ -159,6 +155,12 @@ def read_table_parts(
         yield read_table(path, text=text)
 
 
+def find_delimiter(text: str) -> str:
+    """Return the delimiter of a csv file: the one that its first line has most of, outside quotes."""
+    header = (text.splitlines() or [""])[0]
+    return max(",;\t|", key=re.sub(r'"[^"]*"', "", header).count)
+
+
 class _CsvLayout(NamedTuple):
     """What the start of a csv file says about the rest."""
 
@@ -174,9 +176,7 @@ class _CsvLayout(NamedTuple):
         if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise OSError("its text is utf-16")
         start = first.decode("utf-8-sig", errors="replace")
-        header = (start.splitlines() or [""])[0]
-        unquoted = re.sub(r'"[^"]*"', "", header)
-        delimiter = max(",;\t|", key=unquoted.count)
+        header, delimiter = (start.splitlines() or [""])[0], find_delimiter(start)
         return cls(path, start, delimiter, next(builtin_csv.reader([header], delimiter=delimiter), []))
 
     @property
@@ -184,7 +184,9 @@ class _CsvLayout(NamedTuple):
         # A comma before exactly three digits may separate thousands.
         return self.delimiter != "," and bool(re.search(r"\d,(?:\d{1,2}|\d{4,})(?![\d,])", self.start))
 
-    def options(self, text: Collection[str], types: Mapping[str, Any] | None = None, **convert: Any) -> dict[str, Any]:
+    def options(
+        self, text: Collection[str], types: Mapping[str, pyarrow.DataType] | None = None, **convert: Any
+    ) -> Json:
         """Return pyarrow's options to parse the file, with some columns as text and others of some `types`."""
         from pyarrow import csv
 
@@ -200,7 +202,7 @@ class _CsvLayout(NamedTuple):
             ),
         }
 
-    def open(self, names: Collection[str], text: Collection[str]) -> Iterator[Any]:
+    def open(self, names: Collection[str], text: Collection[str]) -> Iterator[pyarrow.RecordBatch]:
         """Yield batches of some columns: numbers if the first batch has numbers, else text."""
         from pyarrow import csv
 
@@ -208,7 +210,7 @@ class _CsvLayout(NamedTuple):
         if not wanted:
             return
 
-        def read(types: Mapping[str, Any] | None = None) -> Any:
+        def read(types: Mapping[str, pyarrow.DataType] | None = None) -> csv.CSVStreamingReader:
             options = self.options(text, types, include_columns=wanted)
             return csv.open_csv(_open_csv(self.path), csv.ReadOptions(block_size=PART), **options)
 
@@ -217,7 +219,7 @@ class _CsvLayout(NamedTuple):
         yield from read(types)
 
 
-def _type_of_all(first: Any) -> Any:
+def _type_of_all(first: pyarrow.DataType) -> pyarrow.DataType:
     """Return the type to read a column with, from that of its first rows: later ones may have fractions."""
     import pyarrow as pa
     import pyarrow.types as is_a
@@ -227,7 +229,7 @@ def _type_of_all(first: Any) -> Any:
     return pa.float64() if is_a.is_integer(first) or is_a.is_floating(first) else pa.string()
 
 
-def _open_csv(path: Path) -> Any:
+def _open_csv(path: Path) -> pyarrow.NativeFile:
     return _pyarrow().input_stream(path, compression="gzip" if path.suffix.lower() == ".gz" else None)
 
 
@@ -235,10 +237,10 @@ def _read_csv(path: Path, text: Collection[str]) -> dict[str, Column]:
     _pyarrow()
     from pyarrow import csv
 
-    def read() -> Any:
+    def read() -> pyarrow.Table:
         layout = _CsvLayout.of(path)
 
-        def parse(decimal_point: str) -> Any:
+        def parse(decimal_point: str) -> pyarrow.Table:
             return csv.read_csv(_open_csv(path), **layout.options(text, decimal_point=decimal_point))
 
         table = parse(".")
@@ -249,7 +251,7 @@ def _read_csv(path: Path, text: Collection[str]) -> dict[str, Column]:
     return _from_arrow(path, read)
 
 
-def _numeric_columns(table: Any) -> int:
+def _numeric_columns(table: pyarrow.Table) -> int:
     import pyarrow.types as is_a
 
     return sum(is_a.is_integer(kind) or is_a.is_floating(kind) for kind in table.schema.types)
@@ -259,14 +261,14 @@ def _read_parquet(path: Path, text: Collection[str]) -> dict[str, Column]:
     _pyarrow()
     from pyarrow import parquet
 
-    def read() -> Any:
+    def read() -> pyarrow.Table:
         with parquet.ParquetFile(path) as file:
             return file.read()
 
     return _from_arrow(path, read)
 
 
-def _parquet_batches(path: Path, names: Collection[str]) -> Iterator[Any]:
+def _parquet_batches(path: Path, names: Collection[str]) -> Iterator[pyarrow.RecordBatch]:
     from pyarrow import parquet
 
     with parquet.ParquetFile(path, buffer_size=PART, pre_buffer=False) as file:  # no whole row group in memory
@@ -276,15 +278,13 @@ def _parquet_batches(path: Path, names: Collection[str]) -> Iterator[Any]:
             yield from file.iter_batches(batch_size=PART_ROWS, columns=wanted)
 
 
-def _pyarrow() -> Any:
-    try:
+def _pyarrow() -> ModuleType:
+    with explain_missing("Reading csv and parquet files needs pyarrow", "data"):
         import pyarrow
-    except ImportError as error:
-        raise ImportError("Reading csv and parquet files needs pyarrow: pip install 'logitclip[data]'.") from error
     return pyarrow
 
 
-def _from_arrow(path: Path, read: Callable[[], Any]) -> dict[str, Column]:
+def _from_arrow(path: Path, read: Callable[[], pyarrow.Table]) -> dict[str, Column]:
     with _explain_arrow_errors(path):
         table = read()
         names = table.column_names
@@ -303,7 +303,7 @@ def _explain_arrow_errors(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} could not be read ({reason}); {remedy}.") from error
 
 
-def _unique(named: Iterable[tuple[str, Any]], source: str | Path) -> dict[str, Column]:
+def _unique(named: Iterable[tuple[str, pyarrow.ChunkedArray]], source: str | Path) -> dict[str, Column]:
     columns: dict[str, Column] = {}
     for name, values in named:
         name = name.strip()
@@ -314,7 +314,7 @@ def _unique(named: Iterable[tuple[str, Any]], source: str | Path) -> dict[str, C
     return columns
 
 
-def _parts(name: str, values: Any) -> dict[str, Column]:
+def _parts(name: str, values: pyarrow.ChunkedArray) -> dict[str, Column]:
     """Return a column under its name; lists of one length, such as the vectors of an encoder, as numbered columns."""
     import pyarrow.types as is_a
 
@@ -341,7 +341,7 @@ def _parts(name: str, values: Any) -> dict[str, Column]:
     return {f"{name}{i}": vectors[:, i] for i in range(vectors.shape[1])}
 
 
-def _arrow_column(values: Any) -> Column:
+def _arrow_column(values: pyarrow.ChunkedArray) -> Column:
     import pyarrow as pa
     import pyarrow.types as is_a
 
@@ -483,12 +483,7 @@ def is_numeric_text(text: str) -> bool:
 
 
 def take(columns: Columns, index: Tensor | np.ndarray) -> dict[str, Column]:
-    """Select rows.
-
-    Args:
-        columns: Columns of N rows.
-        index: The n positions to keep, int64 [n].
-    """
+    """Select the rows at the positions `index`, int64 [n]."""
     i = np.asarray(index)
 
     def rows(column: Column) -> Column:

@@ -10,11 +10,19 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from logitclip.text import explain_missing
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from logitclip.data.dataset import Defaults
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -77,7 +85,7 @@ class ImageFiles:
         square = ImageOps.fit(self.open(i, self.size), (self.size, self.size), Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 
-    def open(self, i: int, size: int = 0) -> Any:
+    def open(self, i: int, size: int = 0) -> Image.Image:
         """Return image `i` as a PIL image in RGB; with `size`, a large JPEG may be reduced to twice that."""
         path = self.path(i)
         try:
@@ -150,7 +158,7 @@ def as_address(png: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
-def image_defaults(size: int) -> dict[str, Any]:
+def image_defaults(size: int) -> Defaults:
     """Return the paper's settings for WebVision, with a crop of 7/8 of the decoded size (224 of 256)."""
     return {
         "model": "resnet:depth=18" if size >= 128 else "resnet:depth=18,stem=cifar",
@@ -167,22 +175,19 @@ def image_defaults(size: int) -> dict[str, Any]:
     }
 
 
-def own_image_defaults(size: int) -> dict[str, Any]:
+def own_image_defaults(size: int) -> Defaults:
     """Return `image_defaults` without `drop_last`: own images may be few."""
     return {**image_defaults(size), "drop_last": False}
 
 
-def _pillow() -> Any:
-    try:
+def _pillow() -> ModuleType:
+    with explain_missing("Reading image files needs pillow", "data"):
         from PIL import Image
-    except ImportError as error:
-        raise ImportError("Reading image files needs pillow: pip install 'logitclip[data]'.") from error
     return Image
 
 
-def _open(path: str, size: int) -> Any:
-    Image = _pillow()
-    from PIL import ImageOps
+def _open(path: str, size: int) -> Image.Image:
+    from PIL import Image, ImageOps
 
     # Photos from the web often have broken EXIF blocks: warnings about them help nobody.
     with warnings.catch_warnings(action="ignore"), Image.open(path) as image:

@@ -70,16 +70,7 @@ def hold_out(
 
 
 def limit_examples(dataset: Dataset, train: int, test: int) -> Dataset:
-    """Select a fixed random subset of the training and test examples, the same for every seed.
-
-    Args:
-        dataset: The dataset.
-        train: Training examples to keep; 0 for all.
-        test: Test examples to keep; 0 for all.
-
-    Returns:
-        The smaller dataset.
-    """
+    """Keep so many training and test examples, a fixed random choice that is the same for every seed; 0 keeps all."""
     if train:
         index = choose_examples(len(dataset.train), train, "train")
         label_sets = {name: labels[index] for name, labels in dataset.label_sets.items()}
@@ -96,17 +87,11 @@ def choose_examples(examples: int, limit: int, split: str) -> Tensor:
 
 @dataclass(frozen=True)
 class Part:
-    """The part of a dataset to test on.
+    """The part of a dataset to test on."""
 
-    Attributes:
-        share: Share of each class.
-        fold: Which of the `1 / share` disjoint parts, from 0.
-        seed: Seed of the split.
-    """
-
-    share: float = 0.2
-    fold: int = 0
-    seed: int = 0
+    share: float = 0.2  # of each class
+    fold: int = 0  # which of the `1 / share` disjoint parts
+    seed: int = 0  # of the split
 
 
 def stratified_split(labels: Tensor, share: float, seed: int, *, fold: int = 0) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from logitclip.data._columns import Column, Columns, Dates, TextColumn, Unusable, as_text, is_numeric_text, read_dates
 from logitclip.registry import suggest
-from logitclip.text import first_line
+from logitclip.text import explain_missing, first_line
 
 MAX_LEVELS = 64  # of a category; the rarest ones share one feature
 MAX_TERMS = 2000  # of a text column
@@ -315,10 +315,8 @@ def _values(name: str, column: Column, kind: ColumnKind) -> np.ndarray:
 
 
 def _skops() -> Any:
-    try:
+    with explain_missing("Tables need pandas, scikit-learn and skops", "own-data"):
         import pandas  # noqa: F401
         import sklearn  # noqa: F401
         import skops.io
-    except ImportError as error:
-        raise ImportError("Tables need pandas, scikit-learn and skops: pip install 'logitclip[own-data]'.") from error
     return skops.io

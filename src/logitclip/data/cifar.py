@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from logitclip.data._download import Remote, fetch, md5, unpack, verify
 from logitclip.data._pickles import as_labels, human_labels, read_labels, read_pickle
-from logitclip.data.dataset import DATASETS, Dataset, Split, with_defaults
+from logitclip.data.dataset import DATASETS, Dataset, Defaults, Split, with_defaults
 
 PIXELS = 3 * 32 * 32
 
@@ -149,7 +149,7 @@ CIFAR100 = Release(
     },
 )
 
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Defaults = {
     "model": "wrn:depth=40,width=2",
     "epochs": 200,
     "batch_size": 128,

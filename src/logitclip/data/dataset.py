@@ -16,11 +16,12 @@ from torch import Tensor
 from logitclip.registry import Registry, attach
 
 F = TypeVar("F", bound=Callable[..., Any])
+Defaults = Mapping[str, Any]  # training defaults, by the names of `RunConfig`'s fields
 DATASETS = Registry("dataset", injected=("root", "download", "mirror", "raw"), package="logitclip.data")
 
 
 def with_defaults(
-    defaults: Mapping[str, Any] | Callable[..., Mapping[str, Any]],
+    defaults: Defaults | Callable[..., Defaults],
     *,
     asymmetric: Mapping[int, int] | None = None,
     num_classes: int | None = None,
@@ -51,7 +52,7 @@ def with_protocol(*args: Any, **options: Any) -> Callable[[F], F]:
     return with_defaults(*args, **options)
 
 
-def defaults_of(spec: str) -> Mapping[str, Any]:
+def defaults_of(spec: str) -> Defaults:
     """Return the training defaults of a dataset. Reads no data.
 
     Args:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from logitclip.data.dataset import DATASETS, Dataset, Split, with_defaults
+from logitclip.data.dataset import DATASETS, Dataset, Defaults, Split, with_defaults
 
 TRAIN = 1400
 
 
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Defaults = {
     "model": "mlp:width=256,depth=3",
     "epochs": 150,
     "batch_size": 128,

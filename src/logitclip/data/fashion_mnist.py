@@ -6,16 +6,14 @@ import gzip
 import hashlib
 import math
 import zlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from logitclip.data._download import Remote, fetch
 from logitclip.data._pickles import as_labels
-from logitclip.data.dataset import DATASETS, Dataset, Split, with_defaults
+from logitclip.data.dataset import DATASETS, Dataset, Defaults, Split, with_defaults
 
 ADDRESS = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 REMOTES = {
@@ -41,7 +39,7 @@ DEBIAN = Path("/usr/share/datasets/fashion-mnist")  # of the package dataset-fas
 CLASSES = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 
 
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Defaults = {
     "model": "cnn:width=32",
     "epochs": 60,
     "batch_size": 128,

@@ -29,13 +29,13 @@ from logitclip.data._listings import Listing, image_dataset
 from logitclip.data._loading import Part, stratified_split
 from logitclip.data._preprocessing import Preprocessor, is_usable
 from logitclip.data._texts import Texts
-from logitclip.data.dataset import DATASETS, Dataset, Split, locate, reads, with_defaults
+from logitclip.data.dataset import DATASETS, Dataset, Defaults, Split, locate, reads, with_defaults
 from logitclip.registry import suggest
 
 log = logging.getLogger(__name__)
 
 
-def _defaults(image: str | None, size: int) -> dict[str, Any]:
+def _defaults(image: str | None, size: int) -> Defaults:
     if image is not None:
         return own_image_defaults(size)
     return {

@@ -5,10 +5,7 @@ An encoder is a function `fn(*, knobs, takes, device) -> Encoder`; `reads` names
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import inspect
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,7 +15,7 @@ import torch
 from torch import Tensor
 
 from logitclip.encoders._weights import downloads_allowed
-from logitclip.files import sha256
+from logitclip.files import Json, sha256_once
 from logitclip.registry import Registry, attach
 
 __all__ = [
@@ -124,7 +121,14 @@ def build(spec: str, takes: InputKind, *, accelerator: str = "auto") -> Encoder:
     return ENCODERS.build(spec)(takes=takes, device=device)
 
 
-def identify(spec: str) -> dict[str, Any]:
+def files_of(spec: str) -> list[Path]:
+    """Return the files that an encoder reads, see `reads`; none for one that does not say."""
+    name, knobs = ENCODERS.parse(spec)
+    find: Callable[..., Iterable[Path]] | None = getattr(ENCODERS[name], "reads", None)
+    return [] if find is None else list(find(**knobs))
+
+
+def identify(spec: str) -> Json:
     """Return what the features of an encoder depend on: its spec without its place, and the digests of its files.
 
     Args:
@@ -137,12 +141,11 @@ def identify(spec: str) -> dict[str, Any]:
         ValueError: If its files are missing.
     """
     name, knobs = ENCODERS.parse(spec)
-    function = ENCODERS[name]
-    found = list(function.reads(**knobs)) if hasattr(function, "reads") else []  # type: ignore[attr-defined]
+    function, found = ENCODERS[name], files_of(spec)
     folder = Path(os.path.commonpath([path.parent for path in found])) if found else Path()
-    files = {path.relative_to(folder).as_posix(): _digest(path) for path in found}
+    files = {path.relative_to(folder).as_posix(): sha256_once(path) for path in found}
     if not _is_ours(function):  # a plugin may change
-        files["plugin"] = _digest(Path(str(inspect.getsourcefile(function))))
+        files["plugin"] = sha256_once(Path(str(inspect.getsourcefile(function))))
     counted = {knob: value for knob, value in knobs.items() if knob != "name"}
     default = {knob.name: knob.default for knob in ENCODERS.knobs(name).values()}
     shown = {knob: counted[knob] for knob in default if knob in counted and counted[knob] != default[knob]}
@@ -156,18 +159,3 @@ def is_ours(spec: str) -> bool:
 
 def _is_ours(function: Callable[..., Any]) -> bool:
     return function.__module__.startswith(f"{__name__}.")
-
-
-def digest(spec: str) -> str:
-    """Return one digest of the identity of an encoder."""
-    return hashlib.sha256(json.dumps(identify(spec), sort_keys=True).encode()).hexdigest()
-
-
-def _digest(path: Path) -> str:
-    stat = path.stat()
-    return _digest_of(str(path.resolve()), stat.st_mtime_ns, stat.st_size)
-
-
-@functools.cache
-def _digest_of(path: str, changed: int, size: int) -> str:
-    return sha256(Path(path))

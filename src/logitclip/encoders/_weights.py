@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
-from logitclip.text import first_line
+from logitclip.text import explain_missing, first_line
 
 # Weights, and the files of tokenizers and image processors; never pickles and never code.
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
@@ -55,7 +55,7 @@ def locate(name: str) -> Path:
     return Path(found)
 
 
-def model_files(name: str, **_: Any) -> list[Path]:
+def model_files(name: str, **_: object) -> list[Path]:
     """Return the files that the features of an encoder depend on, of all its modules.
 
     Raises:
@@ -79,9 +79,7 @@ def _counts(path: Path) -> bool:
     return not any(part in others for part in path.parts) and path.name != "data_config.json"
 
 
-def _hub() -> Any:
-    try:
+def _hub() -> ModuleType:
+    with explain_missing("Encoders need transformers", "encoders"):
         import huggingface_hub
-    except ImportError as error:
-        raise ImportError("Encoders need transformers: pip install 'logitclip[encoders]'.") from error
     return huggingface_hub

@@ -35,10 +35,6 @@ def encode_block(encode: Encoder, inputs: Inputs) -> np.ndarray:
     """Return the features of a block, float32 [N, D]; NaN for an image that cannot be read.
 
     Texts are batched by length. One thread computes, so that the last bits do not depend on the number of cores.
-
-    Args:
-        encode: The encoder.
-        inputs: The inputs of the block.
     """
     order = range(len(inputs))
     if isinstance(inputs, Texts):
@@ -118,12 +114,8 @@ def on_ray(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Encode blocks on the cluster that Ray is connected to, in a pool of actors that hold the encoder.
 
-    An actor that dies is started again, and its block is computed once more.
-
-    Args:
-        load: Loads the encoder.
-        blocks: The blocks.
-        jobs: Actors; by default one for each GPU of the cluster, or for each core.
+    An actor that dies is started again, and its block is computed once more. Unless `jobs` says how many actors there
+    are, there is one for each GPU of the cluster, or for each core.
     """
     import ray
 

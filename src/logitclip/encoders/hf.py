@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from logitclip.encoders import ENCODERS, Encoder, InputKind, reads
 from logitclip.encoders._weights import locate, model_files
-from logitclip.text import first_line
+from logitclip.text import explain_missing, first_line
 
 Pooling = Literal["mean", "cls", "pooler"]
 
@@ -138,10 +139,8 @@ class _Texts(_Base):
         return self.encode(dict(inputs), inputs["attention_mask"])
 
 
-def _transformers() -> Any:
-    try:
+def _transformers() -> ModuleType:
+    with explain_missing("The encoder hf needs transformers", "encoders"):
         import transformers
-    except ImportError as error:
-        raise ImportError("The encoder hf needs transformers: pip install 'logitclip[encoders]'.") from error
     transformers.utils.logging.disable_progress_bar()
     return transformers

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from logitclip.encoders import ENCODERS, Encoder, InputKind, reads
 from logitclip.encoders._weights import locate, model_files
-from logitclip.text import first_line
+from logitclip.text import explain_missing, first_line
 
 
 @ENCODERS.register
@@ -24,12 +24,8 @@ def sentence_transformers(*, name: str, prompt: str = "", takes: InputKind, devi
     if takes != "texts":
         raise ValueError(f"The encoder sentence_transformers takes texts, not {takes}: use hf:{name}.")
     model_files(name)
-    try:
+    with explain_missing("The encoder sentence_transformers needs its package", "encoders"):
         from sentence_transformers import SentenceTransformer
-    except ImportError as error:
-        raise ImportError(
-            "The encoder sentence_transformers needs its package: pip install 'logitclip[encoders]'."
-        ) from error
     safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         model = SentenceTransformer(str(locate(name)), device="cpu", model_kwargs={"use_safetensors": True}, **safe)

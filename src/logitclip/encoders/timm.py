@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from logitclip.encoders import ENCODERS, Encoder, InputKind, reads
 from logitclip.encoders._weights import locate, model_files
+from logitclip.files import Json
 from logitclip.text import first_line
+
+if TYPE_CHECKING:
+    from PIL.Image import Image, Resampling
 
 
 @ENCODERS.register
@@ -25,7 +29,7 @@ def timm(*, name: str, takes: InputKind, device: torch.device) -> Encoder:
         raise ValueError(f"The encoder timm takes images, not {takes}: use hf or sentence_transformers.")
     model_files(name)
     try:
-        package: Any = importlib.import_module("timm")
+        package = importlib.import_module("timm")
         resolve_model_data_config = importlib.import_module("timm.data").resolve_model_data_config
     except (ImportError, RuntimeError) as error:  # torchvision may not load beside this torch
         raise ImportError("The encoder timm needs timm and torchvision: pip install 'logitclip[timm]'.") from error
@@ -38,18 +42,18 @@ def timm(*, name: str, takes: InputKind, device: torch.device) -> Encoder:
 
 
 class _Pooled:
-    def __init__(self, model: Any, config: dict[str, Any], device: torch.device) -> None:
-        from PIL import Image
+    def __init__(self, model: nn.Module, config: Json, device: torch.device) -> None:
+        from PIL.Image import Resampling
 
         self.half = torch.float32 if device.type == "cpu" else torch.float16
         self.model, self.device = model.eval().requires_grad_(False).to(device, self.half), device
         self.crop = int(config["input_size"][-1])
         self.size = round(self.crop / config["crop_pct"])
         self.mean, self.std = (torch.tensor(config[key]).view(-1, 1, 1) for key in ("mean", "std"))
-        self.how = getattr(Image.Resampling, str(config["interpolation"]).upper(), Image.Resampling.BICUBIC)
+        self.how = getattr(Resampling, str(config["interpolation"]).upper(), Resampling.BICUBIC)
         self.width = self([torch.zeros(3, self.crop, self.crop)]).shape[1]
 
-    def prepare(self, example: Any) -> Tensor:
+    def prepare(self, example: Image) -> Tensor:
         """Scale the shorter side to `size`, keep the centre square, and normalise, as timm's evaluation does."""
         return normalise(resize_and_crop(example, self.size, self.crop, self.how), self.mean, self.std)
 
@@ -58,7 +62,7 @@ class _Pooled:
             return self.model(torch.stack(batch).to(self.device, self.half)).float().cpu()
 
 
-def resize_and_crop(image: Any, size: int, crop: int, how: Any) -> Any:
+def resize_and_crop(image: Image, size: int, crop: int, how: Resampling) -> Image:
     """Scale the shorter side of a PIL image to `size` and keep the square of side `crop` in its centre."""
     width, height = image.size
     scale = size / min(width, height)
@@ -67,7 +71,7 @@ def resize_and_crop(image: Any, size: int, crop: int, how: Any) -> Any:
     return image.crop((left, top, left + crop, top + crop))
 
 
-def normalise(image: Any, mean: Tensor, std: Tensor) -> Tensor:
+def normalise(image: Image, mean: Tensor, std: Tensor) -> Tensor:
     """Return a PIL image as a tensor [3, H, W]: bytes scaled to [0, 1], less the mean, over the deviation."""
     import numpy as np
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from logitclip.clip import QUANTILES, logit_norms
 from logitclip.criterion import Linked, LogitClip, Loss
 from logitclip.registry import suggest
+from logitclip.text import explain_missing
 
-try:
+with explain_missing("ClipMonitor needs Lightning", "lightning"):
+    from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import Callback
-except ImportError as error:
-    raise ImportError("ClipMonitor needs Lightning: pip install 'logitclip[lightning]'.") from error
 
 __all__ = ["ClipMonitor"]
 
@@ -54,18 +54,18 @@ class ClipMonitor(Callback):
         self.true_labels, self.criterion = true_labels, criterion
         self._hook: Any = None
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the criterion and hook into its calls."""
         self._criterion = _find_criterion(pl_module, self.criterion)
         self._hook = self._criterion.register_forward_pre_hook(self._look, with_kwargs=True)
 
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reset the statistics."""
         self._histogram: Tensor | None = None  # of the norms, [BINS]
         self._clipped: Tensor | None = None
         self._labels: Tensor | None = None  # wrong labels, how many predicted as given, how many as true, [3]
 
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Keep the true labels of the batch."""
         self._truth = None if self.true_labels is None else self.true_labels(batch)
 
@@ -93,7 +93,7 @@ class ClipMonitor(Callback):
             labels = torch.stack([wrong.sum(), memorised.sum(), recovered.sum()])
             self._labels = labels if self._labels is None else self._labels + labels
 
-    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Log the epoch."""
         total = 0 if self._histogram is None else int(self._histogram.sum())
         if self._histogram is None or self._clipped is None or not total:
@@ -111,7 +111,7 @@ class ClipMonitor(Callback):
             row |= {"memorised": memorised / wrong, "recovered": recovered / wrong} if wrong else {}
         pl_module.log_dict({f"logitclip/{name}": value for name, value in row.items()}, sync_dist=True)
 
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Remove the hook."""
         if self._hook is not None:
             self._hook.remove()

@@ -17,15 +17,14 @@ from logitclip.launch import make_fabric
 from logitclip.methods.base import Settings
 from logitclip.methods.standard import Standard
 from logitclip.methods.weighted import Weighted
+from logitclip.text import explain_missing
 
-try:
+with explain_missing("LogitClipClassifier needs scikit-learn >= 1.6", "sklearn"):
     from sklearn.base import BaseEstimator, ClassifierMixin
     from sklearn.utils import check_array, check_consistent_length, check_random_state
     from sklearn.utils.class_weight import compute_sample_weight
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
-except ImportError as error:
-    raise ImportError("LogitClipClassifier needs scikit-learn >= 1.6: pip install 'logitclip[sklearn]'.") from error
 
 __all__ = ["LogitClipClassifier"]
 

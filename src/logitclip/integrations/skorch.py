@@ -8,13 +8,12 @@ from typing import Any
 import torch
 
 from logitclip.criterion import LogitClip
+from logitclip.text import explain_missing
 
 TEMP = 1.5  # the clip if neither tau nor temp is given
 
-try:
+with explain_missing("LogitClipNet needs skorch", "skorch"):
     from skorch import NeuralNetClassifier
-except ImportError as error:
-    raise ImportError("LogitClipNet needs skorch: pip install 'logitclip[skorch]'.") from error
 
 __all__ = ["LogitClipNet"]
 

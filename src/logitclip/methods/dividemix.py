@@ -23,6 +23,7 @@ from logitclip.methods.base import Augment, Batch, Job, State, Step
 from logitclip.methods.two_networks import TwoNetworks
 from logitclip.noise import NOISES
 from logitclip.rng import derived_seed, stream
+from logitclip.text import explain_missing
 
 log = logging.getLogger(__name__)
 
@@ -260,11 +261,9 @@ class DivideMix(TwoNetworks):
 
 def lower_of_two(values: Tensor, seed: int) -> Tensor:
     """Fit two Gaussians to `values` [N]; returns the probability [N] of the one with the lower mean."""
-    try:
+    with explain_missing("The mixture of DivideMix needs scikit-learn", "train"):
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.mixture import GaussianMixture
-    except ImportError as error:
-        raise ImportError("The mixture of DivideMix needs scikit-learn: pip install 'logitclip[train]'.") from error
     column = values[:, None].numpy()
     mixture = GaussianMixture(2, max_iter=10, tol=1e-2, reg_covar=5e-4, random_state=seed)
     with warnings.catch_warnings():

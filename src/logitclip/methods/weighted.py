@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from logitclip.methods.base import Job, Step
+from logitclip.methods.base import Augment, Job, Step
 from logitclip.methods.standard import Standard
 
 
@@ -22,7 +20,7 @@ class Weighted(Standard):
         super().__init__(job)
         self.example_weights = weights.to(job.fabric.device)
 
-    def train_step(self, index: Tensor, x: Tensor, y: Tensor, augment: Any) -> Step:
+    def train_step(self, index: Tensor, x: Tensor, y: Tensor, augment: Augment) -> Step:
         self.of_batch = self.example_weights[index]
         return super().train_step(index, x, y, augment)
 

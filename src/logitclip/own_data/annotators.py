@@ -7,14 +7,25 @@ out-of-fold prediction for the item (as Raykar et al., 2010, do), so that items 
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from logitclip import files
+from logitclip.data._columns import Columns, read_table, row_count, take
+from logitclip.data.table import column_text
 from logitclip.files import Json
+from logitclip.own_data.apply import read_frame
 from logitclip.own_data.folds import FOLDS
+from logitclip.text import guard_formula
 
+FUSED, RELIABILITY = "fused.csv", "annotators.csv"  # in the model folder
+LABEL, WEIGHT, GROUP = "fused_label", "fused_probability", "fused_item"  # columns of fused.csv
+LEAST_LEARNT = 0.02  # probability of a class with which an item is still learnt from
 EM_STEPS = 200  # of expectation maximisation, at most
 TOLERANCE = 1e-6
 PSEUDO = 0.5  # answers that a cell of a confusion matrix has before any was seen, shared with all annotators
@@ -24,23 +35,14 @@ STRENGTH = 0.01  # C of the logistic regression: strongly regularised, on standa
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """Answers of annotators, one entry per answer.
+    """Answers of annotators, one entry per answer."""
 
-    Attributes:
-        item: Position of the item, int [A] in 0..N-1.
-        annotator: Position in `annotators`, int [A].
-        answer: Position in `class_names`, int [A].
-        items: Names of the items, [N].
-        annotators: Names of the annotators, [R].
-        class_names: The classes, [K].
-    """
-
-    item: np.ndarray
-    annotator: np.ndarray
-    answer: np.ndarray
-    items: Sequence[str]
-    annotators: Sequence[str]
-    class_names: Sequence[str]
+    item: np.ndarray  # position in `items`, int [A]
+    annotator: np.ndarray  # position in `annotators`, int [A]
+    answer: np.ndarray  # position in `class_names`, int [A]
+    items: Sequence[str]  # [N]
+    annotators: Sequence[str]  # [R]
+    class_names: Sequence[str]  # [K]
 
     @property
     def votes(self) -> np.ndarray:
@@ -52,15 +54,10 @@ class Answers:
 
 @dataclass(frozen=True, eq=False)
 class FusedLabels:
-    """What the answers say.
+    """What the answers say."""
 
-    Attributes:
-        probabilities: Probabilities of the true class of each item, [N, K].
-        confusion: Confusion matrix of each annotator, [R, K, K]: row = true class, column = answer, rows sum to 1.
-    """
-
-    probabilities: np.ndarray
-    confusion: np.ndarray
+    probabilities: np.ndarray  # of the true class of each item, [N, K]
+    confusion: np.ndarray  # of each annotator, [R, K, K]: row = true class, column = answer, rows sum to 1
 
 
 def dawid_skene(answers: Answers) -> FusedLabels:
@@ -91,10 +88,7 @@ def dawid_skene(answers: Answers) -> FusedLabels:
 def fuse_with_features(answers: Answers, features: np.ndarray, seed: int = 0) -> FusedLabels:
     """Fuse answers with a classifier's prediction for each item instead of the class shares.
 
-    Args:
-        answers: The answers.
-        features: Features of the items, [N, D].
-        seed: Seed of the folds.
+    The features of the items are [N, D].
     """
     fused = dawid_skene(answers)
     scale = features.std(0)
@@ -232,3 +226,134 @@ def _out_of_fold(x: np.ndarray, probabilities: np.ndarray, seed: int) -> np.ndar
         found[np.ix_(test, model.classes_)] = model.predict_proba(x[test])
     found = np.maximum(found, 1e-3)
     return found / found.sum(1, keepdims=True)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class FusedData:
+    """A table to fit on, made from the answers of several annotators.
+
+    It has a row for each item and probable class, with the columns `fused_label`, `fused_probability` (the weight) and
+    `fused_item` (the group), and the features of the item. Items without any answer have no label: `fit` predicts them.
+    """
+
+    path: Path
+    way: str  # features or dawid_skene, whichever was used
+    reliability: list[Json]
+    disagree: float  # share of the items whose annotators disagree
+    unanswered: int  # items without any answer
+
+
+def fuse_data(
+    data: Path,
+    out: Path,
+    *,
+    annotators: Sequence[str] = (),
+    item: str | None = None,
+    annotator: str | None = None,
+    answer: str | None = None,
+    text: Sequence[str] = (),
+    drop: Sequence[str] = (),
+) -> FusedData:
+    """Fuse the answers of annotators in a table, and write what `fit` learns from.
+
+    Items with features are fused with a classifier that sees them; on LabelMe that was right for 83.8 % of the items
+    (Dawid and Skene: 79.5 %, majority: 76.6 %), on the sentiment sentences for 91.4 % (91.5 %, 88.7 %).
+
+    Args:
+        data: A csv, tsv, parquet or npz file.
+        out: The model folder; it gets fused.csv and annotators.csv.
+        annotators: The columns with the answers of one annotator each; an empty value means not asked.
+        item: In a table with one row per answer, the column that names the item.
+        annotator: The column that names the annotator.
+        answer: The column with the answer.
+        text: Columns with free text.
+        drop: Columns to leave out.
+
+    Raises:
+        ValueError: If a column is missing, or the options do not fit together.
+    """
+    long = (item, annotator, answer)
+    if bool(annotators) == any(long) or (any(long) and not all(long)):
+        raise ValueError("Name either the columns of the annotators, or all three of item, annotator and answer.")
+    named = [*annotators, *(name for name in long if name is not None)]
+    columns = read_table(data, text=(*named, *text))
+    for name in (*named, *text, *drop):
+        if name not in columns:
+            raise ValueError(f"There is no column {name!r} in {data}; it has {', '.join(list(columns)[:20])}.")
+    if annotators:
+        answers = from_columns({name: _values(columns, name) for name in annotators})
+        rows = np.array([int(name) - 1 for name in answers.items])
+    else:
+        answers, rows = _long(columns, str(item), str(annotator), str(answer))
+    left = {name: column for name, column in columns.items() if name not in (*named, *drop)}
+    if not left:
+        raise ValueError(f"{data} has no column to learn from beside the answers: add the features of each item.")
+    fused, way = _fuse(answers, left, rows, text)
+    judged = reliability(answers, fused)
+    _write_reliability(out / RELIABILITY, judged)
+    silent = np.setdiff1d(np.arange(row_count(columns)), rows) if annotators else np.empty(0, int)
+    _write_fused(out / FUSED, data, answers, fused, rows, silent, list(left))
+    votes = answers.votes
+    return FusedData(out / FUSED, way, judged, float(((votes > 0).sum(1) > 1).mean()), len(silent))
+
+
+def _values(columns: Columns, name: str) -> list[str | None]:
+    text = column_text(columns, name, "the data")
+    return [None if code < 0 else text.values[code] for code in text.codes.tolist()]
+
+
+def _long(columns: Columns, item: str, annotator: str, answer: str) -> tuple[Answers, np.ndarray]:
+    """Return the answers, and the first row of each item."""
+    cells = list(zip(*(_values(columns, name) for name in (item, annotator, answer)), strict=True))
+    for number, row in enumerate(cells, 1):
+        if None in row:
+            raise ValueError(f"Row {number} has an empty {(item, annotator, answer)[row.index(None)]!r}.")
+    answers = from_table(*zip(*cells, strict=True))  # type: ignore[arg-type]
+    first: dict[str, int] = {}
+    for place, (name, _, _) in enumerate(cells):
+        first.setdefault(str(name), place)
+    return answers, np.array([first[name] for name in answers.items])
+
+
+def _fuse(answers: Answers, columns: Columns, rows: np.ndarray, text: Sequence[str]) -> tuple[FusedLabels, str]:
+    from logitclip.data._preprocessing import Preprocessor
+
+    chosen = take(columns, rows)
+    try:
+        features = Preprocessor.fit(chosen, text).transform(chosen).double().numpy()
+    except ValueError:  # no usable column, such as pictures
+        return dawid_skene(answers), "dawid_skene"
+    return fuse_with_features(answers, features), "features"
+
+
+def _write_reliability(path: Path, rows: list[Json]) -> None:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["annotator", "answers", "accuracy", "low", "high"])
+    for row in rows:
+        shares = (f"{row[name]:.4f}" for name in ("accuracy", "low", "high"))
+        table.writerow([guard_formula(row["annotator"]), row["answers"], *shares])
+    files.replace(path, text.getvalue().encode())
+
+
+def _write_fused(
+    path: Path,
+    data: Path,
+    answers: Answers,
+    fused: FusedLabels,
+    rows: np.ndarray,
+    silent: np.ndarray,
+    kept: list[str],
+) -> None:
+    """Write one row per item and probable class; items without an answer have one row without a label."""
+    place, label = np.nonzero(fused.probabilities > LEAST_LEARNT)
+    frame = read_frame(data)
+    frame = frame[[name for name in frame.columns if str(name).strip() in kept]]
+    frame = frame.iloc[np.concatenate([rows[place], silent])].copy()
+    frame[LABEL] = [*np.array(answers.class_names, dtype=object)[label], *[""] * len(silent)]
+    frame[WEIGHT] = [*(f"{share:.4f}" for share in fused.probabilities[place, label]), *["1"] * len(silent)]
+    frame[GROUP] = [*np.array(answers.items, dtype=object)[place], *(str(row + 1) for row in silent)]
+    files.replace(path, frame.to_csv(index=False, lineterminator="\n").encode())

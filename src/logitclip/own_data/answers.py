@@ -12,10 +12,10 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from logitclip import files
-from logitclip.text import guard_formula, unguard_formula
+from logitclip.files import Json
+from logitclip.text import unguard_formula
 
 log = logging.getLogger(__name__)
 
@@ -29,29 +29,17 @@ LONGEST = 1000  # characters of a text in an answer
 class Answer:
     """What a reviewer said about a row.
 
-    Attributes:
-        row: Row number or file name.
-        digest: Digest of the content of the row.
-        kind: `class`, `unsure`, `none` (it is in no class) or `undo` (the reviewer takes back the answer to this row).
-        label: The true class, if the kind is `class`.
-        reviewer: Name of the reviewer.
-        time: When it was given, in UTC, as in 2026-01-31T12:00:00Z.
-        audit: Whether the given label and the suggestions were hidden.
-
-    Raises:
-        ValueError: If a value has a wrong type, or the kind is unknown.
-
     >>> Answer("7", "0f3a", "class", "cat").text
     'cat'
     """
 
-    row: str
-    digest: str
-    kind: str
-    label: str = ""
-    reviewer: str = ""
-    time: str = ""
-    audit: bool = False
+    row: str  # its number or file name
+    digest: str  # of the content of the row
+    kind: str  # class, unsure, none (it is in no class) or undo (the reviewer takes back the answer to this row)
+    label: str = ""  # the true class, if the kind is class
+    reviewer: str = ""  # a name
+    time: str = ""  # in UTC, as in 2026-01-31T12:00:00Z
+    audit: bool = False  # whether the given label and the suggestions were hidden
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -155,21 +143,6 @@ def match_rows(
     return kept, list(changed)
 
 
-# -- CSV ---------------------------------------------------------------------------------------------------------------
-
-
-def write_answers_csv(answers: Iterable[Answer]) -> str:
-    """Return answers as CSV text; `read_answers_csv` reads it."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    names = [field.name for field in fields(Answer)]
-    table.writerow(names)
-    for answer in answers:
-        values: dict[str, Any] = asdict(answer) | {"audit": str(answer.audit).lower()}
-        table.writerow([guard_formula(values[name]) for name in names])
-    return text.getvalue()
-
-
 def read_answers_csv(path: Path) -> list[Answer]:
     """Read `answers.csv`, as the review page in a file saves it.
 
@@ -189,7 +162,7 @@ def read_answers_csv(path: Path) -> list[Answer]:
     answers = []
     known = {field.name for field in fields(Answer)}
     for number, row in enumerate(rows, 2):
-        values: dict[str, Any] = {name: unguard_formula(value or "") for name, value in row.items() if name in known}
+        values: Json = {name: unguard_formula(value or "") for name, value in row.items() if name in known}
         values["audit"] = values.get("audit", "").strip().lower() == "true"
         try:
             answers.append(Answer(**values))

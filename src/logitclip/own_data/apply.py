@@ -1,27 +1,43 @@
-"""Put answers back into the data: a table with corrected labels, or a list of image files with them."""
+"""Put answers back into the data: a table with corrected labels, or a list of image files with them.
+
+`correct_data` does it for the next `fit` of the same model.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import os
-import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from logitclip import files
-from logitclip.own_data.answers import NO_CLASS, UNSURE, Answer
+from logitclip.data._columns import find_delimiter
+from logitclip.files import Json
+from logitclip.own_data.answers import (
+    ANSWERS,
+    NO_CLASS,
+    UNSURE,
+    Answer,
+    merge_answers,
+    read_answers,
+    read_answers_csv,
+)
 from logitclip.own_data.fitted_rows import FittedRows
 from logitclip.own_data.images import Images
+from logitclip.own_data.model import load
+from logitclip.own_data.review import Review
 from logitclip.own_data.source import CORRECTED, KEPT, REVIEW_COLUMN
 from logitclip.text import guard_formula, unguard_formula
 
 if TYPE_CHECKING:
     import pandas as pd
 
+CORRECTED_FILE = "corrected.csv"  # in the model folder
 LISTED_FILE, LISTED_LABEL = "file", "label"  # columns of a list of image files
 
 
@@ -42,13 +58,8 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
     A table keeps its columns; its label column has the corrected labels, and a column says what was changed. Rows that
     are in no class are left out. Of a folder of images nothing is moved: the result is a list of files and labels.
 
-    Args:
-        rows: The data.
-        settled: The answer to each row, from `settle`.
-        out: The file to write: csv, tsv or parquet.
-
     Raises:
-        ValueError: If `out` is the data itself, or has another format.
+        ValueError: If `out` is the data itself, or is neither csv, tsv nor parquet.
     """
     source = rows.source
     if out.exists() and source.path.exists() and os.path.samefile(out, source.path):
@@ -91,7 +102,7 @@ def _read_notes(rows: FittedRows) -> list[str]:
     return [notes[line] for line in _lines(rows, frame)]
 
 
-def _lines(rows: FittedRows, frame: Any) -> list[int]:
+def _lines(rows: FittedRows, frame: pd.DataFrame) -> list[int]:
     """Return the line of the table that each row is from: rows without a label or a readable image are left out."""
     kind = rows.source.kind
     if not isinstance(kind, Images):
@@ -100,20 +111,23 @@ def _lines(rows: FittedRows, frame: Any) -> list[int]:
     return [next(line for line, value in values if str(value).strip() == name) for name in rows.names]  # in their order
 
 
-def _column(frame: Any, name: str) -> str:
+def _column(frame: pd.DataFrame, name: str) -> str:
     return next(column for column in frame.columns if str(column).strip() == name)
 
 
 def _table(rows: FittedRows, changed: dict[int, str], notes: list[str], kept: np.ndarray, kind: str) -> bytes:
     """Return the table with new labels; other values are as they were, and untouched lines of a csv file too."""
+    import pandas as pd
+
     path, label = rows.source.path, str(rows.source.kind.label)
     frame, separator = read_frame(path), "\t" if kind == ".tsv" else ","
     column = _column(frame, label)
-    values = frame[column].astype(object).tolist()
+    before = pd.Series(frame[column])
+    values = before.astype(object).tolist()
     lines = _lines(rows, frame)
     for i, name in changed.items():
         values[lines[i]] = name
-    frame[column] = values if path.suffix != ".parquet" else _same_type(values, frame[column])
+    frame[column] = values if path.suffix != ".parquet" else _same_type(values, before)
     written = [""] * len(frame)
     for line, note in zip(lines, notes, strict=True):
         written[line] = guard_formula(note)
@@ -138,16 +152,13 @@ def read_frame(path: Path) -> pd.DataFrame:
 
         content = gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
         text = content.decode("utf-8-sig")
-        return pd.read_csv(io.StringIO(text), sep=_delimiter(text), dtype=str, keep_default_na=False, na_filter=False)
+        return pd.read_csv(
+            io.StringIO(text), sep=find_delimiter(text), dtype=str, keep_default_na=False, na_filter=False
+        )
     raise ValueError(f"The labels in {path} cannot be written back: save it as csv or parquet first.")
 
 
-def _delimiter(text: str) -> str:
-    header = (text.splitlines() or [""])[0]
-    return max(",;\t|", key=re.sub(r'"[^"]*"', "", header).count)
-
-
-def _same_type(values: list[Any], column: Any) -> Any:
+def _same_type(values: list[object], column: pd.Series) -> pd.Series:
     """Return labels in the type of their column; as text if a class does not fit."""
     import pandas as pd
 
@@ -166,3 +177,58 @@ def _listing(rows: FittedRows, labels: list[str], notes: list[str], kept: np.nda
     for i in positions:
         table.writerow(map(guard_formula, (rows.names[i], labels[i], notes[i])))
     return text.getvalue().encode()
+
+
+# -- the next round ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class CorrectedData:
+    """The data of a model with the answers of a review in it, and how to fit on it."""
+
+    path: Path  # the table, or a list of the image files of a folder
+    label: str  # its label column
+    columns: Json  # the options of `fit` that name columns, as the model was fitted, and the folder of image files
+    encoder: str  # of the model, or none
+    applied: Applied  # what was changed, in all rounds
+    earlier: int  # labels that were corrected in rounds before this one
+    review: Review
+
+
+def correct_data(folder: Path, answers: Path, data: Path | None = None) -> CorrectedData:
+    """Write the data of a model with the answers of a review into the model folder.
+
+    Args:
+        folder: The model folder, whose answers count too.
+        answers: A file answers.csv or answers.jsonl, or another model folder.
+        data: The data, if it is no longer where the model was fitted.
+
+    Raises:
+        ValueError: If there are no answers.
+    """
+    if answers.is_dir():
+        new = read_answers(answers / ANSWERS)
+    else:
+        new = read_answers_csv(answers) if answers.suffix == ".csv" else read_answers(answers)
+    if not new:
+        command = f"logitclip review {shlex.quote(str(folder))}"
+        raise ValueError(f"There are no answers in {answers}: `{command}` asks for them.")
+    model = load(folder)
+    merge_answers(folder / ANSWERS, new)
+    review = Review(model, FittedRows(model, data))
+    path, kind = folder / CORRECTED_FILE, review.rows.source.kind
+    earlier = _count_corrected(path) if Path(model.facts["source"]["path"]) == path.resolve() else 0
+    new = path.with_stem("corrected_next")  # the data may be that of an earlier round, in `path`
+    applied = apply_answers(review.rows, review.settled, new)
+    new.replace(path)
+    columns = dict(model.facts["source"]["options"])
+    if isinstance(kind, Images):
+        columns |= {"image": kind.image or LISTED_FILE, "folder": str(kind.folder.resolve())}
+    encoder = model.facts.get("encoder", {}).get("spec", "none")
+    return CorrectedData(path, kind.label or LISTED_LABEL, columns, encoder, applied, earlier, review)
+
+
+def _count_corrected(path: Path) -> int:
+    """Return how many labels an earlier round has corrected, by the file that it wrote."""
+    notes = read_frame(path)[REVIEW_COLUMN] if path.is_file() else []
+    return sum(note.startswith(CORRECTED) for note in notes)

@@ -24,7 +24,6 @@ def find_temperature(
     logits: np.ndarray,
     labels: np.ndarray,
     matrix: np.ndarray | None,
-    log_prior: np.ndarray | float = 0.0,
     true: np.ndarray | None = None,
 ) -> float:
     """Fit the temperature of temperature scaling on noisy labels.
@@ -37,12 +36,7 @@ def find_temperature(
         logits: [N, K] of held-out examples.
         labels: Their noisy labels [N].
         matrix: The transition matrix [K, K]; None means no noise.
-        log_prior: Added to the scaled logits [K]: the logarithm of the class shares, for a network that was trained
-            with balanced classes.
         true: Which labels are known to be true, bool [N]; they are explained without noise.
-
-    Returns:
-        The temperature, for `calibrate`.
     """
     true = np.zeros(len(labels), bool) if true is None else true
     if logits.size > MOST_CELLS:
@@ -51,7 +45,7 @@ def find_temperature(
     rows = np.arange(len(labels))
 
     def likelihood(temperature: float) -> float:
-        probabilities = calibrate(logits, temperature, log_prior)
+        probabilities = calibrate(logits, temperature)
         given = probabilities if matrix is None else np.where(true[:, None], probabilities, probabilities @ matrix)
         return float(np.log(np.maximum(given[rows, labels], 1e-12)).sum())
 
@@ -94,15 +88,3 @@ def given_the_label(probabilities: np.ndarray, labels: np.ndarray, matrix: np.nd
         likelihood = smoothed[:, labels].T
     joint = probabilities * likelihood
     return joint / np.maximum(joint.sum(1, keepdims=True), 1e-300)
-
-
-def calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> float:
-    """Return the expected calibration error of the most probable class, in [0, 1].
-
-    >>> calibration_error(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([0, 1]))
-    0.0
-    """
-    confidence, right = probabilities.max(1), probabilities.argmax(1) == labels
-    place = np.minimum((confidence * bins).astype(int), bins - 1)
-    gaps = np.bincount(place, confidence - right, minlength=bins)
-    return float(np.abs(gaps).sum() / len(labels))

@@ -13,34 +13,21 @@ LEAST_SHARE = 0.2  # a learner with a smaller share is left out of the model
 
 @dataclass(frozen=True, eq=False)
 class Vote:
-    """What one learner says of every row.
+    """What one learner says of every row: class probabilities, [n, K]."""
 
-    Attributes:
-        held_out: Class probabilities [n, K] by models that have not seen the row's label.
-        seen: Class probabilities [n, K] by models that have, averaged over their training; None if there are none.
-    """
-
-    held_out: np.ndarray
-    seen: np.ndarray | None = None
+    held_out: np.ndarray  # by models that have not seen the row's label
+    seen: np.ndarray | None = None  # by models that have, averaged over their training
 
 
 @dataclass(frozen=True, eq=False)
 class Votes:
-    """What the learners say together.
+    """What the learners say together."""
 
-    Attributes:
-        probabilities: Probabilities of the true class, [n, K].
-        agreed: The class that every learner predicts, with and without the adjustment, [n]; -1 if they differ.
-        doubted: The largest share of the labels that any learner contradicts.
-        weights: The share of each learner in the final model, by name; they sum to 1.
-        accuracies: The share of the noisy labels that each learner predicts out of fold.
-    """
-
-    probabilities: np.ndarray
-    agreed: np.ndarray
-    doubted: float
-    weights: dict[str, float]
-    accuracies: dict[str, float]
+    probabilities: np.ndarray  # of the true class, [n, K]
+    agreed: np.ndarray  # the class that every learner predicts, with and without the adjustment, [n]; -1 if they differ
+    doubted: float  # the largest share of the labels that any learner contradicts
+    weights: dict[str, float]  # the share of each learner in the final model; they sum to 1
+    accuracies: dict[str, float]  # the share of the noisy labels that each learner predicts out of fold
 
 
 def combine(votes: Mapping[str, Vote], labels: np.ndarray, alike: Collection[str] = ()) -> Votes:
@@ -53,9 +40,6 @@ def combine(votes: Mapping[str, Vote], labels: np.ndarray, alike: Collection[str
         votes: The learners' votes by name.
         labels: Noisy labels [n] of the same rows.
         alike: Learners that make up the final model in equal shares, if all of them voted.
-
-    Returns:
-        The votes together.
     """
     held_out = {name: vote.held_out for name, vote in votes.items()}
     right = {name: found.argmax(1) == labels for name, found in held_out.items()}
@@ -76,16 +60,13 @@ def combine(votes: Mapping[str, Vote], labels: np.ndarray, alike: Collection[str
 
 
 def weigh(right: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Return the weights of learners: exp(-z) of one that is z paired standard errors behind the best.
+    """Return the weights of learners, which sum to 1: exp(-z) of one that is z paired standard errors behind the best.
 
     Two learners differ only on the rows where one of them is right; of m such rows, chance alone makes a difference of
     about sqrt(m).
 
     Args:
         right: Which of the held-out labels each learner predicts, bool [n], by name.
-
-    Returns:
-        The weights by name; they sum to 1.
 
     >>> weights = weigh({"a": np.array([True] * 8 + [False]), "b": np.array([True] * 4 + [False] * 5)})
     >>> {name: round(weight, 2) for name, weight in weights.items()}  # b is behind by 4 of 4 rows
@@ -115,11 +96,8 @@ def adjust_for_classes(probabilities: np.ndarray, labels: np.ndarray) -> np.ndar
     Northcutt et al., 2021).
 
     Args:
-        probabilities: Out-of-fold probabilities [N, K].
+        probabilities: Out of fold, [N, K].
         labels: Noisy labels [N].
-
-    Returns:
-        The adjusted probabilities [N, K].
 
     >>> adjust_for_classes(np.array([[0.8, 0.2], [0.6, 0.4], [0.6, 0.4]]), np.array([0, 0, 1])).round(2)
     array([[0.7 , 0.3 ],

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -23,8 +23,7 @@ from logitclip.encoders.features import Features, Inputs, OnRows, input_kind, se
 from logitclip.own_data.facts import Facts
 from logitclip.own_data.images import Images
 from logitclip.own_data.kind import Read, RowNumbers, Rows
-from logitclip.own_data.tables import PREPROCESSING, read_columns
-from logitclip.own_data.texts import Texts
+from logitclip.own_data.tables import PREPROCESSING, Texts, read_columns
 from logitclip.runs.config import loaded_plugins
 from logitclip.runs.encoding import load_encoder
 
@@ -36,17 +35,11 @@ FOLDER = "encoder"  # of a model folder that has the weights in it
 
 @dataclass(frozen=True)
 class Encoding:
-    """How `fit` should encode.
+    """How `fit` should encode."""
 
-    Attributes:
-        spec: An encoder, or auto.
-        jobs: Processes that encode.
-        on_rows: Called with the rows done and all rows.
-    """
-
-    spec: str
-    jobs: int | None = 1
-    on_rows: OnRows | None = None
+    spec: str  # an encoder, or auto
+    jobs: int | None = 1  # processes that encode
+    on_rows: OnRows | None = None  # called with the rows done and all rows
 
     def features(self, inputs: Inputs) -> np.ndarray:
         """Return the features of training inputs, float32 [N, D], from the cache; missing ones are computed."""
@@ -124,9 +117,7 @@ def check_bundle(spec: str) -> None:
 
 def copy_encoder(facts: Facts, out: Path) -> None:
     """Copy the files of the encoder into the model folder."""
-    name, knobs = encoders.ENCODERS.parse(facts["encoder"]["spec"])
-    function: Any = encoders.ENCODERS[name]
-    found = [Path(path) for path in function.reads(**knobs)]
+    found = encoders.files_of(facts["encoder"]["spec"])
     home = Path(*min((path.parent.parts for path in found), key=len))
     if home.resolve() == (out / FOLDER).resolve():
         return
@@ -164,7 +155,7 @@ class _Encoded:
     """What photos and texts have in common."""
 
     takes: ClassVar[encoders.InputKind]
-    encoding: Encoding | None
+    encoding: Encoding
     mean: tuple[float, ...]
     hint = ""
     alike = (
@@ -177,18 +168,15 @@ class _Encoded:
         return {name: encoders.HEAD[name] for name in names}
 
     def describe(self, rows: Rows) -> str:
-        assert self.encoding is not None
         return f"{len(self.mean)} features of {self.encoding.spec}"
 
     @cached_property
     def encoder(self) -> encoders.Encoder:
         """The encoder, loaded once."""
-        assert self.encoding is not None
         return encoders.build(self.encoding.spec, self.takes)
 
     def read_beside(self, data: Data) -> Rows:
         rows: NewRows = self.read(data)  # type: ignore[attr-defined]
-        assert self.encoding is not None
         return rows.finish(self.encoding.features(rows.inputs), np.arange(len(rows)))
 
     def _encode(self, part: Inputs) -> np.ndarray:
@@ -202,7 +190,7 @@ class EncodedImages(_Encoded, Images):
     takes = "images"
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    encoding: Encoding | None = None
+    encoding: Encoding = field(kw_only=True)
 
     @classmethod
     def restore(cls, facts: Facts, read: Read) -> EncodedImages:
@@ -211,7 +199,6 @@ class EncodedImages(_Encoded, Images):
         return cls(facts["label"], facts["image"], facts["size"], mean=scale[0], std=scale[1], encoding=encoding)
 
     def facts(self) -> Facts:
-        assert self.encoding is not None
         return {**super().facts(), **_facts(self.encoding.spec)}
 
     @classmethod
@@ -227,7 +214,7 @@ class EncodedImages(_Encoded, Images):
         kind = cls(**own).keep(kept)
         return kind, _rows(kind.names, x[kept], mean, std), kept
 
-    def read(self, data: Data) -> Any:
+    def read(self, data: Data) -> NewRows:  # type: ignore[override]
         folder, names = self._files(data)
 
         def finish(x: np.ndarray, index: np.ndarray) -> Rows:
@@ -248,7 +235,7 @@ class EncodedTexts(_Encoded, Texts):
     text: tuple[str, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
-    encoding: Encoding | None = None
+    encoding: Encoding = field(kw_only=True)
 
     @classmethod
     def encode(cls, columns: Columns, label: str, text: Sequence[str], encoding: Encoding) -> EncodedTexts:
@@ -275,7 +262,6 @@ class EncodedTexts(_Encoded, Texts):
         return cls(facts["label"], preprocessor, text=tuple(facts["text"]), mean=mean, std=std, encoding=encoding)
 
     def facts(self) -> Facts:
-        assert self.encoding is not None
         return {**super().facts(), "text": list(self.text), **_facts(self.encoding.spec)}
 
     def contents(self) -> dict[str, bytes]:
@@ -294,7 +280,6 @@ class EncodedTexts(_Encoded, Texts):
         return list(self.text)
 
     def _features(self, columns: Columns) -> np.ndarray:
-        assert self.encoding is not None
         return self._with_beside(self.encoding.features(join_texts(columns, self.text)), columns)
 
     def _with_beside(self, x: np.ndarray, columns: Columns, index: np.ndarray | None = None) -> np.ndarray:
@@ -307,10 +292,10 @@ class EncodedTexts(_Encoded, Texts):
         names = RowNumbers(np.arange(row_count(columns)) if numbers is None else numbers)
         return _rows(names, self._features(columns), self.mean, self.std)
 
-    def read(self, data: Data) -> Any:
+    def read(self, data: Data) -> NewRows:  # type: ignore[override]
         return self._late_rows(read_columns(data, self._text_columns))
 
-    def read_parts(self, data: Data) -> Iterator[Any]:
+    def read_parts(self, data: Data) -> Iterator[NewRows]:  # type: ignore[override]
         if not isinstance(data, str | os.PathLike):
             yield self.read(data)
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,6 +16,12 @@ from logitclip.own_data.learners import UNSEEN, Forest, Learner, Logistic
 from logitclip.own_data.model import Model
 from logitclip.own_data.network import Network
 from logitclip.own_data.tables import Table
+from logitclip.text import explain_missing
+
+if TYPE_CHECKING:
+    import onnx
+    from numpy.typing import ArrayLike
+    from sklearn.preprocessing import OneHotEncoder
 
 OPSET = {"": 17, "ai.onnx.ml": 3}
 ACTIVATIONS = {nn.ReLU: "Relu", nn.Tanh: "Tanh"}
@@ -36,10 +42,8 @@ def export(model: Model, path: str | Path) -> None:
         ValueError: If a part of the model has no counterpart in ONNX.
         ImportError: If onnx is not installed.
     """
-    try:
+    with explain_missing("Exporting needs onnx", "onnx"):
         import onnx
-    except ImportError as error:
-        raise ImportError("Exporting needs onnx: pip install 'logitclip[onnx]'.") from error
     graph = _Graph()
     features = _add_inputs(graph, model)
     mixed = [graph.add("Mul", _add_learner(graph, one, features), graph.hold([w])) for one, w in model.learners]
@@ -67,9 +71,9 @@ class _Graph:
     """The nodes of a graph so far; values are known by their names."""
 
     def __init__(self) -> None:
-        self.nodes: list[Any] = []
-        self.constants: list[Any] = []
-        self.inputs: list[Any] = []
+        self.nodes: list[onnx.NodeProto] = []
+        self.constants: list[onnx.TensorProto] = []
+        self.inputs: list[onnx.ValueInfoProto] = []
 
     def add(self, operator: str, *inputs: str, out: str | None = None, domain: str = "", **attributes: Any) -> str:
         """Add an operator and return the name of its result."""
@@ -79,7 +83,7 @@ class _Graph:
         self.nodes.append(onnx.helper.make_node(operator, list(inputs), [out], domain=domain, **attributes))
         return out
 
-    def hold(self, values: Any, *, keep: bool = False) -> str:
+    def hold(self, values: ArrayLike, *, keep: bool = False) -> str:
         """Add a constant, float32 unless its type is to be kept, and return its name."""
         import onnx
 
@@ -88,7 +92,7 @@ class _Graph:
         self.constants.append(onnx.numpy_helper.from_array(array, name))
         return name
 
-    def take(self, name: str, kind: str, shape: list[Any]) -> str:
+    def take(self, name: str, kind: str, shape: list[int | str]) -> str:
         """Add an input."""
         import onnx
 
@@ -167,7 +171,7 @@ def _add_categories(graph: _Graph, preprocessor: Preprocessor) -> list[str]:
     return parts
 
 
-def _columns(encoder: Any, j: int) -> int:
+def _columns(encoder: OneHotEncoder, j: int) -> int:
     """Return how many features a category has: its rare values share one."""
     rare = encoder.infrequent_categories_[j]
     return len(encoder.categories_[j]) - (0 if rare is None else len(rare) - 1)

@@ -7,11 +7,11 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
-from logitclip.files import object_digest
+from logitclip.files import Json, object_digest
 
-Facts = dict[str, Any]  # the content of model.json, or what a learner or a kind of data has in it
+Facts = Json  # the content of model.json, or what a learner or a kind of data has in it
 
 FORMAT = 2
 WITHOUT_DIGESTS = 1  # the format of version 0.1

@@ -7,19 +7,19 @@ import io
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from logitclip.data._images import ImageFiles
+from logitclip.engine import View
 from logitclip.own_data.images import Images
 from logitclip.own_data.kind import Source
 from logitclip.own_data.model import Model
 from logitclip.own_data.network import Network
 from logitclip.own_data.source import look_again
-from logitclip.own_data.texts import Texts
+from logitclip.own_data.tables import Texts
 
 DIGITS = 16  # of a digest
 PICTURE = 640  # pixels of the longer side of a picture
@@ -148,7 +148,7 @@ class FittedRows:
         return last_hidden(self._network.network, self.source.rows.take(rows).inputs, self._network.view)
 
 
-def last_hidden(network: nn.Module, images: Any, view: Any) -> np.ndarray:
+def last_hidden(network: nn.Module, images: Tensor | ImageFiles, view: View) -> np.ndarray:
     """Return the input of the last linear layer, [n, D]; NaN for images that cannot be read."""
     last = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
     seen: list[Tensor] = []

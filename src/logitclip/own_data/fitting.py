@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from logitclip.encoders.features import OnRows
 from logitclip.own_data.calibration import find_temperature, match_confidence
 from logitclip.own_data.combining import ADVISER, Vote, Votes, combine, share_out
 from logitclip.own_data.encoded import Encoding, check_bundle, copy_encoder
+from logitclip.own_data.facts import Facts
 from logitclip.own_data.folds import FOLDS, MOST_CELLS, choose_rows, make_folds
 from logitclip.own_data.issues import Issues, judge_labels, spread_over, write_issues
 from logitclip.own_data.kind import Source
@@ -36,15 +37,16 @@ from logitclip.own_data.model import (
     PREDICTIONS,
     UNLABELLED,
     Model,
+    as_csv,
     is_model,
     load,
+    predictions_to_bytes,
     write_model,
 )
 from logitclip.own_data.network import Network, predict, with_clip
 from logitclip.own_data.page import write_page
 from logitclip.own_data.parts import Parts
 from logitclip.own_data.planning import AUTO, SEARCHED_ROWS, Plan, make_plan
-from logitclip.own_data.predictions import predictions_to_bytes
 from logitclip.own_data.reasons import columns_that_mattered
 from logitclip.own_data.rules import share_by_rules, widen_for_rules
 from logitclip.own_data.source import Options, look
@@ -52,7 +54,12 @@ from logitclip.own_data.tables import PREPROCESSING, with_labels
 from logitclip.runs.claims import CLAIM_LOCK, claim
 from logitclip.runs.results import Failed
 from logitclip.studies.tuning import GRIDS
-from logitclip.text import guard_formula
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import ArrayLike
+
+    from logitclip.own_data.kind import Data, Labels
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +72,8 @@ OnShare = Callable[[float], None]  # called with the share of the work that is d
 
 
 def fit(
-    data: Any,
-    label: Any = None,
+    data: Data,
+    label: Labels = None,
     *,
     text: str | Sequence[str] = (),
     image: str | None = None,
@@ -75,8 +82,8 @@ def fit(
     weight: str | None = None,
     group: str | None = None,
     time: str | None = None,
-    val: Any = None,
-    test: Any = None,
+    val: Data | tuple[Data, ArrayLike] | None = None,
+    test: Data | tuple[Data, ArrayLike] | None = None,
     out: str | Path = "model",
     made_by: str = "fit",
     encoder: str = "none",
@@ -178,7 +185,9 @@ def fit(
             raise Failed(f"Training failed: {error}") from error
 
 
-def find_issues(data: Any, label: Any = None, *, out: str | Path = "issues", fast: bool = False, **options: Any) -> Any:
+def find_issues(
+    data: Data, label: Labels = None, *, out: str | Path = "issues", fast: bool = False, **options: Any
+) -> pd.DataFrame:
     """Find the labels that are probably wrong.
 
     Args:
@@ -230,9 +239,7 @@ def _check_writable(out: Path) -> None:
 # -- the steps ---------------------------------------------------------------------------------------------------------
 
 
-def _fit(
-    plan: Plan, out: Path, origin: dict[str, Any], beside: dict[str, Labelled], on_progress: OnShare | None
-) -> Model:
+def _fit(plan: Plan, out: Path, origin: Facts, beside: dict[str, Labelled], on_progress: OnShare | None) -> Model:
     """Carry out a plan: votes, marks, learning again, and the model folder."""
     on_progress = on_progress or (lambda share: None)
     source, parts = plan.source, Parts(out, plan.source)
@@ -261,11 +268,12 @@ def _fit(
         done += AGAIN * plan.costs[learner.name]
         on_progress(done / plan.seconds)
     final, temperature = _calibrate(plan, final, issues, beside.get("val"))
-    found = {name: _accuracy(final, rows) for name, rows in beside.items()}
-    origin |= {"temperature": temperature, **{f"{name}_accuracy": share for name, share in found.items()}}
+    accuracies = {f"{name}_accuracy": _accuracy(final, rows) for name, rows in beside.items()}
+    origin |= {"temperature": temperature, **accuracies}
     model = _write_model(out, plan, final, combined, issues, origin)
     if source.unlabelled is not None:
-        _write_unlabelled(out / UNLABELLED, model, source)
+        found = model.table(source.unlabelled.names, model.probabilities_of(source.unlabelled))
+        files.replace(out / UNLABELLED, as_csv(found))
     else:  # one of an earlier fit
         (out / UNLABELLED).unlink(missing_ok=True)
     mattered = columns_that_mattered(model, source, issues)
@@ -302,7 +310,7 @@ def _digest(plan: Plan, parts: Parts, beside: dict[str, Labelled]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _kept_model(out: Path, origin: dict[str, Any]) -> Model | None:
+def _kept_model(out: Path, origin: Facts) -> Model | None:
     """Return the model in the folder if it is to stay as it is.
 
     It stays if it was made from the same data with the same settings; and if `fit` made it and the command is `issues`.
@@ -364,7 +372,7 @@ def _search_clip(network: Network, plan: Plan) -> float:
     weight = times[inside].astype(np.float64) if (times > 1).any() else None
     outside = np.repeat(outside, times[outside])
 
-    def train(value: float) -> Any:
+    def train(value: float) -> tuple[np.ndarray, np.ndarray, float] | None:
         tried = with_clip(network, _with_value(str(plan.clip_to_search), value))
         try:
             tried.fit(rows.take(inside), labels[inside], weight, plan.seed)
@@ -476,11 +484,11 @@ def _write_model(
     final: list[tuple[Learner, float]],
     combined: Votes,
     issues: Issues,
-    origin: dict[str, Any],
+    origin: Facts,
 ) -> Model:
     source, noise = plan.source, issues.noise
     network = next((learner for learner, _ in final if isinstance(learner, Network)), plan.network)
-    facts: dict[str, Any] = {
+    facts: Facts = {
         **source.kind.facts(),
         "class_names": list(source.class_names),
         "label_type": source.label_type,
@@ -531,13 +539,3 @@ def _versions() -> dict[str, str]:
         "sklearn": sklearn.__version__,
         "skops": skops.__version__,
     }
-
-
-def _write_unlabelled(path: Path, model: Model, source: Source) -> None:
-    """Write the predictions for rows without a label."""
-    import pandas as pd
-
-    assert source.unlabelled is not None
-    found = model.table(source.unlabelled.names, model.probabilities_of(source.unlabelled), pandas=pd)
-    names = {name: found[name].map(str).map(guard_formula) for name in ("row", "class")}
-    files.replace(path, found.assign(**names).to_csv(index=False).encode())

@@ -18,15 +18,10 @@ MOST_CELLS = 50_000_000  # rows times classes up to which every row is predicted
 
 @dataclass(frozen=True, eq=False)
 class Folds:
-    """Pairs of positions: to train on, and to predict.
-
-    Attributes:
-        parts: The pairs.
-        free: Whether any row may be learnt from for any other: there are neither groups nor times.
-    """
+    """Pairs of positions: to train on, and to predict."""
 
     parts: Pairs
-    free: bool = True
+    free: bool = True  # whether any row may be learnt from for any other: there are neither groups nor times
 
     @property
     def judged(self) -> np.ndarray:

@@ -60,9 +60,6 @@ def judge_labels(votes: Votes, labels: np.ndarray, reviewed: np.ndarray | None =
         votes: The votes on n rows.
         labels: Their noisy labels [n].
         reviewed: Which labels a person has confirmed or corrected, bool [n]: they calibrate the votes as true labels.
-
-    Returns:
-        The issues of these rows.
     """
     mixed, rows = votes.probabilities, np.arange(len(labels))
     logits = np.log(np.maximum(mixed, 1e-9))
@@ -148,14 +145,7 @@ def count_marked(wrong: int, judged: int, *, learnt: bool = True) -> str:
 
 
 def write_issues(path: Path, issues: Issues, source: Source, mattered: Mapping[int, Sequence[str]]) -> None:
-    """Write all scored rows as CSV, the most suspicious first.
-
-    Args:
-        path: The file.
-        issues: The scores.
-        source: The data.
-        mattered: Position of a row -> columns whose values are written; the others get none.
-    """
+    """Write all scored rows as CSV, the most suspicious first, those in `mattered` with the values of these columns."""
     text = io.StringIO()
     table = csv.writer(text)
     table.writerow(["row", "given", "suggested", "score", "wrong", "values"])

@@ -1,7 +1,7 @@
 """What every kind of own data has: rows with labels, and how to read new rows.
 
-A kind is one class in one file, named in `source.KINDS`: `Table`, `Texts` and `Images`. With an encoder there are two
-more, in `source.ENCODED`.
+A kind is a class, named in `source.KINDS`: `Table`, `Texts` and `Images`. With an encoder there are two more, in
+`source.ENCODED`.
 """
 
 from __future__ import annotations
@@ -12,18 +12,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from logitclip.data.dataset import Examples
+from logitclip.data._images import ImageFiles
 from logitclip.own_data.facts import Facts
 
 if TYPE_CHECKING:
     import pandas as pd
+    from numpy.typing import ArrayLike
 
     Data = str | os.PathLike[str] | pd.DataFrame | np.ndarray  # what a kind reads
+    Labels = str | ArrayLike | None  # the label column, or a label for each row
 
 ENCODER_HINT = (
     "This starts from nothing. A pretrained encoder starts from what others have learnt, often far more accurate: "
@@ -35,17 +38,11 @@ Read = Callable[[str], bytes]  # from the name of a file in the model folder to 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Rows as the learners see them.
+    """Rows as the learners see them."""
 
-    Attributes:
-        names: Row numbers (from 1, without the header) or file names, [N].
-        features: Standardised features, float32 [N, D].
-        inputs: What the network sees; the features, unless the kind has something better, such as images.
-    """
-
-    names: Sequence[str]
-    features: np.ndarray
-    inputs: Examples
+    names: Sequence[str]  # row numbers (from 1, without the header) or file names, [N]
+    features: np.ndarray  # standardised, float32 [N, D]
+    inputs: Tensor | ImageFiles  # what the network sees: the features, or images
 
     def __len__(self) -> int:
         return len(self.features)
@@ -54,8 +51,7 @@ class Rows:
         """Return some of the rows; `index` are positions or a mask."""
         index = np.flatnonzero(index) if index.dtype == bool else index
         where = torch.from_numpy(index)
-        x: Any = self.inputs
-        inputs = x[where] if isinstance(x, torch.Tensor) else x.select(where)
+        inputs = self.inputs[where] if isinstance(self.inputs, Tensor) else self.inputs.select(where)
         return replace(
             self, names=[self.names[i] for i in index.tolist()], features=self.features[index], inputs=inputs
         )
@@ -124,37 +120,21 @@ class Kind(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Data with labels, read once.
+    """Data with labels, read once. What the data has no column for is None."""
 
-    Attributes:
-        path: Where it comes from, for messages.
-        kind: How it was read.
-        rows: The rows with a label.
-        labels: Positions in `class_names`, int64 [N].
-        class_names: K names, sorted.
-        label_type: Type of the labels in a data frame or an array: "int", "float", "bool" or "text".
-        used: Column -> number, category, date, text or image.
-        left_out: Column -> why.
-        weight: A weight for each row, [N], if there is a column of weights.
-        groups: The group of each row as a number, [N], if there is a column of groups.
-        times: A time for each row, [N], if there is a column of times.
-        unlabelled: Names of the rows without a label.
-        reviewed: Whether a person has confirmed or corrected the label of a row, bool [N], if there was a review.
-    """
-
-    path: Path
+    path: Path  # where it comes from, for messages
     kind: Kind
-    rows: Rows
-    labels: np.ndarray
-    class_names: Sequence[str]
-    used: Mapping[str, str]
-    left_out: Mapping[str, str]
-    label_type: str = "text"
-    weight: np.ndarray | None = None
-    groups: np.ndarray | None = None
-    times: np.ndarray | None = None
-    unlabelled: Rows | None = None
-    reviewed: np.ndarray | None = None
+    rows: Rows  # those with a label
+    labels: np.ndarray  # positions in `class_names`, int64 [N]
+    class_names: Sequence[str]  # sorted, [K]
+    used: Mapping[str, str]  # column -> number, category, date, text or image
+    left_out: Mapping[str, str]  # column -> why
+    label_type: str = "text"  # of the labels in a data frame or an array: int, float, bool or text
+    weight: np.ndarray | None = None  # [N]
+    groups: np.ndarray | None = None  # as numbers, [N]
+    times: np.ndarray | None = None  # [N]
+    unlabelled: Rows | None = None  # the rows without a label
+    reviewed: np.ndarray | None = None  # whether a person has confirmed or corrected the label of a row, bool [N]
 
     @property
     def counts(self) -> np.ndarray:
@@ -187,5 +167,5 @@ class RowNumbers(Sequence[str]):
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def __getitem__(self, i: Any) -> Any:
+    def __getitem__(self, i: int) -> str:  # type: ignore[override]
         return str(int(self.numbers[i]) + 1)

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,18 +18,19 @@ from logitclip.own_data.kind import Kind, Rows
 from logitclip.own_data.tables import as_series, read_columns
 from logitclip.registry import suggest
 
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import ArrayLike
+
+    from logitclip.own_data.kind import Data
+
 
 @dataclass(frozen=True, eq=False)
 class Labelled:
-    """Rows with their labels.
+    """Rows with their labels."""
 
-    Attributes:
-        rows: The rows that have a label.
-        labels: Positions in the classes of the training data, int64 [N]; -1 for another class.
-    """
-
-    rows: Rows
-    labels: np.ndarray
+    rows: Rows  # those that have a label
+    labels: np.ndarray  # positions in the classes of the training data, int64 [N]; -1 for another class
 
     @property
     def digest(self) -> str:
@@ -38,7 +39,7 @@ class Labelled:
         return hashlib.sha256(content).hexdigest()
 
 
-def read_labelled(data: Any, kind: Kind, classes: Sequence[str], what: str) -> Labelled:
+def read_labelled(data: Data | tuple[Data, ArrayLike], kind: Kind, classes: Sequence[str], what: str) -> Labelled:
     """Read rows with labels, of the same kind as the training data.
 
     Args:
@@ -52,7 +53,7 @@ def read_labelled(data: Any, kind: Kind, classes: Sequence[str], what: str) -> L
         ValueError: If there are no labels, or one of `val` is no class of the training data.
     """
     label = str(kind.label)
-    rows: Any = kind.read_beside(data[0] if isinstance(data, tuple) else data)
+    rows = kind.read_beside(data[0] if isinstance(data, tuple) else data)
     if isinstance(data, tuple):
         columns = from_frame(as_series(data[1]).to_frame(label))
     elif isinstance(data, str | os.PathLike) and Path(data).is_dir():
@@ -80,20 +81,22 @@ class Agreement:
 
     Args:
         labels: The given labels, in parts of any size.
-        values: The classes as they are predicted, and
-        classes: the same as text.
+        values: The classes as they are predicted.
+        classes: The same as text.
         column: The label column; None for folders of images.
     """
 
-    def __init__(self, labels: Iterator[TextColumn], values: list[Any], classes: list[str], column: str | None) -> None:
+    def __init__(
+        self, labels: Iterator[TextColumn], values: list[object], classes: list[str], column: str | None
+    ) -> None:
         self.labels, self.classes, self.column = labels, classes, column
         self.names = dict(zip(values, classes, strict=True))
         self.next = TextColumn(np.array([], np.int64), [])  # labels of rows that are not predicted yet
         self.right, self.counts, self.error = 0, Counter[str](), ""
 
-    def add(self, predicted: Any) -> None:
+    def add(self, predicted: pd.DataFrame) -> None:
         """Count the next predictions, a data frame as `predict` returns it."""
-        said = predicted["class"].map(self.names, na_action="ignore")
+        said = predicted["class"].map(self.names.get, na_action="ignore")
         while len(said) and not self.error:
             if not len(self.next.codes):
                 try:

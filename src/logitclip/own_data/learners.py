@@ -7,13 +7,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from logitclip.files import Json
 from logitclip.own_data.facts import Facts
 from logitclip.own_data.folds import Folds, choose_rows
 from logitclip.own_data.kind import Read, Rows
+
+if TYPE_CHECKING:
+    from sklearn.ensemble import RandomForestClassifier
 
 UNSEEN = 1e-4  # probability of a class that a learner has never seen
 TREES = 100
@@ -28,21 +32,17 @@ REFERENCE = 20_000  # rows that neighbours are looked for in
 
 
 class Learner(ABC):
-    """Learns class probabilities from rows.
-
-    Args:
-        classes: K.
-        jobs: Cores to use.
-    """
+    """Learns the probabilities of K classes from rows, on so many cores."""
 
     name: ClassVar[str]
     file: ClassVar[str]  # in the model folder
+    arrays: ClassVar[tuple[str, ...]] = ()  # the attributes that are stored in it
     votes_on_seen: np.ndarray | None = None  # [n, K], by models that have learnt from the row, where it records them
 
     def __init__(self, classes: int, jobs: int | None = 1) -> None:
         self.classes, self.jobs = classes, jobs
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Json:
         """Return what decides what it learns, beside the rows and the seed."""
         return {}
 
@@ -54,28 +54,26 @@ class Learner(ABC):
     def predict_proba(self, rows: Rows) -> np.ndarray:
         """Return class probabilities [N, K]; NaN where a row cannot be read."""
 
-    @abstractmethod
     def facts(self) -> Facts:
         """Return what model.json must hold for `restore`."""
+        return {"name": self.name}
 
-    @abstractmethod
     def contents(self) -> dict[str, bytes]:
         """Return the files of the fitted learner."""
+        from safetensors.numpy import save
 
-    @abstractmethod
+        return {self.file: save({name: np.ascontiguousarray(getattr(self, name)) for name in self.arrays})}
+
     def restore(self, facts: Facts, read: Read) -> None:
         """Become the fitted learner that a model folder holds."""
+        from safetensors.numpy import load
+
+        arrays = load(read(self.file))
+        for name in self.arrays:
+            setattr(self, name, arrays[name])
 
     def out_of_fold(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, folds: Folds, seed: int) -> np.ndarray:
-        """Return probabilities [n, K] for the n rows that are held out, by models that have not seen their labels.
-
-        Args:
-            rows: The rows.
-            y: Their labels, [N].
-            weight: Their weights, [N].
-            folds: Pairs of positions: to train on, and to predict.
-            seed: Seed of the learner.
-        """
+        """Return probabilities [n, K] for the n rows that are held out, by models that have not seen their labels."""
         judged = folds.judged
         found = np.empty((len(judged), self.classes))
         for train, test in folds:
@@ -121,6 +119,7 @@ class Forest(Learner):
 
     name = "forest"
     file = "forest.safetensors"
+    arrays = ("roots", "feature", "threshold", "left", "right", "value")
 
     def fit(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None = None, seed: int = 0) -> None:
         forest = self._grow(rows, y, weight, seed, out_of_bag=False)
@@ -139,7 +138,9 @@ class Forest(Learner):
         shares = np.concatenate([tree.value[:, 0] for tree in trees])
         self.value[:, forest.classes_] = shares / shares.sum(1, keepdims=True)
 
-    def _grow(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, seed: int, *, out_of_bag: bool) -> Any:
+    def _grow(
+        self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, seed: int, *, out_of_bag: bool
+    ) -> RandomForestClassifier:
         from sklearn.ensemble import RandomForestClassifier
 
         part = min(len(y), TREE_ROWS)
@@ -159,7 +160,7 @@ class Forest(Learner):
         forest = self._grow(rows, y, weight, seed, out_of_bag=True)
         found = forest.oob_decision_function_[folds.judged]
         found = np.where(np.isfinite(found), found, 1 / found.shape[1])
-        return self._every_class(found, forest.classes_)
+        return self._every_class(found, np.asarray(forest.classes_))
 
     def predict_proba(self, rows: Rows) -> np.ndarray:
         known = np.isfinite(rows.features).all(1)
@@ -181,30 +182,13 @@ class Forest(Learner):
             inside[row, tree] = self.feature[node[row, tree]] >= 0
         return node
 
-    def facts(self) -> Facts:
-        return {"name": self.name}
-
-    def contents(self) -> dict[str, bytes]:
-        from safetensors.numpy import save
-
-        return {self.file: save({name: np.ascontiguousarray(getattr(self, name)) for name in self.arrays})}
-
-    arrays = ("roots", "feature", "threshold", "left", "right", "value")
-
     def restore(self, facts: Facts, read: Read) -> None:
-        from safetensors.numpy import load
-
-        arrays = load(read(self.file))
-        nodes = len(arrays["feature"])
-        inner = arrays["feature"] >= 0
-        for name in ("left", "right"):  # children come later than their parents, so that no walk is endless
-            child = arrays[name][inner]
-            if len(child) and not ((child > np.flatnonzero(inner)) & (child < nodes)).all():
+        super().restore(facts, read)
+        inner = self.feature >= 0
+        for child in (self.left[inner], self.right[inner]):
+            later = (child > np.flatnonzero(inner)) & (child < len(inner))  # than its parent: no walk is endless
+            if not later.all() or self.value.shape != (len(inner), self.classes):
                 raise ValueError(f"{self.file} holds no forest of `fit`")
-        if arrays["value"].shape != (nodes, self.classes):
-            raise ValueError(f"{self.file} holds no forest of `fit`")
-        for name in self.arrays:
-            setattr(self, name, arrays[name])
 
 
 class Logistic(Learner):
@@ -212,6 +196,7 @@ class Logistic(Learner):
 
     name = "logistic"
     file = "logistic.safetensors"
+    arrays = ("weights", "bias", "centre", "seen", "scale")
 
     def __init__(self, classes: int, jobs: int | None = 1, strength: float | None = None) -> None:
         super().__init__(classes, jobs)
@@ -220,7 +205,7 @@ class Logistic(Learner):
     def fresh(self) -> Logistic:
         return Logistic(self.classes, self.jobs, self.strength)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Json:
         return {"strength": self.strength}
 
     def fresh_to_learn_again(self) -> Logistic:
@@ -242,7 +227,8 @@ class Logistic(Learner):
         chosen = choose_rows(len(y), LINEAR_ROWS, seed)
         x, y, weight = rows.features[chosen], y[chosen], None if weight is None else weight[chosen]
         self.centre = x.mean(0, dtype=np.float64)
-        self.scale = 1 / max(1e-9, float(np.sqrt(x.var(0, dtype=np.float64).mean())))  # as for standardised columns
+        deviation = max(1e-9, float(np.sqrt(x.var(0, dtype=np.float64).mean())))
+        self.scale = np.array([1 / deviation])  # as for standardised columns
         model = LogisticRegression(C=self.strength or STRENGTHS[1], max_iter=100, tol=1e-3)
         model.fit((x - self.centre) * self.scale, y, weight)
         weights, bias = model.coef_, model.intercept_
@@ -273,26 +259,13 @@ class Logistic(Learner):
     def facts(self) -> Facts:
         return {"name": self.name, "strength": self.strength}
 
-    def contents(self) -> dict[str, bytes]:
-        from safetensors.numpy import save
-
-        names = ("weights", "bias", "centre", "seen")
-        arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in names}
-        return {self.file: save({**arrays, "scale": np.array([self.scale])})}
-
-    def restore(self, facts: Facts, read: Read) -> None:
-        from safetensors.numpy import load
-
-        arrays = load(read(self.file))
-        self.weights, self.bias, self.centre, self.seen = (arrays[n] for n in ("weights", "bias", "centre", "seen"))
-        self.scale = float(arrays["scale"][0])
-
 
 class Neighbours(Learner):
     """A vote of the nearest rows. A row never votes on itself."""
 
     name = "neighbours"
     file = "neighbours.safetensors"
+    arrays = ("x", "y", "weight")
 
     def fit(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None = None, seed: int = 0) -> None:
         chosen = choose_rows(len(y), REFERENCE, seed)
@@ -329,17 +302,3 @@ class Neighbours(Learner):
         for k in range(self.classes):
             votes[:, k] += ((self.y[nearest] == k) * self.weight[nearest]).sum(1)
         return votes / votes.sum(1, keepdims=True)
-
-    def facts(self) -> Facts:
-        return {"name": self.name}
-
-    def contents(self) -> dict[str, bytes]:
-        from safetensors.numpy import save
-
-        return {self.file: save({"x": self.x, "y": self.y, "weight": self.weight})}
-
-    def restore(self, facts: Facts, read: Read) -> None:
-        from safetensors.numpy import load
-
-        arrays = load(read(self.file))
-        self.x, self.y, self.weight = arrays["x"], arrays["y"], arrays["weight"]

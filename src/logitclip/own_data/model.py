@@ -7,11 +7,11 @@ import io
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,15 +29,18 @@ from logitclip.own_data.learners import Forest, Learner, Logistic, Neighbours, m
 from logitclip.own_data.network import Network, NetworkOptions
 from logitclip.own_data.source import ENCODED, KINDS
 from logitclip.own_data.tables import read_columns
-from logitclip.text import first_line, unguard_formula
+from logitclip.text import first_line, guard_formula, unguard_formula
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from logitclip.own_data.kind import Data
 
 log = logging.getLogger(__name__)
 
 MODEL, ISSUES, PAGE, UNLABELLED = "model.json", "issues.csv", "page.html", "unlabelled.csv"
 PREDICTIONS = "predictions.npz"  # out of fold, for `review`
+KEPT_CLASSES = 5  # the most probable classes of a row, in predictions.npz
 CHUNK = 50_000  # rows that are predicted at a time
 ENCODED_CHUNK = 2048  # rows that are encoded and predicted at a time
 LEARNERS: dict[str, type[Learner]] = {learner.name: learner for learner in (Forest, Logistic, Neighbours)}
@@ -83,7 +86,7 @@ class Model:
         return np.array(values, dtype=object if convert is str else None)
 
     @property
-    def noise(self) -> dict[str, Any]:
+    def noise(self) -> Facts:
         """The estimated noise: rate, rate_interval, at_most, and matrix with matrix_lower and matrix_upper.
 
         It means nothing unless the model has `learnt`.
@@ -142,7 +145,7 @@ class Model:
         return self.facts.get("learnt", self.facts["noisy_accuracy"] > 1 / len(self.class_names))
 
     @cached_property
-    def issues(self) -> Any:
+    def issues(self) -> pd.DataFrame:
         """The labels that are probably wrong, most suspicious first: a pandas data frame, see docs/wrong_labels.md."""
         import pandas as pd
 
@@ -161,7 +164,12 @@ class Model:
             ) from error
         return found
 
-    def predict(self, data: Data, *, probabilities: bool = False) -> Any:
+    @property
+    def marked(self) -> int:
+        """How many labels are marked wrong."""
+        return int(np.count_nonzero(self.issues["wrong"]))
+
+    def predict(self, data: Data, *, probabilities: bool = False) -> pd.DataFrame:
         """Predict the class of each row.
 
         Args:
@@ -177,13 +185,13 @@ class Model:
         Raises:
             ValueError: If a column is missing or has another type than when the model was fitted.
         """
+        names, found = self.probabilities(data)
         import pandas as pd
 
-        names, found = self.probabilities(data)
         index = data.index if isinstance(data, pd.DataFrame) else None
-        return self.table(names, found, index=index, every=probabilities, pandas=pd)
+        return self.table(names, found, index=index, every=probabilities)
 
-    def predict_parts(self, data: Data, *, probabilities: bool = False) -> Iterator[Any]:
+    def predict_parts(self, data: Data, *, probabilities: bool = False) -> Iterator[pd.DataFrame]:
         """Predict part by part: with an encoder, rows and features are never in memory together.
 
         Args:
@@ -192,29 +200,29 @@ class Model:
         Yields:
             The data frames that make up the one of `predict`, without its index.
         """
-        import pandas as pd
-
         self._check_data(data)
         for rows in self.kind.read_parts(data):
-            chunk = ENCODED_CHUNK if isinstance(rows, NewRows) else CHUNK
-            for start in range(0, len(rows), chunk):
-                part = rows.take(np.arange(start, min(start + chunk, len(rows))))
-                yield self.table(part.names, self.probabilities_of(part), every=probabilities, pandas=pd)
+            for part in _chunks(rows):
+                yield self.table(part.names, self.probabilities_of(part), every=probabilities)
 
-    def table(self, names: Any, found: np.ndarray, *, index: Any = None, every: bool = False, pandas: Any) -> Any:
+    def table(
+        self, names: Sequence[str], found: np.ndarray, *, index: pd.Index | None = None, every: bool = False
+    ) -> pd.DataFrame:
         """Return probabilities [N, K] as the data frame that `predict` returns."""
+        import pandas as pd
+
         best, known = found.argmax(1), ~np.isnan(found[:, 0])
         classes = np.where(known, self.classes_[best], np.array(None)) if not known.all() else self.classes_[best]
         columns = {"row": list(names), "class": classes, "probability": found[np.arange(len(best)), best]}
         if every:
             columns |= {f"probability of {name}": found[:, k] for k, name in enumerate(self.class_names)}
-        return pandas.DataFrame(columns, index=index)
+        return pd.DataFrame(columns, index=index)
 
     def predict_proba(self, data: Data) -> np.ndarray:
         """Return the calibrated class probabilities [N, K], in the order of `classes_`."""
         return self.probabilities(data)[1]
 
-    def agreement(self, data: Data, predicted: Any) -> str | None:
+    def agreement(self, data: Data, predicted: pd.DataFrame) -> str | None:
         """Compare predictions with the labels in `data`, if it has the label column or class folders.
 
         Args:
@@ -277,24 +285,29 @@ class Model:
 
     def probabilities_of(self, rows: Rows | NewRows) -> np.ndarray:
         """Return calibrated class probabilities [N, K] for rows that are read, in chunks."""
-        chunk = ENCODED_CHUNK if isinstance(rows, NewRows) else CHUNK
-        if isinstance(rows, NewRows) or len(rows) > chunk:
-            starts = range(0, len(rows), chunk)
-            parts = (np.arange(start, min(start + chunk, len(rows))) for start in starts)
-            return np.concatenate([self.probabilities_of(rows.take(part)) for part in parts])
+        if isinstance(rows, NewRows) or len(rows) > CHUNK:
+            return np.concatenate([self.probabilities_of(part) for part in _chunks(rows)])
         mixed = mix(self.learners, rows)
         log_prior = np.array(self.facts["log_prior"])
         return calibrate(np.log(np.maximum(mixed, 1e-12)), self.facts["temperature"], log_prior)
 
 
-def write_model(folder: Path, facts: Facts, contents: Mapping[str, bytes]) -> None:
-    """Write a model folder; `model.json` comes last, so a folder with it is complete.
+def as_csv(predicted: pd.DataFrame, *, header: bool = True) -> bytes:
+    """Return predictions as CSV, in which a spreadsheet reads no name as a formula."""
+    cells = {name: predicted[name].map(str, na_action="ignore") for name in ("row", "class")}
+    cells = {name: texts.map(guard_formula, na_action="ignore") for name, texts in cells.items()}
+    return predicted.assign(**cells).to_csv(index=False, header=header).encode()
 
-    Args:
-        folder: The folder.
-        facts: The content of model.json, without its format and digests.
-        contents: The files beside it, by name.
-    """
+
+def _chunks(rows: Rows | NewRows) -> Iterator[Rows]:
+    """Yield as many rows at a time as are predicted together."""
+    size = ENCODED_CHUNK if isinstance(rows, NewRows) else CHUNK
+    for start in range(0, len(rows), size):
+        yield rows.take(np.arange(start, min(start + size, len(rows))))
+
+
+def write_model(folder: Path, facts: Facts, contents: Mapping[str, bytes]) -> None:
+    """Write a model folder: the files `contents`, and at last `model.json`, so that a folder with it is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MODEL).unlink(missing_ok=True)
     for name, content in contents.items():
@@ -380,3 +393,40 @@ def read_checked(folder: Path, name: str, facts: Facts) -> bytes:
     content = files.read_bytes(path)
     check_file(name, content, facts)
     return content
+
+
+# -- out-of-fold predictions -------------------------------------------------------------------------------------------
+
+
+def predictions_to_bytes(probabilities: np.ndarray) -> bytes:
+    """Keep the most probable classes of each row.
+
+    Args:
+        probabilities: Calibrated probabilities [N, K]; NaN in rows without an out-of-fold prediction.
+
+    Returns:
+        An npz file with `classes`, int32 [N, T], -1 where there is none, and `probabilities`, float16 [N, T], the most
+        probable first; T is at most 5.
+    """
+    known = ~np.isnan(probabilities).any(axis=1, keepdims=True)
+    shown = np.where(known, probabilities, 0.0)
+    order = np.argsort(-shown, axis=1, kind="stable")[:, :KEPT_CLASSES]
+    chosen = np.take_along_axis(shown, order, 1)
+    content = io.BytesIO()
+    np.savez_compressed(
+        content,
+        classes=np.where(known, order, -1).astype(np.int32),
+        probabilities=chosen.astype(np.float16),
+    )
+    return content.getvalue()
+
+
+def predictions_from_bytes(content: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Read what `predictions_to_bytes` wrote.
+
+    >>> classes, probabilities = predictions_from_bytes(predictions_to_bytes(np.array([[0.25, 0.75], [np.nan] * 2])))
+    >>> classes.tolist(), probabilities.tolist()
+    ([[1, 0], [-1, -1]], [[0.75, 0.25], [0.0, 0.0]])
+    """
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
+        return file["classes"], file["probabilities"].astype(float)

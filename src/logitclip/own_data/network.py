@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +13,10 @@ from torch import Tensor, nn
 from logitclip import engine, models
 from logitclip.criterion import build_criterion
 from logitclip.data import batches
+from logitclip.data._images import ImageFiles
 from logitclip.data.augment import transform
 from logitclip.data.dataset import Dataset, Split
+from logitclip.files import Json
 from logitclip.launch import make_fabric
 from logitclip.methods.standard import Standard
 from logitclip.methods.weighted import Weighted
@@ -88,7 +89,7 @@ class Network(Learner):
     def fresh(self) -> Network:
         return Network(self.classes, self.recipe, self.mean, self.std)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Json:
         return vars(self.recipe)
 
     def fresh_to_learn_again(self) -> Network:
@@ -175,7 +176,7 @@ def _build(spec: str, classes: int, shape: tuple[int, ...], seed: int) -> nn.Mod
 
 
 @torch.no_grad()
-def predict(network: nn.Module, x: Any, view: Any) -> Tensor:
+def predict(network: nn.Module, x: Tensor | ImageFiles, view: engine.View) -> Tensor:
     """Return logits [N, K] in batches; NaN for image files that cannot be read."""
     training = network.training
     network.eval()
@@ -189,7 +190,7 @@ def predict(network: nn.Module, x: Any, view: Any) -> Tensor:
     return found.float()
 
 
-def _predict_files(network: nn.Module, x: Any, view: Any, device: torch.device) -> Tensor:
+def _predict_files(network: nn.Module, x: ImageFiles, view: engine.View, device: torch.device) -> Tensor:
     rows: list[Tensor | None] = []
     for i in range(len(x)):
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from logitclip import files
 from logitclip.own_data.issues import Issues, count_marked
@@ -19,15 +18,7 @@ TEMPLATE = "own_data.html"
 
 
 def write_page(path: Path, model: Model, source: Source, issues: Issues, mattered: Mapping[int, Sequence[str]]) -> None:
-    """Write the page.
-
-    Args:
-        path: The file.
-        model: The fitted model.
-        source: The data it was fitted on.
-        issues: The scores of its labels.
-        mattered: Position of a row -> the columns to show.
-    """
+    """Write the page; of the rows in `mattered` it shows these columns."""
     page = drawing.render(
         TEMPLATE,
         source=source,
@@ -54,7 +45,7 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues, mattere
     files.replace(path, page.encode())
 
 
-def _matrix(source: Source, issues: Issues) -> Any:
+def _matrix(source: Source, issues: Issues) -> list[tuple[str, list[tuple[str, str]]]] | None:
     """Return the transition matrix as text, with its intervals; None if it is unknown or too large."""
     noise = issues.noise
     if not issues.learnt or noise.matrix is None or len(source.class_names) > MATRIX:
@@ -70,7 +61,7 @@ def _matrix(source: Source, issues: Issues) -> Any:
 
 def _accuracies(model: Model) -> str:
     """Return the accuracy of the learners and of all together on held-out noisy labels, as one SVG picture."""
-    alt: Any = drawing.altair()
+    alt = drawing.altair()
     each = {one["name"]: one["noisy_accuracy"] for one in model.facts["learners"] if "noisy_accuracy" in one}
     values = [{"learner": name, "accuracy": share} for name, share in each.items()]
     values.append({"learner": "the model", "accuracy": model.facts["noisy_accuracy"]})

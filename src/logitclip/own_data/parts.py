@@ -8,13 +8,13 @@ import io
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
 
 import logitclip
 from logitclip import files
+from logitclip.files import Json
 from logitclip.own_data.kind import Source
 
 FOLDER = "parts"
@@ -22,23 +22,16 @@ Arrays = dict[str, np.ndarray]
 
 
 class Parts:
-    """The finished parts of a fit.
-
-    Args:
-        folder: The model folder.
-        source: The data; another content gives other parts.
-    """
+    """The finished parts of a fit. Data with another content has other parts."""
 
     def __init__(self, folder: Path, source: Source) -> None:
         self.folder = folder / FOLDER
         self.data = digest_of(source)
 
-    def compute(self, what: dict[str, Any], function: Callable[[], Arrays]) -> Arrays:
+    def compute(self, what: Json, function: Callable[[], Arrays]) -> Arrays:
         """Return the arrays of a part: those of an earlier fit that was killed, or else computed now and kept.
 
-        Args:
-            what: Everything beside the data that the part depends on.
-            function: Computes the arrays.
+        Beside the data, `what` is everything that the part depends on.
         """
         content = {"data": self.data, "version": logitclip.__version__, **what}
         key = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:32]

@@ -158,17 +158,7 @@ def make_plan(
     seed: int = 0,
     **options: Any,
 ) -> Plan:
-    """Choose learners and settings for the data.
-
-    Args:
-        source: The data.
-        clip: The clip; auto chooses it, and a number of it may be the word auto or grid.
-        learner: One of `LEARNERS`, several of them separated by commas, or auto.
-        balance: On, off or auto: let every class count the same.
-        five_folds: Judge by five folds of the network instead of two.
-        jobs: Cores to use.
-        seed: Seed of all learners.
-        options: Settings of the network to use instead of the plan's: model, epochs, lr and so on.
+    """Choose learners and settings for the data. The options are those of `fit`, whose `find_issues` is `five_folds`.
 
     Raises:
         ValueError: If an option is unknown or out of range.
@@ -265,7 +255,7 @@ def _busy() -> float:
     return (time.perf_counter() - clock) / (time.thread_time() - worked)
 
 
-def _seconds_per_row(learn: Callable[[Rows, np.ndarray, int], Any], source: Source, most: int) -> float:
+def _seconds_per_row(learn: Callable[[Rows, np.ndarray, int], object], source: Source, most: int) -> float:
     """Time what is learnt from at most so many rows."""
     from sklearn import ensemble, linear_model  # noqa: F401  # loading them is not timed
 

@@ -22,13 +22,9 @@ def columns_that_mattered(model: Model, source: Source, issues: Issues) -> dict[
     A column matters for a row if the probability of the given label changes when its value is replaced by a typical
     one: either quartile, or either of the two most frequent categories.
 
-    Args:
-        model: The model.
-        source: Its data.
-        issues: The scores of the labels: the first rows and those marked wrong are explained.
-
     Returns:
-        Position of the row -> names of columns. Empty for images, and for texts, which are shown as a whole.
+        Position of the row -> names of columns, for the first rows and those marked wrong. Empty for images, and for
+        texts, which are shown as a whole.
     """
     kind = source.kind
     if type(kind) is not Table:

@@ -36,8 +36,7 @@ from logitclip.own_data.answers import (
 )
 from logitclip.own_data.facts import is_list_of, is_whole
 from logitclip.own_data.fitted_rows import FittedRows
-from logitclip.own_data.model import PREDICTIONS, Model, read_checked
-from logitclip.own_data.predictions import predictions_from_bytes
+from logitclip.own_data.model import PREDICTIONS, Model, predictions_from_bytes, read_checked
 
 AUDIT = "audit.json"  # in the model folder: the draw
 LAST = 20  # suspects whose share of wrong labels tells when to stop
@@ -50,8 +49,7 @@ class Review:
     """A review of a model's data.
 
     Args:
-        model: The model.
-        rows: Its data.
+        model, rows: The model and its data.
         audit_size: Rows to draw for an audit; 0 for none, or for the one that was begun.
         seed: Seed of the draw.
 
@@ -72,7 +70,7 @@ class Review:
         self.settled, self.disagreements = settle(self.answers)
         self.reviewed, self.asked = self._draw(audit_size, seed)
         self.strata = audit.make_strata(self.scores, self.reviewed)
-        self.queue = mix(self.suspects, self.asked.tolist(), seed)
+        self.queue = interleave(self.suspects, self.asked.tolist(), seed)
         self.blind = set(self.asked.tolist())
         self.leases: dict[int, tuple[str, float]] = {}
         self.asked_again: set[tuple[str, str]] = set()  # rows with answers that disagree, and who has seen them since
@@ -348,10 +346,10 @@ class Review:
         return None if content is None else as_address(content)
 
 
-def mix(suspects: Sequence[int], asked: Sequence[int], seed: int) -> list[int]:
+def interleave(suspects: Sequence[int], asked: Sequence[int], seed: int) -> list[int]:
     """Return suspects in their order, and among them, at random places, as many rows of an audit.
 
-    >>> mix([5, 7, 9, 2], [1, 7], seed=0)
+    >>> interleave([5, 7, 9, 2], [1, 7], seed=0)
     [5, 1, 7, 9, 2]
     """
     blind = set(asked)

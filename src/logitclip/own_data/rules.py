@@ -22,14 +22,7 @@ ROWS = 5_000  # rows that it is looked for in
 def share_by_rules(source: Source, votes: Votes, judged: np.ndarray, seed: int) -> float | None:
     """Return the share of held-out labels that a small decision tree predicts, if no learner does much better.
 
-    Args:
-        source: The data.
-        votes: What the learners say of the rows `judged`.
-        judged: Positions of rows, [n].
-        seed: Seed of the folds.
-
-    Returns:
-        The share; None if the labels are not explained by a few rules.
+    The votes are those on the rows at the positions `judged`. None: the labels are not explained by a few rules.
     """
     right = votes.probabilities.argmax(1) == source.labels[judged]
     if right.mean() < LEAST_PREDICTED:

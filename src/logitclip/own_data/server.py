@@ -11,18 +11,22 @@ import hmac
 import json
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from logitclip.files import CannotWrite, Json
 from logitclip.own_data.review import Review, content_policy
+from logitclip.text import explain_missing
 
 if TYPE_CHECKING:
+    import uvicorn
     from starlette.requests import Request
     from starlette.responses import Response
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     Handle = Callable[[Request, Json], Response]
+    Endpoint = Callable[[Request], Awaitable[Response]]
 
 HOST = "127.0.0.1"
 LOCAL = ("127.0.0.1", "localhost")
@@ -31,19 +35,14 @@ LARGEST = 10_000  # bytes of a request
 MOST_ITEMS = 60
 
 
-def make_app(review: Review, secret: str, port: int) -> Any:
-    """Return the ASGI application.
+def make_app(review: Review, secret: str, port: int) -> ASGIApp:
+    """Return the ASGI application. The first address has to name the secret.
 
-    Args:
-        review: The review.
-        secret: What the first address has to name.
-        port: The server's port; it is in the cookie's name, so that two servers do not share it.
+    The port is in the cookie's name, so that two servers do not share it.
     """
-    try:
+    with explain_missing("The review page needs Starlette and uvicorn", "review"):
         from starlette.applications import Starlette
         from starlette.routing import Route
-    except ImportError as error:
-        raise ImportError("The review page needs Starlette and uvicorn: pip install 'logitclip[review]'.") from error
 
     gate, pages = _Gate(secret, f"logitclip_{port}"), _Pages(review)
     routes = [
@@ -58,17 +57,12 @@ def make_app(review: Review, secret: str, port: int) -> Any:
 
 @dataclass
 class _Gate:
-    """Lets requests through that come from the page on this machine.
+    """Lets requests through that come from the page on this machine."""
 
-    Attributes:
-        secret: What the first address has to name, and the cookie to hold.
-        cookie: The cookie's name.
-    """
+    secret: str  # what the first address has to name, and the cookie to hold
+    cookie: str  # its name
 
-    secret: str
-    cookie: str
-
-    def enter(self, handle: Handle) -> Callable[[Request], Any]:
+    def enter(self, handle: Handle) -> Endpoint:
         """Return the endpoint of the first address: the secret in it becomes a cookie."""
         from starlette.responses import RedirectResponse
 
@@ -87,7 +81,7 @@ class _Gate:
 
         return endpoint
 
-    def guard(self, handle: Handle) -> Callable[[Request], Any]:
+    def guard(self, handle: Handle) -> Endpoint:
         """Return an endpoint that checks a request, reads its values and calls `handle` in a thread."""
         from starlette.concurrency import run_in_threadpool
 
@@ -95,7 +89,7 @@ class _Gate:
             problem = self._check(request)
             if problem is not None:
                 return problem
-            values: Any = dict(request.query_params)
+            values: Json = dict(request.query_params)
             if request.method == "POST":
                 content = b""
                 async for chunk in request.stream():
@@ -105,7 +99,7 @@ class _Gate:
                 try:
                     values = json.loads(content)
                 except (ValueError, RecursionError):
-                    values = None
+                    values = []  # type: ignore[assignment]
                 if not isinstance(values, dict):
                     return _refuse("The request is not a JSON object.", 400)
             try:
@@ -169,7 +163,7 @@ class _Pages:
             return _refuse("This row has no picture that can be read.", 404)
         return Response(content, media_type="image/png", headers={"cache-control": "private, max-age=3600"})
 
-    def _with_items(self, values: Json, items: list[Json] | None = None, **more: Any) -> Response:
+    def _with_items(self, values: Json, items: list[Json] | None = None, **more: object) -> Response:
         from starlette.responses import JSONResponse
 
         session, reviewer = _text(values, "session"), _text(values, "reviewer")
@@ -191,7 +185,7 @@ def _text(values: Json, name: str) -> str:
     return value
 
 
-def _with_headers(app: Any) -> Any:
+def _with_headers(app: ASGIApp) -> ASGIApp:
     """Add the headers that every response has."""
     always = [
         (b"x-content-type-options", b"nosniff"),
@@ -200,8 +194,8 @@ def _with_headers(app: Any) -> Any:
         (b"cross-origin-opener-policy", b"same-origin"),
     ]
 
-    async def respond(scope: Any, receive: Any, send: Any) -> None:
-        async def send_more(message: Any) -> None:
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_more(message: Message) -> None:
             if message["type"] == "http.response.start":
                 given = {name.lower() for name, _ in message["headers"]}
                 extra = [*always, (b"cache-control", b"no-store")]
@@ -234,7 +228,7 @@ def open_socket(port: int = 0) -> socket.socket:
     raise AssertionError("any port is free")
 
 
-def make_server(review: Review, listener: socket.socket, secret: str) -> Any:
+def make_server(review: Review, listener: socket.socket, secret: str) -> uvicorn.Server:
     """Return a uvicorn server; `run(sockets=[listener])` serves until the process is interrupted."""
     app = make_app(review, secret, listener.getsockname()[1])
     import uvicorn

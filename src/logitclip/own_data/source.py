@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,12 +20,13 @@ from logitclip.own_data.encoded import EncodedImages, EncodedTexts, Encoding
 from logitclip.own_data.facts import Facts
 from logitclip.own_data.images import Images
 from logitclip.own_data.kind import Kind, Rows, Source, require_rows
-from logitclip.own_data.tables import Table, read_columns, with_labels
-from logitclip.own_data.texts import Texts
+from logitclip.own_data.tables import Table, Texts, read_columns, with_labels
 from logitclip.text import join_names
 
 if TYPE_CHECKING:
-    from logitclip.own_data.kind import Data
+    import pandas as pd
+
+    from logitclip.own_data.kind import Data, Labels
 
 KINDS: dict[str, type[Kind]] = {kind.name: kind for kind in (Table, Texts, Images)}
 ENCODED: dict[str, type[Kind]] = {kind.name: kind for kind in (EncodedTexts, EncodedImages)}
@@ -37,17 +38,7 @@ LABEL_TYPES = {"i": "int", "u": "int", "f": "float", "b": "bool"}  # by the kind
 
 @dataclass(frozen=True)
 class Options:
-    """The columns of a table that mean something.
-
-    Attributes:
-        text: Columns with free text.
-        image: A column with image files; detected if its values end in .jpg, .png and so on.
-        drop: Columns to leave out.
-        weight: A column with a weight for each row, at least 0.
-        group: A column whose equal values belong together: no group is in two folds.
-        time: A column with times: rows are judged only by models of earlier rows.
-        folder: The folder of the image files, if it is not that of the table.
-    """
+    """The columns of a table that mean something, and the folder of image files; see `fit`."""
 
     text: Sequence[str] = ()
     image: str | None = None
@@ -65,7 +56,7 @@ class Options:
 
 def look(
     data: Data,
-    label: Any = None,
+    label: Labels = None,
     options: Options | None = None,
     *,
     decode: bool = True,
@@ -90,7 +81,7 @@ def look(
         path = Path(os.path.expanduser(data))
         if path.is_dir():
             return _look_at_folder(path, label, options, decode, encoding)
-        if label is None:
+        if not isinstance(label, str):
             columns = read_columns(path)
             raise ValueError(f"Which column of {path} is the label? It has {join_names(columns)}.")
         columns, kind = read_columns(path, {label, *options.text, *filter(None, [options.group])}), "text"
@@ -129,7 +120,7 @@ def look_again(facts: Facts, data: str | Path | None = None) -> Source:
     return look(path, facts["label"], Options(**source["options"]), decode=False)
 
 
-def _label_type(frame: Any, label: str) -> str:
+def _label_type(frame: pd.DataFrame, label: str) -> str:
     """Return the type of the labels of a data frame: "int", "float", "bool" or "text"."""
     if label not in frame:
         return "text"
@@ -137,10 +128,8 @@ def _label_type(frame: Any, label: str) -> str:
     return LABEL_TYPES.get(getattr(dtype, "categories", frame[label]).dtype.kind, "text")
 
 
-def _look_at_folder(path: Path, label: Any, options: Options, decode: bool, encoding: Encoding | None) -> Source:
-    given = {"label": label, "text": options.text, "image": options.image, "drop": options.drop}
-    given["folder"] = options.folder
-    for name, value in {**given, "weight": options.weight, "group": options.group, "time": options.time}.items():
+def _look_at_folder(path: Path, label: Labels, options: Options, decode: bool, encoding: Encoding | None) -> Source:
+    for name, value in {"label": label, **vars(options)}.items():
         if value is not None and len(value):
             raise ValueError(f"{path} is a folder, its class folders are the labels: leave out {name}.")
     while (train := train_folder(path)) is not None:

@@ -1,4 +1,4 @@
-"""Tables of numbers, categories and dates: one row per example."""
+"""Tables of numbers, categories, dates and free text: one row per example."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from logitclip.data._columns import (
 )
 from logitclip.data._preprocessing import Preprocessor
 from logitclip.own_data.facts import Facts
-from logitclip.own_data.kind import Kind, Read, RowNumbers, Rows
+from logitclip.own_data.kind import ENCODER_HINT, Kind, Read, RowNumbers, Rows
 
 if TYPE_CHECKING:
     from logitclip.own_data.kind import Data
@@ -124,6 +124,21 @@ class Table(Kind):
     def shown_columns(self) -> list[str]:
         """The columns of a row that people see."""
         return list(self.preprocessor.kinds)[:COLUMNS_SHOWN]
+
+
+@dataclass(frozen=True, eq=False)
+class Texts(Table):
+    """A table with free text: TF-IDF features, a flatter network, and the text itself to show."""
+
+    name: ClassVar[str] = "text"
+    hint: ClassVar[str] = ENCODER_HINT
+
+    def network(self, rows: int) -> dict[str, str | float]:
+        return {**super().network(rows), "model": "mlp:width=256,depth=1"}
+
+    @property
+    def shown_columns(self) -> list[str]:
+        return [name for name, kind in self.preprocessor.kinds.items() if kind == "text"]
 
 
 def read_columns(data: Data, text: Collection[str] = ()) -> dict[str, Column]:

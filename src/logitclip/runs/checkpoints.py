@@ -12,13 +12,18 @@ import json
 import logging
 import pickle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from logitclip import files
+from logitclip.files import Json
 from logitclip.text import first_line
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from logitclip.engine import EpochRow
+
+    Checkpoint = tuple[dict[str, Tensor], Json, list[EpochRow]]  # weights, state, rows
 
 log = logging.getLogger(__name__)
 
@@ -57,9 +62,7 @@ def read_rows(path: Path) -> list[EpochRow]:
 FILES: tuple[str, ...] = ("weights.safetensors", "state.pt", "rows.jsonl")
 
 
-def save_checkpoint(
-    folder: Path, weights: dict[str, Any], state: dict[str, Any], rows: list[EpochRow], run: str
-) -> None:
+def save_checkpoint(folder: Path, weights: dict[str, Tensor], state: Json, rows: list[EpochRow], run: str) -> None:
     """Save a checkpoint after `len(rows)` epochs, as one directory that is renamed once, when it is complete."""
     import torch
 
@@ -93,15 +96,12 @@ def save_checkpoint(
             files.remove(old)
 
 
-def as_safetensors(weights: dict[str, Any]) -> bytes:
-    """Weights by name as the content of a safetensors file."""
+def as_safetensors(weights: dict[str, Tensor]) -> bytes:
+    """Return weights by name as the content of a safetensors file."""
     from safetensors.torch import save
 
     # Copies, because safetensors does not store weights that are shared between layers.
     return save({name: weight.detach().to("cpu", copy=True).contiguous() for name, weight in weights.items()})
-
-
-Checkpoint = tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]
 
 
 def load_checkpoint(folder: Path, run: str) -> Checkpoint | None:
@@ -143,13 +143,13 @@ def remove_temporary_files(folder: Path) -> None:
 
 
 def temporary_files(folder: Path) -> list[Path]:
-    """Files and folders that writers leave in a run folder when they are killed; links are not followed."""
+    """Return what writers leave in a run folder when they are killed; links are not followed."""
     places = [place for place in (folder, folder / CHECKPOINTS) if not place.is_symlink()]
     return [path for place in places for path in place.glob(f"{files.SCRATCH}*")]
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Newest first. Links are left out: checkpoints are removed, and a link may lead anywhere."""
+    """Return the checkpoints, newest first, without links: checkpoints are removed, and a link may lead anywhere."""
     if (folder / CHECKPOINTS).is_symlink():
         return []
     found = (folder / CHECKPOINTS).glob("[0-9]*")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from logitclip.files import sha256
+from logitclip.files import Json, sha256_once
 from logitclip.methods.settings import (
     AtLeast,
     AtMost,
@@ -68,7 +68,7 @@ class Note(enum.Enum):
 class Otherwise:
     """A note in the annotation of a field: its value if neither the user nor the dataset gives one."""
 
-    value: Any
+    value: object
 
 
 DATA, NOISE, LOSS, NETWORK, OPTIMISATION, RUNNING = Group
@@ -266,7 +266,7 @@ def resolved_id(config: RunConfig) -> str:
     if not config.val:
         counted.pop("val_rule", None)  # nothing is held out
     counted["milestones"] = ",".join(f"{share:g}" for share in config.milestones or ())
-    counted["plugin"] = [_digest(Path(path)) for path in config.plugin]
+    counted["plugin"] = [sha256_once(Path(os.path.expanduser(path))) for path in config.plugin]
     if config.encoder != "none":
         counted["encoder"] = identity_of_encoder(config)
     counted["files"] = _digests_of_data(config)
@@ -286,7 +286,7 @@ def resolved_id(config: RunConfig) -> str:
 def identify_data(config: RunConfig) -> tuple[str, ...]:
     """Return what the examples and labels of a resolved config depend on: fields, and the content of files."""
     names = ("data", "root", "encoder", "accelerator", "noise", "noise_seed", "limit", "test_limit")
-    plugins = [_digest(Path(path)) for path in config.plugin]
+    plugins = [sha256_once(Path(os.path.expanduser(path))) for path in config.plugin]
     values = [str(getattr(config, name)) for name in names]
     if config.encoder != "none":
         from logitclip.encoders.features import cache_folder
@@ -312,7 +312,7 @@ def encoder_spec(config: RunConfig) -> str:
     return AUTO["texts" if registries()["data"].split(config.data)[1].get("text") else "images"]
 
 
-def identity_of_encoder(config: RunConfig) -> Any:
+def identity_of_encoder(config: RunConfig) -> Json:
     """Return what the id of a run holds of its encoder: its spec without its place, and the digests of its files.
 
     An encoder of a plugin counts by its spec and by the files that the spec names: the plugin itself is in the id, and
@@ -375,11 +375,7 @@ def words_to_tune(config: RunConfig) -> list[tuple[str, str, str]]:
 
 
 def require_numbers(config: RunConfig) -> None:
-    """Refuse a config in which a number is still to be tuned.
-
-    Raises:
-        ValueError: If one is.
-    """
+    """Raise a ValueError if a number is still to be tuned."""
     for field, knob, _ in words_to_tune(config):
         raise ValueError(
             f"{knob} of the {field} {getattr(config, field)!r} is to be tuned, but a run needs a number: give one, "
@@ -453,13 +449,7 @@ def imports_plugins() -> bool:
 
 
 def check_plugins(named: Iterable[str], given: Iterable[str], where: str) -> None:
-    """Reject plugins that a file names, unless the user gives the same files: importing a plugin executes its code.
-
-    Args:
-        named: The plugins in the file.
-        given: The plugins from the command line.
-        where: The file, for the message.
-    """
+    """Reject plugins that a file names, unless the user gives the same files: importing a plugin executes its code."""
     trusted = {Path(os.path.expanduser(path)).resolve() for path in given}
     for path in named if imports_plugins() else ():
         if Path(os.path.expanduser(path)).resolve() not in trusted:
@@ -525,7 +515,7 @@ def _digests(registry: Registry, spec: str, root: str | None) -> dict[str, str]:
             files = (folder / os.path.expanduser(name) for folder in folders for name in names)
             file = next((file for file in files if file.is_file()), None)
             if file is not None:
-                found[value] = _digest(file)
+                found[value] = sha256_once(file)
     return found
 
 
@@ -552,14 +542,3 @@ def _images_digest(config: RunConfig) -> str:
         ended = time.monotonic()
         _listings[place] = ended + LISTED * (ended - started), digest
     return digest
-
-
-def _digest(path: Path) -> str:
-    file = Path(os.path.expanduser(path))
-    stat = file.stat()
-    return _digest_of(str(file.resolve()), stat.st_mtime_ns, stat.st_size)
-
-
-@functools.cache
-def _digest_of(path: str, changed: int, size: int) -> str:
-    return sha256(Path(path))

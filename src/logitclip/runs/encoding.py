@@ -19,6 +19,7 @@ from logitclip.data._loading import limit_examples
 from logitclip.data._texts import Texts
 from logitclip.encoders import blocks
 from logitclip.encoders.features import Features, InputBlock, Inputs, OnRows, cache_folder, input_kind, select
+from logitclip.noise import NoisyLabels
 from logitclip.runs.config import RunConfig, encoder_spec, load_plugins
 
 log = logging.getLogger(__name__)
@@ -56,10 +57,6 @@ def encode_dataset(config: RunConfig, dataset: data.Dataset) -> data.Dataset:
 
     The features of the training rows give the mean and deviation that features are standardised with. Numbers and
     categories beside texts follow the features. An image that cannot be read has a row of NaN.
-
-    Args:
-        config: The run, for its encoder.
-        dataset: Images or texts, as `data.load(..., raw=True)` returns them.
     """
     compute_features(config, dataset)
     keys, parts = [], dict[str, Tensor]()
@@ -145,7 +142,7 @@ def _beside(split: data.Split) -> Tensor:
     return split.beside
 
 
-def without_unreadable(dataset: data.Dataset, noisy: Any) -> tuple[data.Dataset, Any]:
+def without_unreadable(dataset: data.Dataset, noisy: NoisyLabels) -> tuple[data.Dataset, NoisyLabels]:
     """Leave out the rows without features: images that cannot be read."""
     splits = {}
     for name in ("train", "test"):

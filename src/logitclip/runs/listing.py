@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from logitclip import files
 from logitclip.encoders.features import remove_unused
@@ -99,7 +98,7 @@ def read_run(folder: Path) -> Run:
     return Run(folder, config, outcome, claims.describe_owner(folder))
 
 
-def _unchanged_options(folder: Path) -> dict[str, Any] | None:
+def _unchanged_options(folder: Path) -> Json | None:
     """Return the options of a run without a result; None if they are missing, or were edited afterwards."""
     options = files.read_json(folder / "config.json")
     if not isinstance(options, dict) or options.pop("digest", None) in (None, files.object_digest(options)):
@@ -145,7 +144,7 @@ def sort_runs(runs: Iterable[Run], name: str) -> list[Run]:
     return sorted(runs, key=key)
 
 
-def changed_options(config: RunConfig) -> dict[str, Any]:
+def changed_options(config: RunConfig) -> Json:
     """Return the options of a resolved config that differ from the defaults for its dataset, if it has any."""
     try:
         plain = RunConfig(data=config.data, plugin=config.plugin, root=config.root).resolve()
@@ -160,7 +159,7 @@ def changed_options(config: RunConfig) -> dict[str, Any]:
 
 
 def as_csv(runs: Iterable[Run]) -> str:
-    """One line for each run, for pandas and spreadsheets."""
+    """Return one line for each run, for pandas and spreadsheets."""
     lines = (results.csv_line(run.record.values()) for run in runs)
     return results.csv_line(results.COLUMNS) + "".join(lines)
 
@@ -194,14 +193,7 @@ def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
     """Remove checkpoints of finished runs, temporary files of killed processes and folders of runs that never started.
 
     Features that no run names any more go too, whatever folder their runs were in. The index is rebuilt. Links are not
-    followed.
-
-    Args:
-        folder: A folder of runs.
-        dry: List what would be removed, and remove nothing.
-
-    Returns:
-        The bytes of each file or folder that was removed.
+    followed. Return the bytes of each file or folder that was removed, or, if `dry`, that would be.
     """
     freed: dict[str, int] = {}
     for run in read_runs(folder):

@@ -21,7 +21,7 @@ import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -32,12 +32,15 @@ from logitclip.runs.checkpoints import CHECKPOINTS, as_safetensors, remove_tempo
 from logitclip.runs.config import UNCOUNTED, RunConfig, check_type
 from logitclip.text import first_line, guard_formula
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 log = logging.getLogger(__name__)
 
 LAST = 10  # epochs over which the reported accuracy is averaged
 RESULT, METRICS, NOISE, WEIGHTS = "result.json", "metrics.jsonl", "noise.json", "weights.safetensors"
 VALIDATION, EXAMPLES, TEST = "validation.npz", "examples.npz", "test.npz"
-ROW: dict[str, Any] = {  # a row of `metrics.jsonl`
+ROW: Json = {  # a row of `metrics.jsonl`
     "epoch": int,
     "lr": float,
     "loss": float,
@@ -126,7 +129,7 @@ class Result:
         """The `label`, `prediction` and `confidence`, its softmax probability, of each test example."""
         return self._arrays(TEST, "label", "prediction", "confidence")
 
-    def weights(self) -> dict[str, Any]:
+    def weights(self) -> dict[str, Tensor]:
         """Return the trained weights, as tensors by name."""
         from safetensors.torch import load
 
@@ -187,7 +190,7 @@ class Damaged(ValueError):
     """A result whose files are missing or changed, or that belongs to another run."""
 
 
-def finish(folder: Path, result: Result, weights: dict[str, Any]) -> None:
+def finish(folder: Path, result: Result, weights: dict[str, Tensor]) -> None:
     """Write the weights and the result, with the digests of all files that belong to it, and remove the checkpoints."""
     files.replace(folder / WEIGHTS, as_safetensors(weights))
     names = (METRICS, NOISE, WEIGHTS, VALIDATION, EXAMPLES, TEST)
@@ -268,7 +271,7 @@ def _add_to_index(result: Result, folder: Path) -> None:
 
 
 def csv_line(values: Iterable[object]) -> str:
-    """One line of CSV; lists as 0.4,0.7, and a quote before text that a spreadsheet would read as a formula."""
+    """Return one line of CSV; lists as 0.4,0.7, and a quote before text that a spreadsheet would read as a formula."""
     texts = [",".join(map(str, value)) if isinstance(value, list | tuple) else value for value in values]
     texts = [guard_formula(text) if isinstance(text, str) else text for text in texts]
     line = io.StringIO()
@@ -359,7 +362,7 @@ def record_failure(folder: Path, error: str, trace: str = "", *, attempts: int =
     return failure
 
 
-def _as_fields(hints: dict[str, Any], content: Any) -> dict[str, Any]:
+def _as_fields(hints: Json, content: object) -> Json:
     """Return a JSON object if its fields in `hints` are there and have these types; numbers must be finite."""
     if not isinstance(content, dict):
         raise TypeError(f"it must be a JSON object, got {type(content).__name__}")
@@ -373,7 +376,7 @@ def _as_fields(hints: dict[str, Any], content: Any) -> dict[str, Any]:
     return content
 
 
-def _as_noise_record(content: Any) -> Json:
+def _as_noise_record(content: Json) -> Json:
     """Return the content of `noise.json` if what readers need is there: the classes and their transition matrix."""
     names, matrix = content["class_names"], content["transition"]
     check_type("class_names", tuple[str, ...], names)

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from logitclip.data._loading import choose_examples, limit_examples
 from logitclip.data.augment import transform
 from logitclip.encoders import downloads_allowed
 from logitclip.encoders.features import OnRows
+from logitclip.files import Json
 from logitclip.launch import launch, make_fabric, using_deterministic_algorithms, using_threads
 from logitclip.methods import METHODS
 from logitclip.noise.records import reads_examples, reads_inputs
@@ -40,7 +41,7 @@ from logitclip.rng import stream
 from logitclip.runs import checkpoints, claims, encoding, results
 from logitclip.runs.config import RunConfig, identify_data, load_plugins, resolved_id
 from logitclip.runs.results import LAST, Result, read_result
-from logitclip.text import first_line
+from logitclip.text import explain_missing, first_line
 
 SPLITS = ("train", "test")
 MOST_WEIGHT = 10.0  # largest class weight with `balance`: a few wrong labels must not count as hundreds
@@ -49,7 +50,9 @@ if TYPE_CHECKING:
     from multiprocessing.queues import SimpleQueue
 
     from lightning_fabric import Fabric
+    from torch.utils.tensorboard import SummaryWriter
 
+T = TypeVar("T")
 LoadDataset = Callable[..., data.Dataset]  # from a spec, and `raw` as in `data.load`
 OnEpoch = Callable[[RunConfig, engine.EpochRow | None], None]
 OnBatch = Callable[[int], None]
@@ -163,7 +166,7 @@ def _explain_memory_errors(config: RunConfig) -> Iterator[None]:
 # -- several processes -------------------------------------------------------------------------------------------------
 
 
-def _spawn(options: dict[str, Any], task: _Task) -> Result:
+def _spawn(options: Json, task: _Task) -> Result:
     """Train in one spawned process per device. An error in any of them is raised here."""
     failures = multiprocessing.get_context("spawn").SimpleQueue()
     try:
@@ -184,7 +187,7 @@ def _spawn(options: dict[str, Any], task: _Task) -> Result:
 
 def _train_in_process(
     fabric: Fabric,
-    config: dict[str, Any],
+    config: Json,
     id: str,
     key: str,
     on_epoch: OnEpoch | None,
@@ -258,19 +261,11 @@ def _train_here(
 
 @dataclasses.dataclass(frozen=True)
 class _Task:
-    """A run that this process has claimed.
+    """A run that this process has claimed."""
 
-    Attributes:
-        config: The resolved config.
-        id: Its id.
-        key: The key of the claim.
-        on_epoch: See `train`.
-        on_batch: See `train`.
-    """
-
-    config: RunConfig
+    config: RunConfig  # resolved
     id: str
-    key: str
+    key: str  # of the claim
     on_epoch: OnEpoch | None = None
     on_batch: OnBatch | None = None
 
@@ -282,13 +277,13 @@ class _Task:
 class _Record:
     """The progress of a run, read from its folder at the start; rank 0 keeps the folder up to date."""
 
-    def __init__(self, fabric: Fabric, task: _Task, noise: dict[str, Any]) -> None:
+    def __init__(self, fabric: Fabric, task: _Task, noise: Json) -> None:
         self.task, self.config, self.folder, self.writes = task, task.config, task.folder, fabric.is_global_zero
         self.rows: list[engine.EpochRow] = []
         self.examples: dict[str, Tensor] = {}
         self.resume: engine.Resume | None = None
         self.unsaved: checkpoints.Checkpoint | None = None
-        self.board: Any = None
+        self.board: SummaryWriter | None = None
         seconds = 0.0
         checkpoint = checkpoints.load_checkpoint(self.folder, task.id)
         if checkpoint is not None:
@@ -388,7 +383,7 @@ class _Record:
             self.board.close()
 
 
-def _copy_to_cpu(tensors: Any) -> Any:
+def _copy_to_cpu(tensors: T) -> T:
     """Return a copy in main memory of the tensors in nested collections."""
     from lightning_utilities.core.apply_func import apply_to_collection
 
@@ -439,8 +434,9 @@ def _with_rows_of(split: data.Split, part: data.Split, whole: data.Split) -> dat
 
 def _with_features(split: data.Split, features: data.Split) -> data.Split:
     """Replace the inputs of a split by the features of its rows."""
-    x: Any = features.x
+    x = features.x
     if features.rows is not None and split.rows is not None:  # images that cannot be read may have been left out
+        assert isinstance(x, Tensor)
         x = x[_find_rows(split.rows, features.rows)]
     return dataclasses.replace(split, x=x, beside=None)
 
@@ -472,7 +468,7 @@ def _with_noise(config: RunConfig, load: LoadDataset) -> tuple[data.Dataset, noi
     return dataclasses.replace(dataset, train=train), record
 
 
-def noise_record(dataset: data.Dataset, record: noise.NoisyLabels) -> dict[str, Any]:
+def noise_record(dataset: data.Dataset, record: noise.NoisyLabels) -> Json:
     """Return the content of `noise.json`: the noise record, with the classes by name and size."""
     classes = {"class_names": list(dataset.class_names), "class_sizes": record.class_sizes.tolist()}
     return {"data": dataset.name, **classes, **record.describe()}
@@ -540,7 +536,7 @@ def device_name(device: torch.device) -> str:
 
 def _write_examples(path: Path, train: data.Split, index: Tensor | None = None, **arrays: Tensor) -> None:
     """Write arrays and labels of all training examples, or of those at `index`."""
-    chosen: Any = slice(None) if index is None else index
+    chosen = slice(None) if index is None else index
     arrays["label"] = train.labels[chosen]
     if train.clean_labels is not None:
         arrays["clean_label"] = train.clean_labels[chosen]
@@ -553,11 +549,9 @@ def _write_examples(path: Path, train: data.Split, index: Tensor | None = None, 
     files.replace(path, content.getvalue())
 
 
-def _tensorboard(folder: Path, epoch: int) -> Any:
-    try:
+def _tensorboard(folder: Path, epoch: int) -> SummaryWriter:
+    with explain_missing("--tensorboard needs TensorBoard", "tensorboard"):
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ImportError("--tensorboard needs TensorBoard: pip install 'logitclip[tensorboard]'.") from error
     files.clear_place(folder / "tensorboard")
     return SummaryWriter(str(folder / "tensorboard"), purge_step=epoch)  # drop steps after the checkpoint
 

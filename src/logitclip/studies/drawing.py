@@ -7,13 +7,20 @@ dash beside their colour. An SVG is dark where the reader's system is dark.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from logitclip.files import write
-from logitclip.text import printable
+from logitclip.text import explain_missing, printable
+
+if TYPE_CHECKING:
+    import altair as alt
+    from altair import TopLevelMixin as Chart  # any chart
+else:
+    Chart = object  # the registry of figures reads annotations, also where Altair is not installed
 
 SUFFIXES = (".svg", ".pdf", ".png", ".html")
 WIDE, SMALL = 736, 12
@@ -44,15 +51,15 @@ DARK = {  # the same colours on a dark page
 }
 
 
-def check_suffix(path: Path) -> None:
-    """Refuse a file name that `save` has no format for, before anything is computed."""
-    if path.name.lower() in SUFFIXES:
-        raise ValueError(f"{str(path)!r} is only an ending: name the file, as in figure{path.name}.")
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"Unknown format of a figure: {str(path)!r}. Use {', '.join(SUFFIXES)}.")
+def check_suffix(path: Path, known: Collection[str] = SUFFIXES, what: str = "figure") -> None:
+    """Refuse a file name without a known format, before anything is computed."""
+    if path.name.lower() in known:
+        raise ValueError(f"{str(path)!r} is only an ending: name the file, as in {what}{path.name}.")
+    if path.suffix.lower() not in known:
+        raise ValueError(f"Unknown format of a {what}: {str(path)!r}. Use {', '.join(known)}.")
 
 
-def save(chart: Any, path: Path) -> None:
+def save(chart: Chart, path: Path) -> None:
     """Write a chart in the format of its file suffix: .svg, .pdf, .png or .html (interactive, offline)."""
     check_suffix(path)
     suffix = path.suffix.lower()
@@ -69,7 +76,7 @@ def save(chart: Any, path: Path) -> None:
     write(path, content)
 
 
-def svg(chart: Any) -> str:
+def svg(chart: Chart) -> str:
     """Return a chart as an SVG that follows the reader's light or dark system."""
     shown = vl_convert().vegalite_to_svg(_printable(chart.to_dict()), vl_version=vega_lite_version())
     return _follow_dark(_without_the_invisible(shown))
@@ -90,7 +97,7 @@ def _follow_dark(svg: str) -> str:
     return f"{head}><style>@media (prefers-color-scheme: dark){{svg>rect{{fill:#131416}}{rules}}}</style>{rest}"
 
 
-def _printable(spec: Any) -> Any:
+def _printable(spec: object) -> object:
     """Make the control characters in a chart visible: vl-convert aborts the process on some."""
     if isinstance(spec, dict):
         return {_printable(key): _printable(value) for key, value in spec.items()}
@@ -99,12 +106,10 @@ def _printable(spec: Any) -> Any:
     return printable(spec) if isinstance(spec, str) else spec
 
 
-def render(template: str, **values: Any) -> str:
+def render(template: str, **values: object) -> str:
     """Fill in a template of this package; text is escaped, control characters are made visible."""
-    try:
+    with explain_missing("The HTML page needs Jinja", "report"):
         from jinja2 import Environment
-    except ImportError as error:
-        raise ImportError("The HTML page needs Jinja: pip install 'logitclip[report]'.") from error
     page = Environment(
         autoescape=True,
         trim_blocks=True,
@@ -114,25 +119,21 @@ def render(template: str, **values: Any) -> str:
     return page.from_string((Path(__file__).parent / "templates" / template).read_text("utf-8")).render(values)
 
 
-def altair() -> Any:
-    try:
+def altair() -> ModuleType:
+    with explain_missing("Figures need Altair", "report"):
         import altair
-    except ImportError as error:
-        raise ImportError("Figures need Altair: pip install 'logitclip[report]'.") from error
     return altair
 
 
-def vl_convert() -> Any:
-    try:
+def vl_convert() -> ModuleType:
+    with explain_missing("Figures need vl-convert", "report"):
         import vl_convert
-    except ImportError as error:
-        raise ImportError("Figures need vl-convert: pip install 'logitclip[report]'.") from error
     return vl_convert
 
 
 @cache
 def runtime() -> str:
-    """Vega, Vega-Lite and Vega-Embed as one script."""
+    """Return Vega, Vega-Lite and Vega-Embed as one script."""
     return vl_convert().javascript_bundle(vl_version=vega_lite_version())
 
 
@@ -141,7 +142,7 @@ def vega_lite_version() -> str:
     return ".".join(altair().SCHEMA_VERSION.lstrip("v").split(".")[:2])
 
 
-def apply_style(chart: Any) -> Any:
+def apply_style(chart: Chart) -> Chart:
     """Set the sizes, colours and lines that every figure has."""
     chart = chart.configure(font="Helvetica, Arial, sans-serif", background="white", padding=PADDING)
     chart = chart.configure_view(stroke=None).configure_range(category=list(COLOURS))
@@ -161,20 +162,13 @@ def apply_style(chart: Any) -> Any:
     )
 
 
-def colour_and_dash(field: str, names: Sequence[str], *, show: bool = True, **legend: Any) -> dict[str, Any]:
-    """Return the encodings of a group of lines: each has a colour and a dash, in one legend.
-
-    Args:
-        field: The field with the name of the line.
-        names: All names, in the order of the legend.
-        show: Draw the legend.
-        **legend: Options of the legend.
-    """
+def colour_and_dash(field: str, names: Sequence[str], *, show: bool = True) -> dict[str, alt.Color | alt.StrokeDash]:
+    """Return the encodings of lines with these names in a field: each has a colour and a dash, in one legend."""
     alt = altair()
-    look = {"orient": "bottom", "symbolType": "stroke", "columnPadding": 32, "columns": legend_columns(names), **legend}
+    look = {"orient": "bottom", "symbolType": "stroke", "columnPadding": 32, "columns": legend_columns(names)}
     shown = alt.Legend(**look) if show else None
 
-    def scale(looks: Sequence[Any]) -> Any:
+    def scale(looks: Sequence[object]) -> alt.Scale:
         return alt.Scale(domain=list(names), range=[looks[i % len(looks)] for i in range(len(names))])
 
     return {

@@ -236,7 +236,7 @@ def _seeing_gpus(gpus: list[str]) -> Iterator[None]:
 
 
 def _work(pipe: Connection) -> None:
-    """The main loop of a worker. On SIGTERM, also sent when its parent dies, it saves its run and ends."""
+    """Run the main loop of a worker. On SIGTERM, also sent when its parent dies, it saves its run and ends."""
 
     def stop(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the save

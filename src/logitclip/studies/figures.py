@@ -11,14 +11,16 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from logitclip import theory
+from logitclip.files import Json
 from logitclip.runs.results import Result
 from logitclip.studies.drawing import (
     COLOURS,
     DASHES,
     WIDE,
+    Chart,
     altair,
     apply_style,
     colour_and_dash,
@@ -26,7 +28,7 @@ from logitclip.studies.drawing import (
 )
 from logitclip.studies.measures import bootstrap_interval
 from logitclip.studies.ranking import rank_rows
-from logitclip.studies.recipe import FIGURES, Recipe
+from logitclip.studies.recipe import FIGURES, Coordinates, Recipe
 from logitclip.studies.sweeping import CellOutcome
 from logitclip.studies.tables import (
     AVERAGED,
@@ -41,6 +43,9 @@ from logitclip.studies.tables import (
     tabulate,
 )
 
+if TYPE_CHECKING:
+    import altair as alt
+
 POINTS = 100  # most epochs drawn in a curve
 MARGIN = 90  # of a figure, for its y axis
 SIDE_BY_SIDE = 5  # panels of curves
@@ -52,7 +57,7 @@ QUANTITIES = {
 }
 
 
-def draw(recipe: Recipe, rows: Sequence[CellOutcome]) -> Any:
+def draw(recipe: Recipe, rows: Sequence[CellOutcome]) -> Chart:
     """Return the recipe's figure or, if it has none, its memorisation curves, as an Altair chart."""
     if recipe.figure is None:
         chart = _memorisation(recipe, rows)
@@ -68,7 +73,7 @@ def draw(recipe: Recipe, rows: Sequence[CellOutcome]) -> Any:
 
 
 @FIGURES.register
-def bounds(recipe: Recipe, rows: Sequence[CellOutcome], *, classes: list[int], tau: list[float]) -> Any:
+def bounds(recipe: Recipe, rows: Sequence[CellOutcome], *, classes: list[int], tau: list[float]) -> Chart:
     """Prop 2.1's bounds over tau: upper dashed, lower solid, a colour for each number of classes."""
     alt = altair()
     first, last = tau
@@ -96,8 +101,8 @@ def bounds(recipe: Recipe, rows: Sequence[CellOutcome], *, classes: list[int], t
     )
 
 
-def _points(recipe: Recipe, rows: Sequence[CellOutcome], x: str, y: str, panel: str) -> list[dict[str, Any]]:
-    """Mean and spread of the statistic of a figure, for each of its points."""
+def _points(recipe: Recipe, rows: Sequence[CellOutcome], x: str, y: str, panel: str) -> list[Json]:
+    """Return mean and spread of the statistic of a figure, for each of its points."""
     table = tabulate(replace(recipe, statistics=(y,)), rows)
     apart = (x, panel, *_constant(rows))
     points = [
@@ -128,7 +133,7 @@ def lines(
     panel: str = "",
     reference: str = "",
     reciprocal: str = "",
-) -> Any:
+) -> Chart:
     """y over the number in x, a line with an error band for each colour; the reference is a dashed level."""
     alt = altair()
     points = _points(recipe, rows, x, y, panel)
@@ -157,7 +162,7 @@ def lines(
 
 
 @FIGURES.register
-def bars(recipe: Recipe, rows: Sequence[CellOutcome], *, x: str, y: str, panel: str = "") -> Any:
+def bars(recipe: Recipe, rows: Sequence[CellOutcome], *, x: str, y: str, panel: str = "") -> Chart:
     """y in groups of x, a bar with its standard deviation for each colour."""
     alt = altair()
     points = [{**point, "x": label(x, point["x"])} for point in _points(recipe, rows, x, y, panel)]
@@ -180,7 +185,7 @@ def bars(recipe: Recipe, rows: Sequence[CellOutcome], *, x: str, y: str, panel: 
 
 
 @FIGURES.register
-def ranks(recipe: Recipe, rows: Sequence[CellOutcome], *, x: str, colour: str) -> Any:
+def ranks(recipe: Recipe, rows: Sequence[CellOutcome], *, x: str, colour: str) -> Chart:
     """The mean rank of each row over the values of x, best first, with its bootstrap interval; `colour` is an axis."""
     alt = altair()
     table = tabulate(replace(recipe, cols=(x,), rows=tuple(axis for axis in recipe.rows if axis != x)), rows)
@@ -208,7 +213,7 @@ def ranks(recipe: Recipe, rows: Sequence[CellOutcome], *, x: str, colour: str) -
     )
 
 
-def _in_panels(chart: Any, values: list[dict[str, Any]], least: int = 180) -> Any:
+def _in_panels(chart: alt.LayerChart, values: list[Json], least: int = 180) -> Chart:
     """Put a chart into panels side by side, as many as fit a page with at least this width each; one y axis for all."""
     alt = altair()
     panels = _order(values, "panel")
@@ -221,7 +226,7 @@ def _in_panels(chart: Any, values: list[dict[str, Any]], least: int = 180) -> An
     return chart.properties(width=width).facet(facet, columns=columns, data=data)
 
 
-def _tooltips(*names: str) -> list[Any]:
+def _tooltips(*names: str) -> list[str | alt.Tooltip]:
     alt = altair()
     numbers = [alt.Tooltip(f"{name}:Q", format=".2f") for name in ("mean", "low", "high")]
     return ["series:N", *(f"{name}:N" for name in names), *numbers, "n:Q"]
@@ -231,11 +236,11 @@ def _title(statistic: str) -> str:
     return measure_of(statistic).title.partition(",")[0]
 
 
-def _order(values: Iterable[Mapping[str, Any]], key: str) -> list[Any]:
+def _order(values: Iterable[Json], key: str) -> list[str]:
     return list(dict.fromkeys(value[key] for value in values))
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     """Return the number in a coordinate: 1.5 of norm:temp=1.5."""
     found = re.findall(r"(?<![\w.])[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?", str(value))
     if not found:
@@ -249,12 +254,12 @@ def _knob(recipe: Recipe, axis: str) -> str:
     return names.pop() if len(names) == 1 else axis
 
 
-def _label(coordinates: Mapping[str, Any], axis: str) -> str:
+def _label(coordinates: Coordinates, axis: str) -> str:
     return label(axis, coordinates[axis]) if axis else ""
 
 
 def _constant(rows: Iterable[CellOutcome]) -> list[str]:
-    """Axes with a single value."""
+    """Return the axes with a single value."""
     return [axis for axis, values in axes_of(rows).items() if len(values) == 1]
 
 
@@ -265,7 +270,7 @@ def _constant(rows: Iterable[CellOutcome]) -> list[str]:
 class Curves:
     """Accuracy, memorised share and logit norms in each epoch: mean, smallest and largest over the seeds."""
 
-    values: list[dict[str, Any]]  # panel, group, link, quantity, epoch, mean, low, high, n
+    values: list[Json]  # panel, group, link, quantity, epoch, mean, low, high, n
     panels: list[str]  # one for each column of the table
     groups: list[str]  # have a colour each
     links: list[str]  # have a dash each: with and without clip; empty if there is only one
@@ -278,7 +283,7 @@ class Curves:
     def epochs(self) -> int:
         return max((value["epoch"] for value in self.values), default=0)
 
-    def of(self, panel: str, quantity: str) -> list[dict[str, Any]]:
+    def of(self, panel: str, quantity: str) -> list[Json]:
         """Return the values of one chart, without the fields they share."""
         return [
             {key: entry for key, entry in value.items() if key not in ("panel", "quantity")}
@@ -288,7 +293,7 @@ class Curves:
 
 
 def curves(recipe: Recipe, rows: Sequence[CellOutcome]) -> Curves:
-    """Means over the seeds for each epoch: accuracy, memorised share and quantiles of the logit norm."""
+    """Return means over the seeds for each epoch: accuracy, memorised share and quantiles of the logit norm."""
     axes = axes_of(rows)
     bare = bare_axes(axes)
     cols = [axis for axis in recipe.cols if axis in axes]
@@ -314,8 +319,8 @@ def curves(recipe: Recipe, rows: Sequence[CellOutcome]) -> Curves:
     return Curves(values, panels, groups, links)
 
 
-def _over_seeds(runs: list[list[dict[str, Any]]]) -> Iterable[dict[str, Any]]:
-    """Mean and range over runs with the same settings, for at most `POINTS` epochs."""
+def _over_seeds(runs: list[list[Json]]) -> Iterable[Json]:
+    """Return mean and range over runs with the same settings, for at most `POINTS` epochs."""
     epochs = list(itertools.zip_longest(*runs))  # the rows of each; some runs may be shorter
     for quantity, field in (
         ("test_accuracy", "test_accuracy"),
@@ -339,7 +344,7 @@ def _over_seeds(runs: list[list[dict[str, Any]]]) -> Iterable[dict[str, Any]]:
 
 def curve_chart(
     all_curves: Curves, *, norms: bool = False, legend: bool = True, title: str | None = None, shown: str = ""
-) -> Any:
+) -> alt.LayerChart:
     """Return a quantity over the epochs, as lines with bands.
 
     Args:
@@ -360,7 +365,7 @@ def curve_chart(
         detail="link:N",
     )
 
-    def opacity(value: float, otherwise: float) -> Any:
+    def opacity(value: float, otherwise: float) -> object:
         return alt.condition(shown, alt.value(value), alt.value(otherwise)) if shown else alt.value(value)
 
     low, mean = (alt.Y(f"{field}:Q", title=title, scale=scale, axis=axis) for field in ("low", "mean"))
@@ -399,14 +404,14 @@ def colours(all_curves: Curves) -> list[str]:
     return [COLOURS[i % len(COLOURS)] for i in range(len(all_curves.groups))]
 
 
-def _memorisation(recipe: Recipe, rows: Sequence[CellOutcome]) -> Any:
-    """Accuracy and memorised share over the epochs, a column for each column of the recipe's table."""
+def _memorisation(recipe: Recipe, rows: Sequence[CellOutcome]) -> Chart:
+    """Draw accuracy and memorised share over the epochs, a column for each column of the recipe's table."""
     if not results_of(rows):
         raise ValueError(f"No run of {recipe.name} at scale {recipe.scale} has a result yet: {recipe.command()} first.")
     return draw_epochs(curves(recipe, rows))
 
 
-def draw_epochs(found: Curves) -> Any:
+def draw_epochs(found: Curves) -> Chart:
     """Draw accuracy above the memorised share over the epochs: a column for each panel, one y axis for a row."""
     alt = altair()
     rows = []
@@ -435,8 +440,8 @@ _CHOSEN = (
 )
 
 
-def curve_charts(all_curves: Curves) -> list[tuple[str, list[dict[str, Any]]]]:
-    """For each panel, the charts of all quantities as Vega-Lite, as wide as their container and without a legend."""
+def curve_charts(all_curves: Curves) -> list[tuple[str, list[Json]]]:
+    """Return for each panel the charts of all quantities as Vega-Lite, as wide as their container, without legends."""
     alt = altair()
     lists = [alt.param(name=name, value=[]) for name in ("groups", "links")]
     panels = []
@@ -453,7 +458,7 @@ def curve_charts(all_curves: Curves) -> list[tuple[str, list[dict[str, Any]]]]:
     return panels
 
 
-def noise_charts(rows: Sequence[CellOutcome]) -> tuple[list[dict[str, Any]], list[str]]:
+def noise_charts(rows: Sequence[CellOutcome]) -> tuple[list[Json], list[str]]:
     """Return the transition matrix of each noise as a chart, and a sentence for each noise that cannot be shown.
 
     The matrix is read from the folder of the first run.
@@ -476,7 +481,7 @@ def noise_charts(rows: Sequence[CellOutcome]) -> tuple[list[dict[str, Any]], lis
     return charts, unknown
 
 
-def _heat_map(matrix: list[list[float]], names: Sequence[str], title: str) -> dict[str, Any]:
+def _heat_map(matrix: list[list[float]], names: Sequence[str], title: str) -> Json:
     alt = altair()
     values = [
         {"true": names[i], "given": names[j], "share": round(100 * share, 2)}
@@ -501,7 +506,7 @@ def _heat_map(matrix: list[list[float]], names: Sequence[str], title: str) -> di
     return _for_page(alt.layer(squares, *([numbers] if small else [])), values, height=300, title=title)
 
 
-def _for_page(chart: Any, values: list[dict[str, Any]], height: int, title: str) -> dict[str, Any]:
+def _for_page(chart: alt.LayerChart, values: list[Json], height: int, title: str) -> Json:
     spec = chart.properties(data=altair().Data(values=values), width="container", height=height).to_dict()
     for key in ("config", "$schema"):  # the page has one config for all
         spec.pop(key, None)

@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from logitclip.engine import EpochRow
-
-if TYPE_CHECKING:
     from logitclip.runs.config import RunConfig
     from logitclip.runs.results import Failure, Result
 

@@ -10,13 +10,14 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import ModuleType
 
 import numpy as np
 
 from logitclip.clip import CLIPS
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Result
+from logitclip.text import explain_missing
 
 LEVEL = 0.05  # of tests, and of intervals: 95 %
 BINS = 15  # of the calibration error
@@ -125,7 +126,7 @@ def calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = B
 
 
 def average_ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 1 for the smallest value; equal values share the mean of their ranks.
+    """Return ranks from 1 for the smallest value; equal values share the mean of their ranks.
 
     >>> average_ranks(np.array([10.0, 30.0, 10.0])).tolist()
     [1.5, 3.0, 1.5]
@@ -135,7 +136,7 @@ def average_ranks(values: np.ndarray) -> np.ndarray:
 
 
 def half_width(values: Sequence[float], level: float = LEVEL) -> float | None:
-    """Half of the width of Student's confidence interval of the mean; None for fewer than two values.
+    """Return half of the width of Student's confidence interval of the mean; None for fewer than two values.
 
     >>> round(half_width([1.0, 2.0, 3.0]), 3)
     2.484
@@ -158,7 +159,7 @@ def bootstrap_interval(values: np.ndarray, level: float = LEVEL) -> tuple[float,
 
 
 def critical_difference(methods: int, blocks: int, level: float = LEVEL) -> float:
-    """Nemenyi's critical difference of mean ranks, for `methods` ranked on `blocks` datasets (Demsar, JMLR 2006).
+    """Return Nemenyi's critical difference of mean ranks of `methods` on `blocks` datasets (Demsar, JMLR 2006).
 
     >>> round(critical_difference(4, 14), 2)
     1.25
@@ -167,9 +168,7 @@ def critical_difference(methods: int, blocks: int, level: float = LEVEL) -> floa
     return float(studentized) / math.sqrt(2) * math.sqrt(methods * (methods + 1) / (6 * blocks))
 
 
-def _scipy_stats() -> Any:
-    try:
+def _scipy_stats() -> ModuleType:
+    with explain_missing("Intervals and critical differences need SciPy", "report"):
         from scipy import stats
-    except ImportError as error:
-        raise ImportError("Intervals and critical differences need SciPy: pip install 'logitclip[report]'.") from error
     return stats

@@ -12,13 +12,15 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from logitclip.encoders import blocks
+from logitclip.files import Json
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Failure, Result, read_outcome
 from logitclip.studies.queue import POLL, Queue, QueuedRun, Room, attempt, encode_first
-from logitclip.text import first_line
+from logitclip.text import explain_missing, first_line
 
 if TYPE_CHECKING:
     from logitclip.engine import EpochRow
@@ -38,11 +40,9 @@ def run_on_ray(queue: Queue, room: Room) -> None:
         ConnectionError: The cluster is lost.
         ValueError: No cluster answers at the address.
     """
-    try:
+    with explain_missing("The executor ray needs Ray", "ray"):
         import ray
         from ray.exceptions import RayError
-    except ImportError as error:
-        raise ImportError("The executor ray needs Ray: pip install 'logitclip[ray]'.") from error
     own = not ray.is_initialized()
     if own:
         _connect(ray, room.address)
@@ -59,7 +59,7 @@ def run_on_ray(queue: Queue, room: Room) -> None:
             ray.shutdown()
 
 
-def _connect(ray: Any, address: str | None) -> None:
+def _connect(ray: ModuleType, address: str | None) -> None:
     _check_answers(address or os.environ.get("RAY_ADDRESS"))
     on_terminate = signal.getsignal(signal.SIGTERM)
     ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
@@ -70,7 +70,7 @@ def _connect(ray: Any, address: str | None) -> None:
 class _Cluster:
     """The tasks that run on a cluster, and the messages that they send."""
 
-    def __init__(self, ray: Any, per_device: int) -> None:
+    def __init__(self, ray: ModuleType, per_device: int) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
@@ -143,7 +143,7 @@ class _Cluster:
 
 
 def resources(config: RunConfig, *, gpus: bool, per_device: int) -> dict[str, float]:
-    """What a run takes of a cluster; with `per_device` runs on a GPU, each takes a part of it.
+    """Return what a run takes of a cluster; with `per_device` runs on a GPU, each takes a part of it.
 
     >>> resources(RunConfig(threads=2), gpus=True, per_device=4)
     {'CPU': 2, 'GPU': 0.25}
@@ -169,7 +169,7 @@ def _answer(address: str) -> None:
     socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
 
 
-def _has_room(nodes: list[dict[str, Any]], needs: dict[str, float]) -> bool:
+def _has_room(nodes: list[Json], needs: dict[str, float]) -> bool:
     """Return whether an idle node has the resources that a run needs."""
     alive = [node["Resources"] for node in nodes if node["Alive"]]
     return any(all(has.get(kind, 0) >= count for kind, count in needs.items()) for has in alive)

@@ -45,13 +45,7 @@ class QueuedRun:
 
 @dataclass(frozen=True)
 class Room:
-    """How many runs an executor may have at the same time, and where.
-
-    Attributes:
-        jobs: Runs at the same time; None: as many as fit.
-        per_device: Runs that share a GPU.
-        address: Address of a running Ray cluster, or auto; None: start Ray on this machine.
-    """
+    """How many runs an executor may have at the same time, and where; see `executors.execute`."""
 
     jobs: int | None = None
     per_device: int = 1

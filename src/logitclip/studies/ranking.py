@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 ROWS_IN_NOTE = 20  # rows in the note below a table
 
 
-def rank_runs(blocks: Mapping[Any, Sequence[CellOutcome]]) -> dict[str, float]:
+def rank_runs(blocks: Iterable[Sequence[CellOutcome]]) -> dict[str, float]:
     """Return the rank of each run among the runs of its block, by run id; only where every run of the block has ended.
 
     Runs that diverged share the last rank.
     """
     ranks = {}
-    for block in blocks.values():
+    for block in blocks:
         accuracies = [_accuracy(row.outcome) for row in block]
         if len(block) > 1 and None not in accuracies:
             numbers = average_ranks(-np.array(accuracies, dtype=float))

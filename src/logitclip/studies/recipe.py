@@ -74,6 +74,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from logitclip.files import Json
 from logitclip.registry import Registry, suggest
 from logitclip.runs.config import (
     TUNABLE,
@@ -92,8 +93,12 @@ FIGURES = Registry("figure", package="logitclip.studies")  # the knobs of a kind
 _FIELDS = {field.name: object for field in fields(RunConfig) if field.name != "runs"}  # the sweep sets it
 MOST_CELLS = 100_000
 _PUBLISHED = "norm:temp=published"
-_Values = dict[str, Any]
-_Grid = dict[str, dict[Any, Any]]  # axis -> canonical value -> value as written
+Value = (
+    str | int | float | None
+)  # of an axis: a canonical spec, the name of a variant, or a plain value; None: it has none
+Coordinates = Mapping[str, Value]  # axis -> value
+_Values = Json
+_Grid = dict[str, dict[Value, Value]]  # axis -> canonical value -> value as written
 _Draft = tuple[_Values, _Values]  # coordinates and fields of a cell
 
 
@@ -101,7 +106,7 @@ _Draft = tuple[_Values, _Values]  # coordinates and fields of a cell
 class Cell:
     """One run of a recipe: its coordinates and its config, in which one number may still have to be tuned."""
 
-    coordinates: Mapping[str, Any]  # axis -> value: a canonical spec, the name of a variant, or a plain value
+    coordinates: Coordinates
     config: RunConfig
     own_noise: bool = True  # each seed draws its own
 
@@ -119,10 +124,10 @@ class Recipe:
     rows: tuple[str, ...]
     cols: tuple[str, ...]
     statistics: tuple[str, ...]
-    figure: Mapping[str, Any] | None
+    figure: Json | None
     cells: tuple[Cell, ...]
     arguments: str = ""  # the command-line arguments it was loaded with
-    changes: Mapping[str, Any] = field(default_factory=dict)  # fields that the command line sets in every cell
+    changes: Json = field(default_factory=dict)  # fields that the command line sets in every cell
     digest: str = ""  # of the recipe's file
     ids: Mapping[RunConfig, str] | None = None  # of the runs, as the sweep computed them; see `manifest`
 
@@ -222,7 +227,7 @@ def load_recipe(
     runs: str = "runs",
     root: str | None = None,
     plugin: Sequence[str] = (),
-    changes: Mapping[str, Any] | None = None,
+    changes: Json | None = None,
 ) -> Recipe:
     """Return the recipe of that name, or in that .toml file, at one scale.
 
@@ -268,12 +273,12 @@ def _read(recipe: str) -> tuple[str, _Values, str]:
     return file.stem, content, hashlib.sha256(text.encode()).hexdigest()
 
 
-def _scales(content: Mapping[str, Any]) -> list[str]:
+def _scales(content: Json) -> list[str]:
     order = {"smoke": 0, "cpu": 1, "mini": 2, "full": 9}
     return sorted({*content.get("scale", {}), "full"}, key=lambda name: (order.get(name, 3), name))
 
 
-def _take(section: Any, where: str, /, **allowed: Any) -> _Values:
+def _take(section: object, where: str, /, **allowed: type | tuple[type, ...]) -> _Values:
     """Return the section if it has only allowed keys, each with a value of an allowed type."""
     if not isinstance(section, dict):
         raise ValueError(f"{where} must be a section with keys, got {section!r}.")
@@ -281,7 +286,8 @@ def _take(section: Any, where: str, /, **allowed: Any) -> _Values:
     for key, value in section.items():
         if key not in allowed:
             raise ValueError(f"Unknown key {key!r} in {where}. {suggest(key, allowed)}")
-        kinds = allowed[key] if isinstance(allowed[key], tuple) else (allowed[key],)
+        kind = allowed[key]
+        kinds = kind if isinstance(kind, tuple) else (kind,)
         if object not in kinds and type(value) not in kinds:  # not isinstance: a bool is not an int here
             wanted = " or ".join(words[kind] for kind in kinds)
             raise ValueError(f"{key} in {where} must be {wanted}, got {value!r}.")
@@ -372,7 +378,7 @@ def _grid(section: _Values, where: str, variants: Mapping[str, _Values]) -> _Gri
 
 
 def _every_loss() -> list[str]:
-    """Every loss, also those of plugins, with its main knob to be tuned."""
+    """Return every loss, also those of plugins, with its main knob to be tuned."""
     from logitclip.losses import LOSSES
 
     knobs: dict[str, Any] = {name: LOSSES[name] for name in LOSSES}
@@ -385,14 +391,15 @@ def _cells(grid: _Grid, fixed: _Values, variants: Mapping[str, _Values]) -> Iter
         chosen: _Values = {}
         for axis, value in coordinates.items():
             # As written: where a method has presets, a knob at its default is not the same as no knob.
-            for key, setting in variants.get(value, {axis: grid[axis][value]}).items():
+            own = variants[value] if isinstance(value, str) and value in variants else {axis: grid[axis][value]}
+            for key, setting in own.items():
                 if key in chosen:
                     raise ValueError(f"{axis} = {value!r} sets {key}, which another axis of the grid sets as well.")
                 chosen[key] = setting
         yield coordinates, {**fixed, **chosen}
 
 
-def _apply_override(cells: list[_Draft], override: Any, where: str, grid: _Grid, possible: _Grid) -> list[_Draft]:
+def _apply_override(cells: list[_Draft], override: _Values, where: str, grid: _Grid, possible: _Grid) -> list[_Draft]:
     """Return the cells after one override. `possible` are the values that `when` may name."""
     _take(override, where, when=dict, set=dict, skip=bool)
     if "when" not in override or ("set" in override) == override.get("skip", False):
@@ -453,7 +460,9 @@ def _published_temp(data: str, noise: str) -> float:
 def _published_temps() -> dict[tuple[str, str], float]:
     temps = {(n.coordinates["data"], n.coordinates["noise"]): n.value for n in read_published("table6")}
     return {
-        _place(cell.config.data, cell.config.noise): temps[cell.coordinates["data"], cell.coordinates["noise"]]
+        _place(cell.config.data, cell.config.noise): temps[
+            str(cell.coordinates["data"]), str(cell.coordinates["noise"])
+        ]
         for cell in load_recipe("table6").cells
     }
 
@@ -463,7 +472,7 @@ def _place(data: str, noise: str) -> tuple[str, str]:
 
 
 def _canonical(field: str, value: Any) -> Any:
-    """One spelling for a spec; other values as they are."""
+    """Return one spelling for a spec; other values as they are."""
     if not isinstance(value, str) or field not in registries():
         return value
     if not imports_plugins() and not registries()[field].knows(value):

@@ -10,14 +10,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from logitclip.files import Json
 from logitclip.runs.config import UNCOUNTED, RunConfig
 from logitclip.runs.results import Result
 from logitclip.studies import drawing, examples, figures
 from logitclip.studies.ranking import rank_rows
+from logitclip.studies.recipe import Coordinates
 from logitclip.studies.sweeping import CellOutcome
 from logitclip.studies.tables import (
     AVERAGED,
@@ -96,7 +96,7 @@ def markdown(table: Table) -> str:
 
 
 def _md(text: str) -> str:
-    r"""Text for Markdown: one line, without markup, HTML and links.
+    r"""Return text for Markdown: one line, without markup, HTML and links.
 
     >>> print(_md("a|b <script> [x](y)"))
     a\|b &lt;script&gt; \[x\](y)
@@ -159,7 +159,7 @@ _TEX = {
 
 
 def _tex(text: str) -> str:
-    r"""Text for LaTeX.
+    r"""Return text for LaTeX.
 
     >>> print(_tex("50 % of a_b: --scale"))
     50 \% of a\_b: -{}-scale
@@ -203,7 +203,7 @@ def csv(table: Table) -> str:
     return text.getvalue()
 
 
-def _csv(value: Any) -> Any:
+def _csv(value: object) -> object:
     """Return a CSV cell that no spreadsheet reads as a formula; numbers stay as they are.
 
     >>> _csv("=HYPERLINK(1)"), _csv("ce"), _csv(-1.5)
@@ -226,14 +226,6 @@ def as_json(table: Table) -> Json:
         "warnings": list(table.warnings),
         "made_with": dict(table.made_with),
     }
-
-
-def check_suffix(path: Path) -> None:
-    """Refuse a file name that has no writer, before anything is computed."""
-    if path.name.lower() in WRITERS:
-        raise ValueError(f"{str(path)!r} is only an ending: name the file, as in report{path.name}.")
-    if path.suffix.lower() not in WRITERS:
-        raise ValueError(f"Unknown format of a report: {str(path)!r}. Use {', '.join(WRITERS)}.")
 
 
 CITATION = """@inproceedings{wei2023logitclip,
@@ -296,7 +288,7 @@ def _settings(rows: Sequence[CellOutcome]) -> dict[str, list[str]]:
     defaults = {option.name: option.default for option in fields(RunConfig)}
     settings = {}
     for name in (name for name in defaults if name not in UNCOUNTED):
-        cells: dict[str, list[Mapping[str, Any]]] = {}
+        cells: dict[str, list[Coordinates]] = {}
         for coordinates, result in results:
             cells.setdefault(str(result.config.get(name)), []).append(coordinates)
         if cells and (name == "data" or list(cells) not in ([str(defaults[name])], ["[]"])):
@@ -304,7 +296,7 @@ def _settings(rows: Sequence[CellOutcome]) -> dict[str, list[str]]:
     return settings
 
 
-def _where(name: str, value: str, cells: Mapping[str, list[Mapping[str, Any]]]) -> str:
+def _where(name: str, value: str, cells: Mapping[str, list[Coordinates]]) -> str:
     """Return the cells that have a setting, described by one or two axes if these are enough."""
     if len(cells) == 1 or max(cells, key=lambda other: len(cells[other])) == value:
         return ""  # only exceptions to the majority are described

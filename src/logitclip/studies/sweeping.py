@@ -20,17 +20,11 @@ from logitclip.studies.tuning import Outcome
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """A cell of a recipe and its outcome.
-
-    Attributes:
-        cell: The cell.
-        config: Its config with the tuned value filled in; None if no value is chosen yet, or all trials failed.
-        outcome: A result or a failure; None if there is no run yet.
-    """
+    """A cell of a recipe and its outcome."""
 
     cell: Cell
-    config: RunConfig | None
-    outcome: Result | Failure | None
+    config: RunConfig | None  # with the tuned value filled in; None if no value is chosen yet, or all trials failed
+    outcome: Result | Failure | None  # None if there is no run yet
 
 
 def collect(recipe: Recipe) -> list[CellOutcome]:
@@ -72,7 +66,7 @@ def sweep(
     undecided = set(tuned)
 
     def advance(config: RunConfig) -> list[RunConfig]:
-        """What to run next for a config to tune: its trials and, once the value is chosen, its cells."""
+        """Return what to run next for a config to tune: its trials and, once the value is chosen, its cells."""
         trials = tuning.trials(config, memory.outcome)
         for trial in trials:
             waiting[memory.folder(trial)].add(config)
@@ -94,8 +88,15 @@ def sweep(
     # Trials come first, as other runs wait for them; cells without tuning fill the gaps.
     first = [run for config in tuned for run in advance(config)] + [recipe.cells[i].config for i, *_ in plain.values()]
     memory.save(first)
-    where: dict[str, Any] = {"executor": executor, "jobs": jobs, "per_device": per_device, "address": address}
-    executors.execute(first, listener=listener, then=then, **where)
+    executors.execute(
+        first,
+        executor=executor,
+        jobs=jobs,
+        per_device=per_device,
+        address=address,
+        listener=listener,
+        then=then,
+    )
     mine = sorted(i for part in (tuned, plain) for cells in part.values() for i in cells)
     return _rows(recipe, mine, memory.outcome)
 

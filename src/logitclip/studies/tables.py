@@ -9,7 +9,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from logitclip.data.dataset import trusted_test
 from logitclip.runs.config import UNCOUNTED, RunConfig, words_to_tune
@@ -23,7 +23,7 @@ from logitclip.studies.measures import (
     value_of,
 )
 from logitclip.studies.ranking import describe_ranks, rank_runs
-from logitclip.studies.recipe import Cell, Published, Recipe, load_recipe, read_published
+from logitclip.studies.recipe import Cell, Coordinates, Published, Recipe, Value, load_recipe, read_published
 from logitclip.studies.sweeping import CellOutcome
 
 ABBREVIATIONS = {  # of the paper
@@ -40,7 +40,7 @@ DASH = "–"
 class Entry:
     """One statistic of one cell: our number and the paper's, if it has one."""
 
-    coordinates: Mapping[str, Any]
+    coordinates: Coordinates
     statistic: str
     values: tuple[float, ...] = ()  # one for each run
     ids: tuple[str, ...] = ()
@@ -110,7 +110,8 @@ class Entry:
 
 
 K = TypeVar("K")
-AxisValues = tuple[Any, ...]  # the values of the row axes, or of the column axes
+AxisValues = tuple[Value, ...]  # the values of the row axes, or of the column axes
+Point = tuple[tuple[str, Value], ...]  # coordinates, as a key
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,7 @@ _ValueOf = Callable[[RunConfig | None, Result], float | None]
 def _values_by_statistic(
     names: Iterable[str], rows: Sequence[CellOutcome], places: Sequence[tuple[AxisValues, AxisValues]]
 ) -> dict[str, _ValueOf]:
-    """For each statistic a function of a run; gains and ranks are computed from all runs first."""
+    """Return for each statistic a function of a run; gains and ranks are computed from all runs first."""
     compared = {"gain": lambda: gains_of(rows), "rank": lambda: _ranks_of(rows, places)}
 
     def look_up(numbers: Mapping[str, float]) -> _ValueOf:
@@ -273,7 +274,7 @@ def _values_by_statistic(
 
 def gains_of(rows: Iterable[CellOutcome]) -> dict[str, float]:
     """Return the accuracy of each run with a clip or a penalty minus that of the same cell without both, by run id."""
-    cells: dict[AxisValues, dict[bool, list[Result]]] = {}
+    cells: dict[Point, dict[bool, list[Result]]] = {}
     for row in rows:
         if isinstance(row.outcome, Result):
             others = tuple((a, v) for a, v in row.cell.coordinates.items() if a not in ("clip", "penalty"))
@@ -289,10 +290,10 @@ def gains_of(rows: Iterable[CellOutcome]) -> dict[str, float]:
 
 def _ranks_of(rows: Sequence[CellOutcome], places: Sequence[tuple[AxisValues, AxisValues]]) -> dict[str, float]:
     """Return the rank of each run among the runs of its column and seeds, by run id."""
-    blocks: dict[AxisValues, list[CellOutcome]] = {}
+    blocks: dict[object, list[CellOutcome]] = {}
     for row, (_, col) in zip(rows, places, strict=True):
         blocks.setdefault((col, *(row.cell.coordinates.get(axis) for axis in AVERAGED)), []).append(row)
-    return rank_runs(blocks)
+    return rank_runs(blocks.values())
 
 
 def _describe_tuned(rows: Iterable[CellOutcome], varying: Collection[str]) -> str:
@@ -307,7 +308,7 @@ def _describe_tuned(rows: Iterable[CellOutcome], varying: Collection[str]) -> st
     return ", ".join(found)
 
 
-def find_published(paper: Iterable[Published], coordinates: Mapping[str, Any], statistic: str) -> Published | None:
+def find_published(paper: Iterable[Published], coordinates: Coordinates, statistic: str) -> Published | None:
     """Return the paper's number for these coordinates, if exactly one matches on the axes of this recipe."""
     found = [
         number
@@ -320,7 +321,7 @@ def find_published(paper: Iterable[Published], coordinates: Mapping[str, Any], s
 
 def _mark_best(entries: dict[K, Entry]) -> None:
     """Mark the best entry of each group; no mark for a single entry or a tie."""
-    groups: dict[AxisValues, list[K]] = {}
+    groups: dict[tuple[Point, str], list[K]] = {}
     for key, entry in entries.items():
         if entry.kind.better and entry.mean is not None:
             others = tuple((a, v) for a, v in entry.coordinates.items() if a not in ("clip", "penalty"))
@@ -389,7 +390,7 @@ def missing_runs(recipe: Recipe, rows: Sequence[CellOutcome]) -> str | None:
 
 def pairs_of(rows: Iterable[CellOutcome]) -> list[tuple[Result, Result]]:
     """Return the results without a clip and with the clip by norm of the same coordinates, where both are there."""
-    pairs: dict[AxisValues, dict[str, list[Result]]] = {}
+    pairs: dict[Point, dict[str, list[Result]]] = {}
     for row in rows:
         if isinstance(row.outcome, Result) and "clip" in row.cell.coordinates:
             others = tuple((axis, value) for axis, value in row.cell.coordinates.items() if axis != "clip")
@@ -440,7 +441,7 @@ def datasets_of(cells: Iterable[Cell]) -> str:
 
 
 def _warnings(rows: Sequence[CellOutcome]) -> tuple[str, ...]:
-    """Versions and devices that differ between the runs of the table."""
+    """Name versions and devices that differ between the runs of the table."""
     results = results_of(rows)
     names = dict.fromkeys(name for result in results for name in result.versions)
     seen = {f"versions of {name}": Counter(result.versions.get(name, "none") for result in results) for name in names}
@@ -452,9 +453,9 @@ def _warnings(rows: Sequence[CellOutcome]) -> tuple[str, ...]:
     )
 
 
-def axes_of(rows: Iterable[CellOutcome]) -> dict[str, list[Any]]:
+def axes_of(rows: Iterable[CellOutcome]) -> dict[str, list[Value]]:
     """Return the axes that make cells, with their values in order; without those that are averaged over."""
-    axes: dict[str, list[Any]] = {}
+    axes: dict[str, list[Value]] = {}
     for row in rows:
         for axis, value in row.cell.coordinates.items():
             if axis not in AVERAGED and value not in axes.setdefault(axis, []):
@@ -488,7 +489,7 @@ def caption_title(recipe: Recipe) -> str:
     return f"{recipe.title} ({', '.join(shown)})" if shown else recipe.title
 
 
-def label(axis: str, value: Any, bare: Collection[str] = ()) -> str:
+def label(axis: str, value: Value, bare: Collection[str] = ()) -> str:
     """Return the label of a coordinate; values of the axes in `bare` are shown without knobs.
 
     >>> label("noise", "symmetric:rate=0.5"), label("clip", "norm:temp=1.5"), label("clip", "none")
@@ -502,10 +503,10 @@ def label(axis: str, value: Any, bare: Collection[str] = ()) -> str:
     """
     if axis in ("clip", "penalty", "noise") and value == "none":
         return f"no {axis}"
-    if value in ABBREVIATIONS:
-        return ABBREVIATIONS[value]
     if not isinstance(value, str):
         return DASH if value is None else f"{axis.replace('_', ' ')} {value}"
+    if value in ABBREVIATIONS:
+        return ABBREVIATIONS[value]
     name, _, knobs = re.sub(r"(\w+)=(?:grid|auto)\b", r"tuned \1", value).partition(":")
     if not knobs or axis in bare:
         return name
@@ -516,14 +517,14 @@ def label(axis: str, value: Any, bare: Collection[str] = ()) -> str:
     return f"{name} {knobs.replace(',', ', ')}"
 
 
-def bare_axes(axes: Mapping[str, Sequence[Any]]) -> frozenset[str]:
+def bare_axes(axes: Mapping[str, Sequence[Value]]) -> frozenset[str]:
     """Return the axes whose values can be told apart by name, without knobs: losses and methods."""
     names = {axis: [str(value).partition(":")[0] for value in axes.get(axis, ())] for axis in ("loss", "method")}
     return frozenset(axis for axis, found in names.items() if len(set(found)) == len(found))
 
 
-def series(coordinates: Mapping[str, Any], without: Collection[str] = (), bare: Collection[str] = ()) -> str:
-    """Coordinates in one line, without what is switched off.
+def series(coordinates: Coordinates, without: Collection[str] = (), bare: Collection[str] = ()) -> str:
+    """Return coordinates in one line, without what is switched off.
 
     >>> series({"loss": "ce", "clip": "none", "noise": "pair:rate=0.2"})
     'ce, pair 20 %'

@@ -34,7 +34,7 @@ from logitclip.search import (
 )
 from logitclip.studies import executors
 from logitclip.studies.listener import Listener
-from logitclip.text import first_line
+from logitclip.text import explain_missing, first_line
 
 log = logging.getLogger(__name__)
 
@@ -256,10 +256,8 @@ def study(
             None keeps it in memory; the runs, which take the time, are kept in any case.
         log: Sample log-uniformly.
     """
-    try:
+    with explain_missing("Studies need Optuna", "tune"):
         import optuna
-    except ImportError as error:
-        raise ImportError("Studies need Optuna: pip install 'logitclip[tune]'.") from error
     if not -math.inf < low < high < math.inf or (log and low <= 0):
         raise ValueError(
             f"The bounds must be two numbers, the first smaller{' and positive' * log}; got {low}, {high}."
