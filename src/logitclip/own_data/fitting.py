@@ -56,7 +56,6 @@ from logitclip.runs.results import Failed
 from logitclip.studies.tuning import GRIDS
 
 if TYPE_CHECKING:
-    import pandas as pd
     from numpy.typing import ArrayLike
 
     from logitclip.own_data.kind import Data, Labels
@@ -187,7 +186,7 @@ def fit(
 
 def find_issues(
     data: Data, label: Labels = None, *, out: str | Path = "issues", fast: bool = False, **options: Any
-) -> pd.DataFrame:
+) -> Any:
     """Find the labels that are probably wrong.
 
     Args:
