@@ -13,8 +13,8 @@ Written: results/review_audit.csv (coverage of the 95 % intervals over the audit
 random sample of the same size with Clopper and Pearson's interval for finite populations; MOVER with Wilson's intervals
 on the same draws for comparison), results/review_curves.csv (wrong labels found, and accuracy on true labels of
 logistic regression trained on the corrected labels, out of two folds, on 128 principal components; reviewed rows
-weighted once and thrice) and the tables of docs/review.md; docs/pictures.py draws the picture. The strata and the prior
-of the allocation were chosen on generated populations, before any of these sets was looked at.
+weighted once and thrice). docs/generate.py writes the tables of docs/review.md and the picture. The strata and the
+prior of the allocation were chosen on generated populations, before any of these sets was looked at.
 """
 
 from __future__ import annotations
@@ -293,35 +293,6 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def write_tables() -> None:
-    """Write the tables of docs/review.md from the committed results."""
-    audits, reviewed = (read_csv(ROOT / "results" / f"review_{name}.csv") for name in ("audit", "curves"))
-    lines = ["| | wrong | 50 answers | 100 answers | 200 answers | MOVER, 50 answers |", "|---|---|---|---|---|---|"]
-    for name in dict.fromkeys(row["set"] for row in audits):
-        rows = {row["answers"]: row for row in audits if row["set"] == name and row["share"] == "wrong"}
-        cells = [f"{rows[str(n)]['coverage']} %, {rows[str(n)]['width_over_random']}" for n in SIZES]
-        cells.append(f"{rows['50']['coverage_mover']} %, {rows['50']['mover_over_random']}")
-        lines.append(f"| {name} | {rows['50']['truth']} % | {' | '.join(cells)} |")
-    curves_ = ["| | random | cleanlab | logitclip | logitclip, reviewer wrong in 10 % |", "|---|---|---|---|---|"]
-    for name in dict.fromkeys(row["set"] for row in reviewed):
-        found = {
-            (row["ranking"], row["reviewer"]): f"{row['found']} %, {row['accuracy']}"
-            for row in reviewed
-            if row["set"] == name and row["reviewed"] == "20"
-        }
-        cells = [found[ranking, "right"] for ranking in ("random", "cleanlab", "logitclip")]
-        cells.append(found["logitclip", "wrong in 10 %"])
-        before = next(row["accuracy_before"] for row in reviewed if row["set"] == name)
-        curves_.append(f"| {name} ({before}) | {' | '.join(cells)} |")
-    page = ROOT / "docs" / "review.md"
-    text = page.read_text("utf-8")
-    for title, table in (("audits", lines), ("curves", curves_)):
-        start, end = f"<!-- review.py: {title} -->\n", "<!-- end of table -->"
-        before, _, rest = text.partition(start)
-        text = before + start + "\n".join(table) + "\n" + end + rest.partition(end)[2]
-    page.write_text(text, encoding="utf-8")
-
-
 def confirm_weight() -> None:
     """Print what weighing reviewed rows thrice gains: on the set that decides, and on the others."""
     gains: dict[str, list[float]] = {}
@@ -376,7 +347,6 @@ def main() -> None:
             reviewed += curves(name, {"x": known["x"], "given": given, "true": true}, p, scores, c)
             write_csv(results / "review_curves.csv", reviewed)
     if not options.sets:
-        write_tables()
         confirm_weight()
 
 

@@ -30,6 +30,7 @@ from typing import Any
 import evidence_tables
 import head_tables
 import leaderboard_tables
+import review_tables
 
 DOCS = Path(__file__).parent
 MARKED = re.compile(r"(<!-- generated: ([a-z0-9_ ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -266,6 +267,8 @@ def generated(name: str) -> str:
         return evidence_tables.table(name.removeprefix("evidence "))
     if name.startswith("leaderboard "):
         return leaderboard_tables.table(name.removeprefix("leaderboard "))
+    if name.startswith("review "):
+        return review_tables.table(name.removeprefix("review "))
     if name.startswith("heads "):
         return head_tables.table(name.removeprefix("heads "))
     others = {

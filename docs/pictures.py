@@ -23,6 +23,7 @@ import evidence_tables
 import head_tables
 import leaderboard_tables
 import numpy as np
+import review_tables
 import torch
 from evidence_tables import read
 
@@ -421,23 +422,13 @@ def heads() -> Any:
     return alt.hconcat(*panels, spacing=28)
 
 
-SETS = {
-    "agnews_rules": "AG News, rules",
-    "cifar10n_aggre": "CIFAR-10N, vote",
-    "cifar10n_random1": "CIFAR-10N, one",
-    "cifar10n_worse": "CIFAR-10N, worst",
-    "hausa_news": "Hausa, word lists",
-    "labelme": "LabelMe, crowd",
-    "sentiment_crowd": "Sentiment, crowd",
-    "trec": "TREC, rules",
-}
 RANKINGS = {"logitclip": "logitclip", "cleanlab": "cleanlab", "random": "random order"}
 
 
 def reviewed() -> Any:
     """Wrong labels found against rows reviewed, by three rankings, on eight sets."""
     rows = [row for row in read(RESULTS / "review_curves.csv") if row["reviewer"] == "right"]
-    points = [{**row, "set": SETS[row["set"]], "ranking": RANKINGS[row["ranking"]]} for row in rows]
+    points = [{**row, "set": review_tables.SETS[row["set"]], "ranking": RANKINGS[row["ranking"]]} for row in rows]
     return (
         alt.Chart(data_of(points), width=140, height=130)
         .mark_line(point=alt.OverlayMarkDef(size=25), strokeWidth=2)
