@@ -193,6 +193,14 @@ def test_smoothed_labels_with_class_weights_and_ignored_rows_are_torchs():
     torch.testing.assert_close(criterion(logits, target), expected)
 
 
+def test_smoothed_labels_with_class_weights_leave_masked_classes_out():
+    logits, target = random(5, 4), torch.tensor([0, 1, 2, 0, 1])
+    weight = torch.tensor([0.5, 2.0, 1.0, 4.0])
+    masked = logits.masked_fill(torch.tensor([False, False, False, True]), -math.inf)
+    expected = lc.Loss("ce", class_weight=weight[:3], label_smoothing=0.2)(logits[:, :3], target)
+    torch.testing.assert_close(lc.Loss("ce", class_weight=weight, label_smoothing=0.2)(masked, target), expected)
+
+
 def test_a_knob_of_a_plugin_may_be_called_label_smoothing(monkeypatch):
     """It is not the label smoothing of ce: class weights and heads leave it to the loss."""
     monkeypatch.setattr(LOSSES, "_entries", dict(LOSSES._entries))

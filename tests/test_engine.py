@@ -286,6 +286,19 @@ def test_measure_every_and_the_last_epoch():
     assert [row["recovered"] is not None for row in rows] == [False, True, False, True, True]
 
 
+def test_few_examples_are_measured_in_every_epoch():
+    rows, _ = rows_of(make_data(300), make_model, Loss("ce"), settings=replace(SETTINGS, epochs=2))
+    assert all(row["memorised"] is not None for row in rows)
+
+
+def test_a_norm_of_exactly_tau_counts_as_clipped():
+    layer = nn.Linear(6, CLASSES)
+    nn.init.zeros_(layer.weight)
+    layer.bias.data = torch.tensor([3.0, 4.0, 0.0, 0.0])
+    settings = replace(SETTINGS, epochs=1, batch_size=150)
+    assert rows_of(make_data(), layer, LogitClip("ce", tau=5.0), settings=settings)[0][0]["clipped"] == 100
+
+
 def test_nothing_is_memorised_where_the_truth_is_not_known():
     dataset = make_data()
     unknown = replace(dataset, train=replace(dataset.train, clean_labels=None))

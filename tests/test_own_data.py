@@ -440,8 +440,11 @@ def test_a_model_of_the_same_data_is_kept(tmp_path, caplog):
     find_issues(tmp_path / "x.csv", "y", **options)
     assert "it is kept as it is" in caplog.text
     assert (tmp_path / "m" / "model.json").read_bytes() == before
+    lc.fit(tmp_path / "x.csv", "y", **{**options, "balance": "on"})
+    balanced = (tmp_path / "m" / "model.json").read_bytes()
+    assert balanced != before
     lc.fit(tmp_path / "x.csv", "y", **{**options, "seed": 1})
-    assert (tmp_path / "m" / "model.json").read_bytes() != before
+    assert (tmp_path / "m" / "model.json").read_bytes() not in (before, balanced)
 
 
 def test_missing_packages_are_named_at_once(tmp_path, monkeypatch):
@@ -869,6 +872,26 @@ def test_labels_that_may_be_wrong_count_less_when_they_are_learnt_again(blobs, t
     unknown = replace(found, scores=np.where(np.arange(450) < 5, np.nan, found.scores))
     assert fitting._weights(plan, unknown)[:5] == pytest.approx(1)
     assert (fitting._weights(plan, replace(found, learnt=False)) == 1).all()
+
+
+def test_reviewed_rows_count_three_times_and_a_class_of_one_balances_nothing(blobs):
+    unknown = SimpleNamespace(learnt=False)
+    source = replace(blobs[0], reviewed=np.arange(450) < 10)
+    weight = fitting._weights(make_plan(source, learner="logistic"), unknown)
+    assert weight[:10] / weight[10:20] == pytest.approx(3)
+    kinds = pd.Series(["a"] * 30 + ["b"] * 29 + ["c"], name="kind")
+    plan = make_plan(look(pd.DataFrame({"x": np.arange(60) % 7}), kinds), learner="logistic", balance="auto")
+    assert (fitting._weights(plan, unknown) == 1).all()
+
+
+def test_what_was_learnt_with_other_weights_is_not_taken(blobs, tmp_path):
+    source, _ = blobs
+    plan, parts = make_plan(source, learner="logistic"), Parts(tmp_path, source)
+    weights = np.ones(450), np.where(source.labels == 0, 9.0, 1.0)
+    one, other = (
+        fitting._learn(plan, plan.learners[0], weight, parts).predict_proba(source.rows) for weight in weights
+    )
+    assert (other[:, 0] > one[:, 0]).mean() > 0.9
 
 
 def test_nothing_is_suggested_where_most_labels_may_be_wrong():
