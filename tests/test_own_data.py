@@ -796,6 +796,16 @@ def test_a_class_that_loses_labels_is_adjusted_for():
     assert (adjust_for_classes(votes, given).argmax(1) == true).all()
 
 
+def test_a_few_labels_of_a_class_of_their_own_do_not_hide_the_wrong_ones(people, tmp_path):
+    frame, given = people[1].drop(columns="id").head(200), people[3][:200]
+    frame.loc[[7, 70, 150], "kind"] = "purple"
+    issues = lc.fit(frame, "kind", out=tmp_path, learner="forest,logistic").issues
+    wrong = set(np.flatnonzero(given != people[2][:200])) | {7, 70, 150}
+    marked = set(issues["row"][issues["wrong"]].astype(int) - 1)
+    assert len(marked & wrong) > 0.8 * len(wrong)
+    assert len(marked - wrong) < 0.2 * len(marked)
+
+
 def test_a_learner_counts_less_for_each_standard_error_it_is_behind():
     rng = np.random.default_rng(0)
     given = rng.integers(0, 2, 300)
