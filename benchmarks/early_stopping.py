@@ -72,7 +72,7 @@ def lines_of(name: str, recipe: Recipe, rows: Sequence[sweeping.CellOutcome]) ->
     found: dict[tuple[str, ...], dict[str, list[tuple[RunConfig, Result]]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if isinstance(row.outcome, Result) and row.config is not None:
-            found[place(recipe, row.cell)][row.cell.coordinates["rival"]].append((row.config, row.outcome))
+            found[place(recipe, row.cell)][str(row.cell.coordinates["rival"])].append((row.config, row.outcome))
     lines = []
     for at, runs in found.items():
         early, true = runs["early"], [result for _, result in runs["true"]]

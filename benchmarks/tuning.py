@@ -15,6 +15,7 @@ import argparse
 import csv
 import io
 import statistics
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def compare(rows: list[sweeping.CellOutcome]) -> list[dict[str, Any]]:
     """Return a row for each setting and noise whose runs are done."""
     cells: dict[tuple[str, str], dict[str, dict[int, tuple[float, str, float]]]] = {}
     for row in rows:
-        at = row.cell.coordinates
+        at: Mapping[str, Any] = row.cell.coordinates
         if isinstance(row.outcome, Result):
             spent = cost(row.cell) if tuning.is_tuned(row.cell.config) else 0.0
             found = row.outcome.last10_accuracy, row.outcome.clip, spent

@@ -150,14 +150,14 @@ def link() -> Any:
 def jump() -> Any:
     """The cross entropy of a well-classified example over the norm of its logits: it jumps where delta is not tau."""
     import logitclip as lc
-    from logitclip.clip import make_clip
+    from logitclip.clip import apply_clip, make_clip
 
     direction = torch.nn.functional.normalize(torch.eye(10, dtype=torch.float64)[:1] - 0.1)
     norms = torch.linspace(0.005, 3.995, 400, dtype=torch.float64)  # beside the thresholds, not on them
     points = []
     for name, given in CLIPS.items():
-        tau = make_clip(**given).tau
-        logits = lc.clip_logits(norms[:, None] * direction, **given)
+        clip = make_clip(**given)
+        tau, logits = clip.tau, apply_clip(norms[:, None] * direction, clip)
         values = lc.losses.ce(logits, torch.zeros(len(norms), dtype=torch.int64))
         points += [
             {"clip": name, "norm": x, "value": y, "side": "above" if x > tau else "below"}

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from logitclip.files import write
 from logitclip.text import explain_missing, printable
@@ -162,11 +162,15 @@ def apply_style(chart: Chart) -> Chart:
     )
 
 
-def colour_and_dash(field: str, names: Sequence[str], *, show: bool = True) -> dict[str, alt.Color | alt.StrokeDash]:
-    """Return the encodings of lines with these names in a field: each has a colour and a dash, in one legend."""
+def colour_and_dash(field: str, names: Sequence[str], *, show: bool = True, columns: int = 0) -> dict[str, Any]:
+    """Return the encodings of lines with these names in a field: each has a colour and a dash, in one legend.
+
+    Args:
+        columns: Names that stand side by side in the legend; 0: as many as fit.
+    """
     alt = altair()
-    look = {"orient": "bottom", "symbolType": "stroke", "columnPadding": 32, "columns": legend_columns(names)}
-    shown = alt.Legend(**look) if show else None
+    columns = columns or legend_columns(names)
+    shown = alt.Legend(orient="bottom", symbolType="stroke", columnPadding=32, columns=columns) if show else None
 
     def scale(looks: Sequence[object]) -> alt.Scale:
         return alt.Scale(domain=list(names), range=[looks[i % len(looks)] for i in range(len(names))])
