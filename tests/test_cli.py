@@ -327,6 +327,15 @@ def test_a_plugin_is_suggested_by_the_commands_that_take_one(command, name):
     assert cli._takes_plugins(name) == ("--plugin" in command(name, "--help")[1])
 
 
+def test_a_recipe_with_a_loss_of_a_plugin_that_it_does_not_name_is_told_to_name_it(command, tmp_path):
+    (tmp_path / "mine.py").write_text("")
+    (tmp_path / "study.toml").write_text('[grid]\nloss = ["mine"]\n')
+    code, _, err = command("sweep", str(tmp_path / "study.toml"), "--plugin", str(tmp_path / "mine.py"))
+    assert code == 2
+    assert "Unknown loss 'mine'" in err
+    assert '--plugin FILE.py, and in the recipe plugin = ["FILE.py"].' in " ".join(err.split())
+
+
 @pytest.mark.parametrize("typed", ["noise mine", "noise none --data mine"])
 def test_no_plugin_is_suggested_by_a_command_without_the_option(command, typed):
     code, _, err = command(*typed.split())

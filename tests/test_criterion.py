@@ -239,6 +239,10 @@ def test_unknown_options_are_refused_at_construction() -> None:
         Loss("gce", gamma=1.0)
     with pytest.raises(TypeError, match="the name of a loss or a callable such as a module, got 3"):
         LogitClip(3, tau=1.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a callable such as a module, got <class"):
+        LogitClip(nn.CrossEntropyLoss, tau=1.0)
+    with pytest.raises(TypeError, match=r"class_weight must be a tensor, got list: use torch\.tensor\(weight\)"):
+        Loss("ce", weight=[1.0, 2.0])
     with pytest.raises(ValueError, match=r"Unknown clip 'nrom'\. Did you mean 'norm'"):
         build_criterion("ce", "nrom:tau=1")
 

@@ -21,7 +21,7 @@ from logitclip.own_data import facts, find_issues, fitting, planning
 from logitclip.own_data.combining import Vote, adjust_for_classes, combine, share_out, weigh
 from logitclip.own_data.folds import make_folds
 from logitclip.own_data.images import Images
-from logitclip.own_data.issues import SURE, count_marked, judge_labels, make_less_sure
+from logitclip.own_data.issues import SURE, count_marked, judge_labels, make_less_sure, show_suggestion
 from logitclip.own_data.labelled import match_classes
 from logitclip.own_data.learners import Forest, Logistic, Neighbours
 from logitclip.own_data.parts import Parts
@@ -108,6 +108,15 @@ def test_the_page_shows_noise_accuracy_and_rows(fitted):
     assert fitted.noise_summary in page
     assert fitted.accuracy_summary in page
     assert page.count("<tr") > 60
+    shown = fitted.issues.head(60)
+    unclear = shown["wrong"] & (shown["suggested"] == shown["given"])
+    assert page.count('<td class="suggested">?</td>') == unclear.sum()
+
+
+def test_a_marked_label_without_a_suggestion_is_not_shown_as_its_own_suggestion():
+    assert show_suggestion("frog", "ship", wrong=True) == "ship"
+    assert show_suggestion("frog", "frog", wrong=True) == "?"
+    assert show_suggestion("frog", "frog", wrong=False) == "frog"
 
 
 def test_columns_missing_unknown_and_new(people, fitted, caplog):
@@ -936,7 +945,9 @@ def test_the_summaries_say_what_the_estimate_means(fitted):
     assert "such as those of labelling rules, are not counted" in noise
     assert "clean" not in noise
     assert "a perfect classifier would score about 90% (88% to 95% over its interval)" in accuracy
-    assert told(rate=0.1, rate_interval=[0.01, 0.25], at_most=0.25)[0].startswith("At most 25% of the labels are wrong")
+    noise, accuracy = told(rate=0.1, rate_interval=[0.01, 0.25], at_most=0.25)
+    assert noise.startswith("At most 25% of the labels are wrong")
+    assert accuracy.endswith("A perfect classifier would score between 75% and 99% on them.")
     assert "The labels look clean" in told(rate=0.0, rate_interval=[0.0, 0.03], at_most=0.03)[0]
     lost = replace(fitted, facts={**fitted.facts, "noisy_accuracy": 0.8, "largest_share": 0.79, "learnt": False})
     guessing = "Accuracy on held-out noisy labels: 80.0%. Guessing the largest class scores about 79.0%."
@@ -1151,6 +1162,8 @@ def test_labels_that_rules_explain_have_no_estimate_but_at_most(tmp_path):
     assert model.facts["rules"] > 0.95
     assert model.noise["rate_interval"] == [0.0, 0.5]
     assert model.noise_summary.startswith("At most 50% of the labels are wrong. A decision tree with few leaves")
+    assert model.noise_summary.endswith(f"logitclip review {tmp_path / 'rule'} --audit 100.")
+    assert model.accuracy_summary.endswith("A perfect classifier would score between 50% and 100% on them.")
     smooth = np.where(x.sum(1) > 0, "u", "v")
     model = lc.fit(x, smooth, learner="forest,logistic", out=tmp_path / "smooth")
     assert "rules" not in model.facts

@@ -82,6 +82,8 @@ class Loss(nn.Module):
         loss, weight = _take_old_word(knobs, "spec", "loss", loss), knobs.pop("weight", class_weight)
         if reduction not in get_args(Reduction):
             raise ValueError(f"Unknown reduction {reduction!r}. {suggest(str(reduction), get_args(Reduction))}")
+        if not (weight is None or isinstance(weight, Tensor)):
+            raise TypeError(f"class_weight must be a tensor, got {type(weight).__name__}: use torch.tensor(weight).")
         if weight is not None and (weight.ndim != 1 or not weight.is_floating_point()):
             raise ValueError(f"class_weight must be a float per class, got {weight.dtype}, {tuple(weight.shape)}.")
         self.name, self.knobs = LOSSES.parse(loss, **knobs)
@@ -247,7 +249,7 @@ class _Wrapper(nn.Module):
             raise ValueError(
                 f"{next(iter(options))} is an option of a loss by name: give it to your {type(criterion).__name__}."
             )
-        if not callable(criterion):
+        if not callable(criterion) or isinstance(criterion, type):  # nn.CrossEntropyLoss without its brackets
             raise TypeError(f"criterion must be the name of a loss or a callable such as a module, got {criterion!r}.")
         self.criterion = criterion
 

@@ -240,7 +240,10 @@ def _suggest_remedy(error: BaseException | None) -> str:
         table, folder = (shlex.quote(f"{what}:path={error.name}") for what in ("table", "folder"))
         own = f"--data {table},label=COLUMN or --data {folder}"
         return f" For your own data: `logitclip fit {shlex.quote(error.name)} --label COLUMN`, or {own}."
-    return " To add your own, name its file: --plugin FILE.py." if _takes_plugins(sys.argv[1]) else ""
+    if not _takes_plugins(command := sys.argv[1]):
+        return ""
+    recipe = ', and in the recipe plugin = ["FILE.py"]' if command == "sweep" else ""
+    return f" To add your own, name its file: --plugin FILE.py{recipe}."
 
 
 def _takes_plugins(command: str) -> bool:

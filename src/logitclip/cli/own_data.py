@@ -186,7 +186,7 @@ def issues(
     """
     from rich.markup import escape
 
-    from logitclip.own_data.issues import count_marked
+    from logitclip.own_data.issues import count_marked, show_suggestion
 
     load_plugins(options.plugin)
     if fast and options.learner == "auto":
@@ -198,8 +198,10 @@ def issues(
     _report(fitted)
     table = make_table("Most suspicious labels", "row", "given", "suggested", "score", "wrong")
     for row in fitted.issues.head(ISSUES_SHOWN).to_dict("records"):
-        names = (escape(row[name]) for name in ("row", "given", "suggested"))
-        table.add_row(*names, f"{row['score']:.3f}", "yes" if row["wrong"] else "")
+        suggested = show_suggestion(row["given"], row["suggested"], wrong=row["wrong"])
+        table.add_row(
+            *map(escape, (row["row"], row["given"], suggested)), f"{row['score']:.3f}", "yes" if row["wrong"] else ""
+        )
     show(table)
     show(count_marked(fitted.marked, len(fitted.issues), learnt=fitted.learnt))
     show(escape(f"All of them: {out / 'issues.csv'}; with {_content(fitted)}: {out / 'page.html'}."))

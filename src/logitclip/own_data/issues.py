@@ -144,6 +144,11 @@ def count_marked(wrong: int, judged: int, *, learnt: bool = True) -> str:
     )
 
 
+def show_suggestion(given: str, suggested: str, *, wrong: bool) -> str:
+    """Return the suggested class as people read it: ? if the label is marked and no other class is certain enough."""
+    return "?" if wrong and suggested == given else suggested
+
+
 def write_issues(path: Path, issues: Issues, source: Source, mattered: Mapping[int, Sequence[str]]) -> None:
     """Write all scored rows as CSV, the most suspicious first, those in `mattered` with the values of these columns."""
     text = io.StringIO()

@@ -6,6 +6,7 @@ A kind is a class, named in `source.KINDS`: `Table`, `Texts` and `Images`. With 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from abc import ABC, abstractmethod
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 ENCODER_HINT = (
     "This starts from nothing. A pretrained encoder starts from what others have learnt, often far more accurate: "
-    "pip install 'logitclip[encoders]' and add --encoder auto --download."
+    + ("" if importlib.util.find_spec("transformers") else "pip install 'logitclip[encoders]' and ")
+    + "add --encoder auto --download."
 )
 FEWEST = 10  # rows, so that each fold has two
 Read = Callable[[str], bytes]  # from the name of a file in the model folder to its content, checked

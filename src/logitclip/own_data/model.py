@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,9 +105,10 @@ class Model:
             return (
                 f"At most {high:.0%} of the labels are wrong. A decision tree with few leaves predicts "
                 f"{self.facts['rules']:.0%} of them, about as many as all learners: if rules made the labels, nobody "
-                "can see the errors of the rules in them. Have people check a sample: logitclip review --audit 100."
+                "can see the errors of the rules in them. Have people check a sample: "
+                f"logitclip review {shlex.quote(str(self.folder))} --audit 100."
             )
-        if low < high / 3:
+        if self._only_at_most:
             share = f"At most {high:.0%} of the labels are wrong"
         else:
             share = f"Between {low:.0%} and {high:.0%} of the labels are wrong, probably about {noise['rate']:.0%}"
@@ -134,10 +136,18 @@ class Model:
             share = self.facts.get("largest_share", 1 / len(self.class_names))  # older folders do not have it
             return f"{text}Guessing the largest class scores about {share:.1%}."
         low, high = self.noise["rate_interval"]
+        if self._only_at_most:
+            return f"{text}A perfect classifier would score between {1 - high:.0%} and {1 - low:.0%} on them."
         return (
             f"{text}At the estimated noise rate a perfect classifier would score about {1 - self.noise['rate']:.0%} "
             f"({1 - high:.0%} to {1 - low:.0%} over its interval)."
         )
+
+    @property
+    def _only_at_most(self) -> bool:
+        """Whether the range of the noise rate is so wide that a rate within it would say too much."""
+        low, high = self.noise["rate_interval"]
+        return "rules" in self.facts or low < high / 3
 
     @property
     def learnt(self) -> bool:

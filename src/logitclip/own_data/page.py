@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from logitclip import files
-from logitclip.own_data.issues import Issues, count_marked
+from logitclip.own_data.issues import Issues, count_marked, show_suggestion
 from logitclip.own_data.kind import Source
 from logitclip.own_data.model import Model
 from logitclip.studies import drawing
@@ -31,8 +31,10 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues, mattere
         rows=[
             {
                 "name": source.rows.names[i],
-                "given": source.class_names[source.labels[i]],
-                "suggested": source.class_names[issues.suggested[i]],
+                "given": (given := source.class_names[int(source.labels[i])]),
+                "suggested": show_suggestion(
+                    given, source.class_names[int(issues.suggested[i])], wrong=bool(issues.wrong[i])
+                ),
                 "score": f"{issues.scores[i]:.3f}",
                 "wrong": bool(issues.wrong[i]),
                 "text": source.kind.show(i, mattered.get(i, ()))[:300],
