@@ -5,7 +5,7 @@ import pytest
 import torch
 from tensors import as_tensor
 
-from logitclip.data._columns import TextColumn, read_table
+from logitclip.data._columns import TextColumn, read_dates, read_table
 from logitclip.data._loading import Part
 from logitclip.data.dataset import DATASETS, defaults_of
 from logitclip.data.table import Roles, load_table, table
@@ -16,6 +16,13 @@ pytest.importorskip("pyarrow")
 def write(path, content):
     path.write_text(content, encoding="utf-8")
     return path
+
+
+@pytest.mark.filterwarnings("error")
+def test_times_with_a_zone_are_read_as_utc():
+    dates = read_dates(TextColumn(np.arange(2), ["1970-01-02 00:00:00Z", "1970-01-02 01:00:00+01:00"]))
+    assert dates is not None
+    assert dates.days.tolist() == [1, 1]
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import contextlib
 import csv as builtin_csv
 import os
 import re
+import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -272,7 +273,8 @@ def _parquet_batches(path: Path, names: Collection[str]) -> Iterator[pyarrow.Rec
     from pyarrow import parquet
 
     with parquet.ParquetFile(path, buffer_size=PART, pre_buffer=False) as file:  # no whole row group in memory
-        vectors = {name.removesuffix("0") for name in names}  # the list v becomes v0, v1, ...
+        # A list v becomes v0, v1, ..., of which some may not be wanted.
+        vectors = {name[:end] for name in names for end in range(1, len(name)) if name[end:].isdecimal()}
         wanted = [name for name in file.schema_arrow.names if name.strip() in {*names, *vectors}]
         if wanted:
             yield from file.iter_batches(batch_size=PART_ROWS, columns=wanted)
@@ -454,7 +456,8 @@ def read_dates(text: TextColumn) -> Dates | None:
     Dates(days=array([ 2., nan]))
     """
     try:
-        found = np.array([*text.values, "NaT"], dtype="datetime64[us]")
+        with warnings.catch_warnings(action="ignore"):  # NumPy warns that it converts time zones to UTC
+            found = np.array([*text.values, "NaT"], dtype="datetime64[us]")
     except ValueError:
         return None
     dates = from_numpy(found[text.codes])
