@@ -51,7 +51,8 @@ class Parts:
     def remove(self) -> None:
         """Remove the parts: the model folder has what they were for."""
         if self.folder.is_dir() and not self.folder.is_symlink():
-            for path in self.folder.glob(f"{'[0-9a-f]' * 32}.npz"):
+            name = f"{'[0-9a-f]' * 32}.npz"
+            for path in (*self.folder.glob(name), *self.folder.glob(f"{files.SCRATCH}*-{name}")):
                 path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # files of somebody else are in it
                 self.folder.rmdir()
