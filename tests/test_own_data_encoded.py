@@ -210,6 +210,10 @@ class Lengths:
 @reads(lambda: [])
 def lengths(*, takes, device):
     return Lengths()
+
+@ENCODERS.register
+def lengths_of(*, name, takes, device):
+    return Lengths()
 """
 
 
@@ -228,8 +232,11 @@ def test_an_encoder_of_a_plugin(command, reviews, tmp_path, monkeypatch):
     predict = ("predict", tmp_path / "model", tmp_path / "reviews.csv", "-o", tmp_path / "out.csv")
     code, _, err = command(*predict, *plugin)
     assert (code, "120 predictions" in err) == (0, True), err
-    code, _, err = command(*fit, "--bundle", "--out", tmp_path / "other", *plugin)
-    assert (code, "The encoder lengths cannot be bundled" in err) == (2, True), err
+    code, _, err = command("apply", tmp_path / "model", "-o", tmp_path / "corrected.csv", *plugin)
+    assert (code, f"--plugin {tmp_path / 'lengths.py'}` asks for them" in err.replace("\n", " ")) == (2, True), err
+    for encoder in ("lengths", "lengths_of:x"):
+        code, _, err = command(*fit[:-1], encoder, "--bundle", "--out", tmp_path / "other", *plugin)
+        assert (code, "cannot be bundled" in err) == (2, True), err
 
 
 def test_the_features_of_test_rows_are_kept(reviews, bert, tmp_path):
@@ -266,7 +273,7 @@ def test_a_table_is_predicted_part_by_part(suffix, command, tmp_path, monkeypatc
     frame["colour"] = np.where(generator.random(100) < 0.5, "red", "blue")
     frame["kind"] = np.where(labels == 0, "herb", "shrub")
     if suffix == "parquet":
-        frame["v"] = list(np.stack([labels, generator.normal(0, 1, 100)], 1))
+        frame["v"] = list(np.stack([np.zeros(100), labels, generator.normal(0, 1, 100)], 1))  # v0 is no feature
     model = lc.fit(frame, "kind", learner="logistic", out=tmp_path / "model")
     frame.loc[[3, 90], "colour"] = "green"
     path = tmp_path / f"new.{suffix}"

@@ -14,7 +14,7 @@ from tyro.conf import Positional, arg
 from logitclip.cli.encoding import EncodingBar
 from logitclip.cli.options import File, Flag, Number, Plugins, Text, Whole
 from logitclip.cli.output import Exit, fail, make_table, show, show_json, tell
-from logitclip.cli.review import correct, fuse, show_round
+from logitclip.cli.review import correct, fuse, name_plugins, show_round
 from logitclip.cli.training import stop_on_sigterm
 from logitclip.files import Json
 from logitclip.runs.config import load_plugins
@@ -156,7 +156,7 @@ def fit(
     if corrected is not None:
         show_round(corrected, fitted)
     marked, folder = fitted.marked, shlex.quote(str(out))
-    code = "".join(f" --plugin {shlex.quote(file)}" for file in options.plugin)
+    code = name_plugins(options.plugin)
     if marked:
         which = "label is" if marked == 1 else "labels are"
         show(

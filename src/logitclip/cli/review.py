@@ -80,7 +80,7 @@ def review(
         more = f"; {left:,} rows did not fit" if left else ""
         tell(
             f"{count:,} rows are in {out}{more}. "
-            f"Merge the answers with: logitclip review {_quote(model)} --answers answers.csv"
+            f"Merge the answers with: logitclip review {_quote(model)} --answers answers.csv{name_plugins(plugin)}"
         )
         return
     if answers is None and not report and not json:
@@ -91,7 +91,7 @@ def review(
     else:
         _show_report(state, found)
         if state.settled:
-            _show_next(state)
+            _show_next(state, plugin)
 
 
 def apply(
@@ -129,7 +129,8 @@ def apply(
     state = Review(loaded, FittedRows(loaded, data))
     _warn(state)
     if not state.settled:
-        raise ValueError(f"There are no answers in {model}: `logitclip review {_quote(model)}` asks for them.")
+        command = f"logitclip review {_quote(model)}{name_plugins(plugin)}"
+        raise ValueError(f"There are no answers in {model}: `{command}` asks for them.")
     done = apply_answers(state.rows, state.settled, out)
     if json:
         show_json(asdict(done))
@@ -138,7 +139,7 @@ def apply(
         f"{out}: {counted(done.rows, 'row')}, {counted(done.corrected, 'label')} corrected, {done.kept:,} confirmed, "
         f"{done.unsure:,} unsure, {counted(done.dropped, 'row')} in no class left out."
     )
-    tell(f"Fit again: logitclip fit {_fit_options(state, out)} --out {_quote(f'{model}2')}")
+    tell(f"Fit again: logitclip fit {_fit_options(state, out)} --out {_quote(f'{model}2')}{name_plugins(plugin)}")
 
 
 def _fit_options(state: Review, data: Path) -> str:
@@ -167,16 +168,23 @@ def _quote(what: str | Path) -> str:
     return shlex.quote(str(path))
 
 
-def _show_next(state: Review) -> None:
+def name_plugins(files: tuple[str, ...]) -> str:
+    """Return the options with which another command loads these plugins too."""
+    import shlex
+
+    return "".join(f" --plugin {shlex.quote(file)}" for file in files)
+
+
+def _show_next(state: Review, plugin: tuple[str, ...]) -> None:
     """Say how the answers get back into the data and the model."""
     from rich.markup import escape
 
-    model = _quote(state.model.folder)
-    show(escape(f"Write the data with the corrected labels: logitclip apply {model} -o corrected.csv"))
+    model, code = _quote(state.model.folder), name_plugins(plugin)
+    show(escape(f"Write the data with the corrected labels: logitclip apply {model} -o corrected.csv{code}"))
     show(
         escape(
             "Fit the model again with the answers: "
-            f"logitclip fit {_quote(state.rows.source.path)} --answers {model} --out {model}"
+            f"logitclip fit {_quote(state.rows.source.path)} --answers {model} --out {model}{code}"
         )
     )
 

@@ -111,7 +111,9 @@ def check_bundle(spec: str) -> None:
     name = spec.partition(":")[0].strip()
     if name == "none":
         raise ValueError("bundle copies an encoder into the model folder: name one with encoder.")
-    if name != "auto" and "name" not in encoders.ENCODERS.knobs(name):
+    if name == "auto":
+        return
+    if "name" not in encoders.ENCODERS.knobs(name) or not hasattr(encoders.ENCODERS[name], "reads"):
         raise ValueError(f"The encoder {name} cannot be bundled: it has no folder of weights to name.")
 
 
