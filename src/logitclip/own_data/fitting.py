@@ -232,7 +232,9 @@ def _check_writable(out: Path) -> None:
         if (out / name).is_dir():
             raise ValueError(f"{out / name} is a folder, and `fit` writes a file there: name another folder with out.")
         if not ours and (out / name).is_file():
-            raise ValueError(f"{out / name} is not of `fit`, which would replace it: name another folder with out.")
+            raise ValueError(
+                f"{out / name} is a file that `fit` did not write and would replace: name another folder with out."
+            )
 
 
 # -- the steps ---------------------------------------------------------------------------------------------------------
