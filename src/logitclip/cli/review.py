@@ -250,7 +250,7 @@ def _show_report(state: Review, found: Report | None) -> None:
     progress = state.state()
     show(f"{progress['answered']:,} rows are reviewed; {progress['left']:,} labels that are marked wrong are left.")
     if progress["last"]:
-        show(f"Of the last {progress['last']} suspects, {progress['last_wrong']} were wrong.")
+        show(f"Wrong among the last suspects: {progress['last_wrong']} of {progress['last']}.")
     if found is None:
         if len(state.asked):
             show(f"None of the {len(state.asked):,} rows of the audit is answered yet.")
@@ -310,7 +310,7 @@ def show_round(corrected: CorrectedData, fitted: Model) -> None:
     in_all = f" ({done:,} in all)" if earlier else ""
     show(
         f"The last round: {counted(done - earlier, 'label')} corrected{in_all}; marked wrong {before:,} -> {after:,}; "
-        f"estimated noise {model.noise['rate']:.1%} -> {fitted.noise['rate']:.1%}; "
+        f"wrong labels, estimated: {model.noise_range} -> {fitted.noise_range}; "
         f"accuracy on the labels as they were {model.facts['noisy_accuracy']:.1%}, as they are now "
         f"{fitted.facts['noisy_accuracy']:.1%}."
     )

@@ -95,6 +95,12 @@ class Model:
         return self.facts["noise"]
 
     @property
+    def noise_range(self) -> str:
+        """The range of the noise rate in words, as in "13% to 35%" or "at most 50%"."""
+        low, high = self.noise["rate_interval"]
+        return f"at most {high:.0%}" if self._only_at_most else f"{low:.0%} to {high:.0%}"
+
+    @property
     def noise_summary(self) -> str:
         """The estimated noise in words, and what the estimate cannot see."""
         if not self.learnt:
