@@ -91,7 +91,7 @@ def take(browser: Any, name: str, height: float) -> None:
 
 def take_fit(browser: Any, page: Path) -> None:
     for scheme, name in (("light", "fit_page.png"), ("dark", "fit_page_dark.png")):
-        set_screen(browser, WIDTHS["fit"], HEIGHT, scheme)
+        set_screen(browser, WIDTHS["fit"], 2 * HEIGHT, scheme)
         browser.get(page.resolve().as_uri())
         browser.execute_script("[...document.querySelectorAll('h2')].at(-1).scrollIntoView()")
         script = f"return document.querySelectorAll('tr')[{ROWS}].getBoundingClientRect().bottom"
