@@ -33,9 +33,8 @@ def test_hugging_face_is_not_imported_before_it_is_needed():
 def test_every_extra_is_used():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     files = [*(ROOT / "src").rglob("*.py"), *(ROOT / "docs").glob("*.md")]
-    named = set(
-        re.findall(r"(?:logitclip|\.)\[([\w,-]+)\]", "".join(path.read_text(encoding="utf-8") for path in files))
-    )
+    text = "".join(path.read_text(encoding="utf-8") for path in files)
+    named = re.findall(r"(?:logitclip|\.)\[([\w,-]+)\]", text) + re.findall(r'explain_missing\(".*?", "([\w-]+)"', text)
     assert set(extras) - {"all"} <= {extra for group in named for extra in group.split(",")}
     every = {name.removesuffix("]") for name in extras["all"][0].partition("[")[2].split(",")}
     assert every == set(extras) - {"all", "timm"}  # timm needs torchvision
