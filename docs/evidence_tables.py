@@ -152,7 +152,8 @@ def heads_on_features(rows: list[dict[str, Any]], logistic: list[dict[str, Any]]
         line += [row["chosen"].rpartition("=")[2], _accuracy(row["without"]), _accuracy(beside(row).get("early"))]
         line += [f"{bold}{row['with_clip']:.1f}{bold}", f"{_signed(row['difference'])} ± {row['standard_error']:.1f}"]
         lines.append([*line, _accuracy(rivals.get((data, noise))), shares])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    told = [i for i in range(len(heads)) if any(line[i] != "–" for line in lines[2:])]
+    return "\n".join(f"| {' | '.join(line[i] for i in told)} |" for line in lines)
 
 
 DATA = {"cifar100": "cifar100:subset=true"}
