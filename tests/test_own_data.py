@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -1163,7 +1164,8 @@ def test_labels_that_rules_explain_have_no_estimate_but_at_most(tmp_path):
     assert model.facts["rules"] > 0.95
     assert model.noise["rate_interval"] == [0.0, 0.5]
     assert model.noise_summary.startswith("At most 50% of the labels are wrong. A decision tree with few leaves")
-    assert model.noise_summary.endswith(f"logitclip review {tmp_path / 'rule'} --audit 100.")
+    folder = shlex.quote(str(tmp_path / "rule"))
+    assert model.noise_summary.endswith(f"logitclip review {folder} --audit 100.")
     assert model.accuracy_summary.endswith("A perfect classifier would score between 50% and 100% on them.")
     smooth = np.where(x.sum(1) > 0, "u", "v")
     model = lc.fit(x, smooth, learner="forest,logistic", out=tmp_path / "smooth")

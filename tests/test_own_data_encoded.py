@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 
 import numpy as np
@@ -227,13 +228,14 @@ def test_an_encoder_of_a_plugin(command, reviews, tmp_path, monkeypatch):
     assert (code, "name its file: --plugin FILE.py" in err) == (2, True), err
     code, out, err = command(*fit, "--learner", "logistic", "--out", tmp_path / "model", *plugin)
     assert code == 0, err
-    assert f"--plugin {tmp_path / 'lengths.py'}" in out.replace("\n", " ")
+    named = f"--plugin {shlex.quote(str(tmp_path / 'lengths.py'))}"
+    assert named in out.replace("\n", " ")
     assert str(tmp_path / "lengths.py") in loaded_plugins()  # for processes that encode
     predict = ("predict", tmp_path / "model", tmp_path / "reviews.csv", "-o", tmp_path / "out.csv")
     code, _, err = command(*predict, *plugin)
     assert (code, "120 predictions" in err) == (0, True), err
     code, _, err = command("apply", tmp_path / "model", "-o", tmp_path / "corrected.csv", *plugin)
-    assert (code, f"--plugin {tmp_path / 'lengths.py'}` asks for them" in err.replace("\n", " ")) == (2, True), err
+    assert (code, f"{named}` asks for them" in err.replace("\n", " ")) == (2, True), err
     for encoder in ("lengths", "lengths_of:x"):
         code, _, err = command(*fit[:-1], encoder, "--bundle", "--out", tmp_path / "other", *plugin)
         assert (code, "cannot be bundled" in err) == (2, True), err

@@ -177,7 +177,8 @@ def _open_regular(path: Path, flags: int, mode: str = "rb") -> Any:
             raise OSError(errno.EINVAL, "it is not a regular file")
         return os.fdopen(handle, mode, buffering=0)
     except BaseException:
-        os.close(handle)
+        with contextlib.suppress(OSError):  # Ctrl-C inside fdopen: the stream has closed it
+            os.close(handle)
         raise
 
 
