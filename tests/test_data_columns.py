@@ -62,6 +62,11 @@ def test_csv_with_decimal_commas(tmp_path, delimiter):
     }
 
 
+def test_a_lone_zero_before_the_comma_tells_decimals_from_thousands(tmp_path):
+    path = write(tmp_path / "x.csv", "\ufeffheight;kind\n1,125;a\n-0,250;b\n")
+    assert shown(read_table(path)["height"]) == [1.125, -0.25]
+
+
 def test_decimal_points_are_kept_beside_commas_in_text(tmp_path):
     path = write(tmp_path / "x.csv", "a;b;c\n1.5;2.5;1,2\n3.5;4.5;3,4\n")
     assert {name: shown(column) for name, column in read_table(path).items()} == {
@@ -198,6 +203,10 @@ def test_wrong_files_are_one_sentence(tmp_path):
         "ragged.csv": (b"a,b\n1,2\n1,2,3\n", r"ragged.csv could not be read .*Expected 2 columns, got 3"),
         "twice.csv": (b"a,a\n1,2\n", r"twice.csv has two columns called 'a'"),
         "broken.parquet": (b"PAR1 nonsense", r"broken.parquet could not be read"),
+        "packed.csv": (
+            b"\x1f\x8b\x08\x00,\n1\n1,2,3\n",
+            r"packed.csv could not be read \(it is compressed, or of another",
+        ),
         "broken.npz": (b"PK\x03\x04 nonsense", r"broken.npz could not be read"),
         "latin.csv": ("größe,b\n1,2\n".encode("latin-1"), r"latin.csv could not be read \(.*; save it as UTF-8"),
         "wide.csv": (

@@ -115,6 +115,13 @@ def test_the_page_shows_noise_accuracy_and_rows(fitted):
     assert page.count('<td class="suggested">?</td>') == unclear.sum()
 
 
+@pytest.mark.parametrize("clip", ["norm:temp=2.5", "none"])
+def test_the_accuracy_of_the_model_is_that_of_its_learner_if_there_is_one(people, tmp_path, clip):
+    model = lc.fit(people[0], "kind", out=tmp_path, learner="network", clip=clip, epochs=30)
+    (network,) = model.facts["learners"]
+    assert model.facts["noisy_accuracy"] == network["noisy_accuracy"]  # networks that have seen a label do not count
+
+
 def test_a_marked_label_without_a_suggestion_is_not_shown_as_its_own_suggestion():
     assert show_suggestion("frog", "ship", wrong=True) == "ship"
     assert show_suggestion("frog", "frog", wrong=True) == "?"
@@ -540,6 +547,16 @@ def run(capsys, monkeypatch, *args):
     return code, *capsys.readouterr()
 
 
+def test_columns_that_are_named_one_by_one_are_refused(people, tmp_path, capsys, monkeypatch):
+    """Only the last --drop would count."""
+    out = ("-o", tmp_path / "m", "--label", "kind", "--epochs", 2)
+    code, _, told = run(capsys, monkeypatch, "fit", people[0], "--drop", "x", "--drop=town", *out)
+    assert (code, told) == (
+        2,
+        "logitclip: --drop is given twice: give it once, with the columns separated by commas.\n",
+    )
+
+
 def test_commands(people, tmp_path, capsys, monkeypatch):
     path, *_ = people
     quick = ("--clip", "norm:temp=2.5", "--epochs", 3)
@@ -795,6 +812,26 @@ def test_groups_and_times_do_not_leak():
     assert len(np.unique(np.concatenate([test for _, test in folds]))) == 100  # the first sixth is never predicted
     with pytest.raises(ValueError, match="There must be at least 30 groups, got 24"):
         make_folds(look(frame, "kind", Options(group="who")), 30, 0)
+    with pytest.raises(ValueError, match="Give either group or time"):
+        look(frame, "kind", Options(group="who", time="day"))
+    few = look(frame.assign(who=frame["who"] % 2), "kind", Options(group="who"))
+    with pytest.raises(ValueError, match="There must be at least 5 groups, got 2"):
+        make_plan(few)
+
+
+def test_only_rows_of_one_class_with_a_weight_are_refused(people):
+    frame = people[1].assign(heavy=people[1]["kind"] == "red").astype({"heavy": float})
+    with pytest.raises(ValueError, match="the weights 'heavy' must be above 0 in rows of at least two classes"):
+        look(frame, "kind", Options(weight="heavy"))
+
+
+def test_a_few_val_rows_that_are_all_right_do_not_make_the_model_certain(tmp_path):
+    frame = pd.DataFrame(
+        {"x": np.repeat([0.0, 9.0], 30) + np.arange(60) % 7 / 7, "kind": np.repeat(["low", "high"], 30)}
+    )
+    model = lc.fit(frame, "kind", val=frame.iloc[[0, -1]], out=tmp_path, learner="logistic")
+    assert model.facts["val_accuracy"] == 1
+    assert model.predict(frame)["probability"].mean() == pytest.approx(0.75, abs=0.05)  # 3 of 4: the rule of succession
 
 
 def test_a_class_that_loses_labels_is_adjusted_for():
@@ -915,13 +952,23 @@ def test_what_was_learnt_with_other_weights_is_not_taken(blobs, tmp_path):
     assert (other[:, 0] > one[:, 0]).mean() > 0.9
 
 
+def test_labels_that_a_network_has_only_memorised_are_not_learnt():
+    rng = np.random.default_rng(0)
+    given, guessed, seen = rng.integers(0, 3, 300), *rng.dirichlet(np.ones(3), (2, 300))
+    memorised = (seen + 2 * np.eye(3)[given]) / 3
+    found = judge_labels(combine({"network": Vote(guessed, memorised)}, given), given)
+    assert not found.learnt
+    assert not found.wrong.any()
+
+
 def test_nothing_is_suggested_where_most_labels_may_be_wrong():
     rng = np.random.default_rng(0)
     true = rng.integers(0, 3, 2000)
     given = np.where(rng.random(2000) < 0.65, rng.integers(0, 3, 2000), true)
     clear = 0.94 * np.eye(3)[(true + (rng.random(2000) < 0.3)) % 3] + 0.02
-    found = judge_labels(combine({"forest": Vote(clear), "logistic": Vote(clear)}, given), given)
-    assert found.accuracy < 0.5
+    votes = combine({"forest": Vote(clear), "logistic": Vote(clear)}, given)
+    found = judge_labels(votes, given)
+    assert (votes.probabilities.argmax(1) == given).mean() < 0.5
     assert found.wrong.any()
     assert (found.suggested == given).all()
 
@@ -1050,6 +1097,26 @@ def test_dates_that_are_not_read_get_a_hint_and_never_order_rows(tmp_path):
     with pytest.raises(ValueError, match=r"the time 'german' holds '01.01.2026': write dates as 2026-11-18"):
         look(frame, "kind", Options(time="german"))
     assert look(frame, "kind", Options(time="iso")).times.tolist() == list(range(60))
+
+
+def test_numbers_that_are_text_and_values_far_from_the_others_are_told():
+    number = np.random.default_rng(0).normal(size=60).round(3)
+    texts = {
+        "comma": [f"{x}".replace(".", ",") for x in number],
+        "share": [f"{x} %" for x in number],
+        "thousands": [f"{100_000 * x:,.0f}" for x in number],
+        "stray": [*map(str, number[:-1]), "n.a."],
+    }
+    codes = {"zip": [f"{i:05}" for i in range(60)], "town": ["ab", "cd"] * 30, "version": ["1.2.3", "1.3.0"] * 30}
+    frame = pd.DataFrame({**texts, **codes, "far": [*number[:-1], 999_999], "near": number, "kind": ["a", "b"] * 30})
+    lines = make_plan(look(frame, "kind"), learner="logistic").lines()
+    told = [line.partition(" make it text")[0] for line in lines if " make it text" in line]
+    reasons = texts["comma"][0], texts["share"][0], next(x for x in texts["thousands"] if "," in x), "n.a."
+    assert told == [
+        f"{name!r} holds numbers, but values such as {value!r}" for name, value in zip(texts, reasons, strict=True)
+    ]
+    (far,) = [line for line in lines if "far from the others" in line]
+    assert far.startswith("'far' has a value far from the others, 999999: if it stands for a missing one")
 
 
 def test_copies_of_rows_are_told(people):

@@ -135,6 +135,9 @@ def _run_command(arguments: list[str]) -> None:
 
 def _parse(name: str, arguments: list[str]) -> Callable[[], None]:
     """Parse the arguments of a command, and return a call of it."""
+    for option in ("--text", "--drop"):
+        if sum(word == option or word.startswith(f"{option}=") for word in arguments) > 1:
+            raise ValueError(f"{option} is given twice: give it once, with the columns separated by commas.")
 
     @functools.wraps(COMMANDS[name])
     def prepare(*args: object, **options: object) -> Callable[[], None]:

@@ -182,8 +182,9 @@ class _CsvLayout(NamedTuple):
 
     @property
     def may_have_decimal_commas(self) -> bool:
-        # A comma before exactly three digits may separate thousands.
-        return self.delimiter != "," and bool(re.search(r"\d,(?:\d{1,2}|\d{4,})(?![\d,])", self.start))
+        # A comma before exactly three digits may separate thousands, unless a lone zero is before it.
+        found = re.search(r"\d,(?:\d{1,2}|\d{4,})(?![\d,])|(?<![\d.,])0,\d", self.start)
+        return self.delimiter != "," and found is not None
 
     def options(
         self, text: Collection[str], types: Mapping[str, pyarrow.DataType] | None = None, **convert: Any
@@ -302,6 +303,8 @@ def _explain_arrow_errors(path: Path) -> Iterator[None]:
         reason = first_line(error)
         encoded = isinstance(error, UnicodeDecodeError) or "UTF8" in reason or "utf-16" in reason
         remedy = "save it as UTF-8" if encoded else "repair it or save it again"
+        if path.suffix.lower() in (".csv", ".tsv", ".txt") and _begins_as_archive(path):
+            reason, remedy = "it is compressed, or of another format", "name it .csv.gz or .parquet, or save it as text"
         raise ValueError(f"{path} could not be read ({reason}); {remedy}.") from error
 
 
@@ -367,6 +370,12 @@ def _arrow_column(values: pyarrow.ChunkedArray) -> Column:
     if is_a.is_binary(kind) or is_a.is_large_binary(kind):
         return Unusable(len(values), "is not UTF-8 text; save the file as UTF-8 to use it")
     return Unusable(len(values), f"is of type {kind}, neither numbers nor text")
+
+
+def _begins_as_archive(path: Path) -> bool:
+    """Return whether a file begins like one of gzip, zip (also a spreadsheet) or parquet."""
+    with path.open("rb") as file:
+        return file.read(4).startswith((b"\x1f\x8b", b"PK\x03\x04", b"PAR1"))
 
 
 def _read_npz(path: Path, text: Collection[str]) -> dict[str, Column]:
@@ -474,6 +483,23 @@ def date_in_text(text: TextColumn) -> str | None:
     """
     dates = all(re.match(r"\d{1,4}([./-])\d{1,2}\1\d{1,4}\b", value) for value in text.values)
     return text.values[0] if text.values and dates else None
+
+
+NUMBER = re.compile(r"[-+]?[€$£]?\s?(\d+|\d{1,3}([ ,.'\u2019\u00a0\u202f]\d{3})+)([.,]\d+)?\s?[%€$£]?")
+
+
+def unread_number(text: TextColumn) -> str | None:
+    """Return the first value that is no plain number of a column of text that holds hardly anything but numbers.
+
+    >>> unread_number(TextColumn(np.array([0, 1, 2]), ["2", "1,5", "0,7"]))
+    '1,5'
+    >>> unread_number(TextColumn(np.array([0, 1]), ["12 Main Street", "007"]))
+    """
+    first = text.values[:1000]
+    numbers = sum(is_numeric_text(value) or NUMBER.fullmatch(value) is not None for value in first)
+    if not first or numbers < 0.9 * len(first) or date_in_text(text) is not None:
+        return None
+    return next((value for value in text.values if not is_numeric_text(value)), None)
 
 
 def is_numeric_text(text: str) -> bool:

@@ -25,6 +25,7 @@ class Votes:
     """What the learners say together."""
 
     probabilities: np.ndarray  # of the true class, [n, K]
+    held_out: np.ndarray  # the class that models which have not seen the label predict together, [n]
     agreed: np.ndarray  # the class that every learner predicts, with and without the adjustment, [n]; -1 if they differ
     doubted: float  # the largest share of the labels that any learner contradicts
     weights: dict[str, float]  # the share of each learner in the final model; they sum to 1
@@ -51,8 +52,13 @@ def combine(votes: Mapping[str, Vote], labels: np.ndarray, alike: Collection[str
     predictions, trusted = np.stack(both), weigh(right)
     equal = bool(alike) and set(alike) <= set(votes)
     shares = {name: (name in alike) / len(alike) for name in votes} if equal else share_out(right)
+
+    def together(said: Mapping[str, np.ndarray]) -> np.ndarray:
+        return adjust_for_classes(sum((trusted[name] * one for name, one in said.items()), np.zeros(1)), labels)
+
     return Votes(
-        adjust_for_classes(sum((trusted[name] * one for name, one in each.items()), np.zeros(1)), labels),
+        together(each),
+        together(held_out).argmax(1),
         np.where((predictions == predictions[0]).all(0), predictions[0], -1),
         float((predictions[1::2] != labels).mean(1).max()),
         shares,
@@ -87,6 +93,12 @@ def share_out(right: Mapping[str, np.ndarray]) -> dict[str, float]:
     weights = weigh({name: one for name, one in right.items() if name != ADVISER or len(right) == 1})
     kept = {name: weight for name, weight in weights.items() if weight >= LEAST_SHARE}
     return {name: kept.get(name, 0.0) / sum(kept.values()) for name in right}
+
+
+def accuracy_of(votes: Mapping[str, Vote], shares: Mapping[str, float], labels: np.ndarray) -> float:
+    """Return the share of the labels [n] that learners with these shares predict together, none having seen them."""
+    mixed = sum((share * votes[name].held_out for name, share in shares.items()), np.zeros(1))
+    return float((mixed.argmax(1) == labels).mean())
 
 
 def adjust_for_classes(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from logitclip.data import hold_out
 from logitclip.encoders import downloads_allowed
 from logitclip.encoders.features import OnRows
 from logitclip.own_data.calibration import find_temperature, match_confidence
-from logitclip.own_data.combining import ADVISER, Vote, Votes, combine, share_out
+from logitclip.own_data.combining import ADVISER, Vote, Votes, accuracy_of, combine, share_out
 from logitclip.own_data.encoded import Encoding, check_bundle, copy_encoder
 from logitclip.own_data.facts import Facts
 from logitclip.own_data.folds import FOLDS, MOST_CELLS, choose_rows, make_folds
@@ -270,6 +270,8 @@ def _fit(plan: Plan, out: Path, origin: Facts, beside: dict[str, Labelled], on_p
         on_progress(done / plan.seconds)
     final, temperature = _calibrate(plan, final, issues, beside.get("val"))
     accuracies = {f"{name}_accuracy": _accuracy(final, rows) for name, rows in beside.items()}
+    shares = {learner.name: share for learner, share in final}
+    accuracies["noisy_accuracy"] = accuracy_of(votes, shares, source.labels[judged])
     origin |= {"temperature": temperature, **accuracies}
     model = _write_model(out, plan, final, combined, issues, origin)
     if source.unlabelled is not None:
@@ -460,6 +462,9 @@ def _calibrate(
         shares = share_out({name: (one.argmax(1) == val.labels)[readable] for name, one in found.items()})
         final = [(learner, shares[learner.name]) for learner, _ in final if shares[learner.name] > 0]
         mixed = sum((share * found[learner.name] for learner, share in final), np.zeros(1))[readable]
+        right = mixed.argmax(1) == val.labels[readable]
+        if right.all():  # the likelihood has no maximum: few rows would make the model certain
+            return final, match_confidence(_log(mixed), (len(right) + 1) / (len(right) + 2))
         return final, find_temperature(_log(mixed), val.labels[readable], None)
     if not issues.learnt:
         return final, 1.0
@@ -500,7 +505,6 @@ def _write_model(
             for learner, share in final
         ],
         "log_prior": [0.0] * len(source.class_names),
-        "noisy_accuracy": issues.accuracy,
         "largest_share": float(source.counts.max() / len(source.labels)),
         "learnt": issues.learnt,
         "noise": {

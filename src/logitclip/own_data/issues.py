@@ -35,12 +35,11 @@ class Issues:
     suggested: np.ndarray  # [N] class positions: the given class, unless all learners agree on another
     wrong: np.ndarray  # [N] bool: more likely wrong than right
     noise: NoiseEstimate
-    accuracy: float  # share of the noisy labels that the votes predict
-    true_accuracy: float  # estimated share of the true classes that they predict
+    true_accuracy: float  # estimated share of the true classes that the votes predict
     probabilities: (
         np.ndarray
     )  # [n, K] of the rows that are judged: calibrated, by learners that have not seen the label
-    learnt: bool  # whether the votes agree with the labels beyond chance; else the noise is unknown, no label `wrong`
+    learnt: bool  # whether held-out votes agree with labels beyond chance; else the noise is unknown, no label `wrong`
 
     @property
     def ranking(self) -> np.ndarray:
@@ -63,7 +62,7 @@ def judge_labels(votes: Votes, labels: np.ndarray, reviewed: np.ndarray | None =
     """
     mixed, rows = votes.probabilities, np.arange(len(labels))
     logits = np.log(np.maximum(mixed, 1e-9))
-    learnt = agree_beyond_chance(mixed.argmax(1), labels)
+    learnt = agree_beyond_chance(votes.held_out, labels)
     noise = _within_range(estimate_noise(labels, mixed), votes, labels)
     matrix = noise.matrix if learnt else None
     if reviewed is not None and learnt and not reviewed.all():  # what is left has more noise than the whole
@@ -72,12 +71,12 @@ def judge_labels(votes: Votes, labels: np.ndarray, reviewed: np.ndarray | None =
     posterior = given_the_label(probabilities, labels, matrix)
     agreement = np.where(votes.agreed < 0, 0, np.where(votes.agreed == labels, -1, 1))
     scores = make_less_sure(1 - posterior[rows, labels], agreement)
-    accuracy = float((mixed.argmax(1) == labels).mean())
     wrong = (scores > 0.5) & learnt
-    sure = learnt & (scores >= SURE) & (agreement == 1) & (accuracy >= LEAST_AGREEMENT)
+    trusted = learnt and (mixed.argmax(1) == labels).mean() >= LEAST_AGREEMENT
+    sure = trusted & (scores >= SURE) & (agreement == 1)
     suggested = np.where(sure, votes.agreed, labels)
     true_accuracy = float(posterior[rows, mixed.argmax(1)].mean())
-    found = Issues(scores, suggested, wrong, noise, accuracy, true_accuracy, probabilities, learnt)
+    found = Issues(scores, suggested, wrong, noise, true_accuracy, probabilities, learnt)
     return trust_reviewed(found, labels, reviewed)
 
 

@@ -13,9 +13,9 @@ import torch
 
 from logitclip import models
 from logitclip.criterion import build_criterion
-from logitclip.data._columns import TextColumn, date_in_text
+from logitclip.data._columns import TextColumn, date_in_text, unread_number
 from logitclip.launch import using_threads
-from logitclip.own_data.folds import FOLDS, choose_rows
+from logitclip.own_data.folds import FOLDS, choose_rows, make_folds
 from logitclip.own_data.kind import Rows, Source
 from logitclip.own_data.learners import (
     LEAF,
@@ -47,6 +47,7 @@ HALVES = 2  # folds of the network, unless five are asked for
 LEARNERS = ("network", "forest", "logistic", "neighbours")
 FEW = 20  # rows; fewer whole numbers may all differ by chance
 LEAST_COPIES = 0.05  # share of the rows from which copies are told
+FAR = 1e3  # distances between the quartiles from which a value is told: standardised, the others become one number
 MEASURED = 4  # training steps that are timed
 TIMED_TREES = 4
 LINEAR_CELLS = 40_000  # rows times features that a regression is timed on, or 300 rows
@@ -101,6 +102,15 @@ class Plan:
             f"{name!r} holds dates as text, such as {date!r}: to use them as dates, write 2026-11-18 in a "
             "file, or convert the column with pandas.to_datetime."
             for name, date in _unread_dates(source).items()
+        ]
+        lines += [
+            f"{name!r} holds numbers, but values such as {value!r} make it text: write numbers with a point, without "
+            "signs of thousands or units, and leave missing ones empty."
+            for name, value in _unread_numbers(source).items()
+        ]
+        lines += [
+            f"{name!r} has a value far from the others, {value:g}: if it stands for a missing one, leave it empty."
+            for name, value in _far_values(source).items()
         ]
         copies = _count_copies(source)
         if copies:
@@ -169,6 +179,8 @@ def make_plan(
     for name in options:
         if name not in known:
             raise ValueError(f"fit has no option {name!r}. {suggest(name, known)}")
+    if source.groups is not None or source.times is not None:
+        make_folds(source, FOLDS, seed)  # too few groups or times are refused before anything is trained
     rows, classes = len(source.labels), len(source.class_names)
     to_search = _clip_to_search(clip, rows)
     settings = {**source.kind.network(rows), **{k: v for k, v in options.items() if v is not None}}
@@ -317,10 +329,35 @@ def _maybe_ids(source: Source) -> list[str]:
 
 def _unread_dates(source: Source) -> dict[str, str]:
     """Return the columns with dates that were not read as dates, each with a value."""
+    return {name: date for name, column in _texts(source).items() if (date := date_in_text(column)) is not None}
+
+
+def _unread_numbers(source: Source) -> dict[str, str]:
+    """Return the columns with numbers that were not read as numbers, each with a value that is the reason."""
+    return {name: value for name, column in _texts(source).items() if (value := unread_number(column)) is not None}
+
+
+def _texts(source: Source) -> dict[str, TextColumn]:
+    """Return the columns of text that are not used for their words."""
     if not isinstance(source.kind, Table):
         return {}
     texts = {name: column for name, column in source.kind.columns.items() if isinstance(column, TextColumn)}
-    return {name: date for name, column in texts.items() if (date := date_in_text(column)) is not None}
+    return {name: column for name, column in texts.items() if source.used.get(name) != "text"}
+
+
+def _far_values(source: Source) -> dict[str, float]:
+    """Return the value of each column of numbers that is farthest from the others, if it is very far."""
+    if not isinstance(source.kind, Table):
+        return {}
+    found = {}
+    for name, column in source.kind.columns.items():
+        if source.used.get(name) == "number":
+            values = np.asarray(column)[np.isfinite(np.asarray(column))]
+            low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+            farthest = float(values[np.abs(values - middle).argmax()])
+            if high > low and abs(farthest - middle) > FAR * (high - low):
+                found[name] = farthest
+    return found
 
 
 def _count_copies(source: Source) -> int:

@@ -225,7 +225,7 @@ def _look_at_table(
         used=dict(kind.used),
         left_out={**dict.fromkeys(options.drop, "as you asked"), **kind.dropped, **_about_review(reviewed)},
         label_type=label_type,
-        weight=_weights(columns, options.weight, path, known),
+        weight=_weights(columns, options.weight, path, known, labels),
         groups=None if options.group is None else group_numbers(columns, options.group, path)[known],
         times=None if options.time is None else time_numbers(columns, options.time, path)[known],
         unlabelled=kind.rows(take(features, unknown), unknown) if len(unknown) else None,
@@ -256,14 +256,14 @@ def _positions(column: Column, name: str, classes: Sequence[str], path: Path) ->
     return np.array([*(position[value] for value in text.values), -1])[text.codes]
 
 
-def _weights(columns: Columns, name: str | None, path: Path, rows: np.ndarray) -> np.ndarray | None:
+def _weights(columns: Columns, name: str | None, path: Path, rows: np.ndarray, labels: np.ndarray) -> np.ndarray | None:
     if name is None:
         return None
     column = columns[name]
     if not isinstance(column, np.ndarray) or not np.isfinite(column[rows]).all() or (column[rows] < 0).any():
         raise ValueError(f"{path}: the weights {name!r} must be numbers that are at least 0, one in every row.")
-    if not column[rows].any():
-        raise ValueError(f"{path}: the weights {name!r} must not all be 0.")
+    if len(np.unique(labels[rows][column[rows] > 0])) < 2:
+        raise ValueError(f"{path}: the weights {name!r} must be above 0 in rows of at least two classes.")
     return column[rows] / column[rows].mean()
 
 
@@ -271,6 +271,8 @@ def _check_columns(columns: Columns, path: Path, label: str, options: Options) -
     """Raise a ValueError if a column that is named is missing or has two meanings."""
     if options.image is not None and options.text:
         raise ValueError("Give either image or text: beside images no other column is used.")
+    if options.group is not None and options.time is not None:
+        raise ValueError("Give either group or time: rows are divided by one of them.")
     for name in (label, *options.text, *options.drop, *options.special):
         require_column(columns, name, path)
     named = [label, *options.text, *options.drop, *options.special]
