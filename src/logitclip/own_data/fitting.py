@@ -132,7 +132,7 @@ def fit(
         balance: ``on`` lets every class count the same, so that rare classes are predicted more often; ``auto`` does so
             if one class is five times as large as another.
         find_issues: Judge the labels by five folds of the network instead of two.
-        on_plan: Called with the `Plan` before anything is trained.
+        on_plan: Called with the `Plan` before anything is trained; not if the folder has the model already.
         on_progress: Called with the share of the work that is done, from 0 to 1.
         on_rows: Called with the rows that the encoder has done and all rows.
         jobs: Cores to use; None for all.
@@ -170,13 +170,11 @@ def fit(
     plan = make_plan(source, five_folds=find_issues, **options)
     _check_writable(out)
     with claim(out):
-        if on_plan is not None:
-            on_plan(plan)
         try:
             origin = {"path": _keep_data(data, source, out), "options": asdict(columns)}
             named = {name: rows for name, rows in (("val", val), ("test", test)) if rows is not None}
             beside = {n: read_labelled(rows, source.kind, source.class_names, n) for n, rows in named.items()}
-            model = _fit(plan, out, {"source": origin, "made_by": made_by}, beside, on_progress)
+            model = _fit(plan, out, {"source": origin, "made_by": made_by}, beside, on_plan, on_progress)
             if bundle:
                 copy_encoder(model.facts, out)
             return model
@@ -240,14 +238,23 @@ def _check_writable(out: Path) -> None:
 # -- the steps ---------------------------------------------------------------------------------------------------------
 
 
-def _fit(plan: Plan, out: Path, origin: Facts, beside: dict[str, Labelled], on_progress: OnShare | None) -> Model:
-    """Carry out a plan: votes, marks, learning again, and the model folder."""
+def _fit(
+    plan: Plan,
+    out: Path,
+    origin: Facts,
+    beside: dict[str, Labelled],
+    on_plan: Callable[[Plan], None] | None,
+    on_progress: OnShare | None,
+) -> Model:
+    """Carry out a plan, unless the folder has its model: votes, marks, learning again, and the model folder."""
     on_progress = on_progress or (lambda share: None)
     source, parts = plan.source, Parts(out, plan.source)
     origin |= {"made_from": _digest(plan, parts, beside), "data": parts.data}
     kept = _kept_model(out, origin)
     if kept is not None:
         return kept
+    if on_plan is not None:
+        on_plan(plan)
     learners = _with_searched_clip(plan, parts)
     votes, done = {}, 0.0
     for learner in learners:
