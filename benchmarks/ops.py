@@ -70,10 +70,10 @@ def literal_nce(logits: Tensor, target: Tensor) -> Tensor:
 
 CASES: dict[str, Criterion] = {
     "F.cross_entropy": F.cross_entropy,
-    "ce": LogitClip("ce", TAU),
-    "gce": LogitClip("gce", TAU),
-    "nce": LogitClip("nce", TAU),
-    "CrossEntropyLoss": LogitClip(nn.CrossEntropyLoss(), TAU),
+    "ce": LogitClip("ce", tau=TAU),
+    "gce": LogitClip("gce", tau=TAU),
+    "nce": LogitClip("nce", tau=TAU),
+    "CrossEntropyLoss": LogitClip(nn.CrossEntropyLoss(), tau=TAU),
     "ce literal": literal_ce,
     "gce literal": literal_gce,
     "nce literal": literal_nce,

@@ -268,7 +268,7 @@ def test_knobs_out_of_range_are_refused_at_construction(name: str) -> None:
 def test_a_loss_by_name_is_that_loss_on_clipped_logits(name: str, shape: tuple[int, ...], device: str) -> None:
     dim, target = (1 if len(shape) > 1 else 0), labels(spatial(shape)).to(device)
     for tau, delta, p in ((1.0, None, 2.0), (2.5, 0.4, 2.0), (3.0, 1.0, 1.0), (1.0, 2.0, math.inf)):
-        criterion = LogitClip(name, tau, delta, p)
+        criterion = LogitClip(name, tau=tau, delta=delta, p=p)
 
         def by_hand(z: Tensor, t: Tensor, tau: float = tau, delta: float | None = delta, p: float = p) -> Tensor:
             return Loss(name)(clip_logits(z, tau, delta, p=p, dim=dim), t)
@@ -338,7 +338,7 @@ def test_a_clip_can_follow_a_schedule() -> None:
     assert (by_temp.tau, by_temp.delta, following.temp) == (4.0, 0.25, None)
     for criterion, tau, delta in ((following, 5.0, 5.0), (given, 5.0, 0.5), (by_temp, 4.0, 0.25)):
         torch.testing.assert_close(criterion.link(logits), clip_logits(logits, tau, delta))
-        torch.testing.assert_close(criterion(logits, target), LogitClip("ce", tau, delta)(logits, target))
+        torch.testing.assert_close(criterion(logits, target), LogitClip("ce", tau=tau, delta=delta)(logits, target))
     with pytest.raises(ValueError, match="made with temp: set temp"):
         by_temp.tau = 1.0
     with pytest.raises(ValueError, match="made with tau: set tau"):

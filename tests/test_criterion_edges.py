@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import logitclip as lc
-from logitclip.clip import vector_norm
+from logitclip.clip import logit_norms, vector_norm
 from logitclip.losses import LOSSES, loss
 
 torch.set_num_threads(1)
@@ -46,6 +46,12 @@ def test_with_a_criterion_of_ones_own_they_belong_to_it(option: dict[str, Any]) 
         lc.LogitClip(nn.CrossEntropyLoss(), tau=1.0, **option)
 
 
+def test_the_number_of_the_clip_has_a_name() -> None:
+    """Whether LogitClip("ce", 1.5) means tau or temp, nobody can see; the scales are 1.5 and 0.67."""
+    with pytest.raises(TypeError, match=r"^Name the number 1\.5: LogitClip\(loss, tau=1\.5\) scales logits"):
+        lc.LogitClip("ce", 1.5)  # type: ignore[arg-type]
+
+
 def test_clip_logits_takes_temp_like_the_others() -> None:
     z = random(4, 5)
     assert torch.equal(lc.clip_logits(z, temp=2.5), lc.clip_logits(z, 2.5, 0.4))
@@ -72,11 +78,13 @@ def test_a_large_head_with_the_largest_scale_is_finite() -> None:
     assert torch.autograd.grad(value.sum(), hidden)[0].isfinite().all()
 
 
-@pytest.mark.parametrize("p", [1.5, 2.0, 3.0])
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0])
 def test_the_norm_of_a_million_entries(p: float) -> None:
-    z = torch.randn(1, 1_000_000, generator=torch.Generator().manual_seed(0))
-    exact = torch.linalg.vector_norm(z.double(), p, dim=1, keepdim=True)
-    torch.testing.assert_close(vector_norm(z, p, 1).double(), exact, rtol=1e-5, atol=0)
+    """Entries that are equal are the worst: every addition rounds to the same side."""
+    for z in (torch.randn(1, 1_000_000, generator=torch.Generator().manual_seed(0)), torch.full((1, 1_000_000), 0.1)):
+        exact = torch.linalg.vector_norm(z.double(), p, dim=1, keepdim=True)
+        torch.testing.assert_close(vector_norm(z, p, 1).double(), exact, rtol=1e-5, atol=0)
+        torch.testing.assert_close(logit_norms(z, p).double(), exact[:, 0], rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -93,7 +101,7 @@ def test_a_masked_label_gives_no_nan_gradient(name: str, clip: bool) -> None:
 @pytest.mark.parametrize(("tau", "delta"), [(100.0, None), (100.0, 1.0), (1.0, 100.0), (60.0, 100.0)])
 def test_large_clipped_logits_do_not_overflow_float32(tau: float, delta: float | None) -> None:
     z, y = torch.tensor([[95.0, 0.0, 0.0], [300.0, 0.0, 0.0], [0.0, 95.0, 0.0]]), torch.zeros(3, dtype=torch.int64)
-    value = lc.LogitClip("ce", tau, delta, reduction="none")(z, y)
+    value = lc.LogitClip("ce", tau=tau, delta=delta, reduction="none")(z, y)
     exact = F.cross_entropy(lc.clip_logits(z.double(), tau, delta), y, reduction="none")
     torch.testing.assert_close(value.double(), exact, rtol=1e-5, atol=1e-5)
     head = lc.linear_cross_entropy(z, torch.eye(3), y, tau=tau, delta=delta, reduction="none")

@@ -70,7 +70,7 @@ def unfused(
 ) -> Tensor:
     criterion: Any = Loss(loss, weight=options.pop("class_weight", None), **options)
     if clip is not None:
-        criterion = LogitClip(criterion, *clip)
+        criterion = LogitClip(criterion, tau=clip[0], delta=clip[1])
     return criterion(F.linear(hidden, weight, bias), target, *args)
 
 
@@ -176,7 +176,7 @@ def test_random_sizes(
         norms = logits.detach().norm(dim=1)
         if ((norms - tau).abs() < 1e-5).any():
             return
-        logits = LogitClip("ce", tau, delta).link(logits)
+        logits = LogitClip("ce", tau=tau, delta=delta).link(logits)
     assert_same(got, F.cross_entropy(logits, target, label_smoothing=smoothing), inputs)
 
 
@@ -484,7 +484,7 @@ def test_clipped_hidden_states_have_clipped_logits(clip: Any, with_bias: bool) -
         logits = F.linear(torch.cat([scaled, factor], -1), torch.cat([weight, bias[:, None]], 1))
     else:
         logits = F.linear(scaled, weight)
-    expected = LogitClip("ce", *clip).link(F.linear(hidden, weight, bias if with_bias else None))
+    expected = LogitClip("ce", tau=clip[0], delta=clip[1]).link(F.linear(hidden, weight, bias if with_bias else None))
     torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
     assert_same(F.cross_entropy(logits, target), F.cross_entropy(expected, target), inputs)
 

@@ -106,7 +106,9 @@ def compute(name: str, logits: Tensor, target: Tensor, clip: Any = None, **knobs
     """Compute values and gradients with the library."""
     logits = logits.clone().requires_grad_()
     criterion: Any = Loss(name, reduction="none", **knobs)
-    values = criterion(logits, target) if clip is None else LogitClip(criterion, *clip)(logits, target)
+    if clip is not None:
+        criterion = LogitClip(criterion, tau=clip[0], delta=clip[1], p=clip[2])
+    values = criterion(logits, target)
     (gradient,) = torch.autograd.grad(values.sum(), logits)
     return values.detach(), gradient
 

@@ -111,6 +111,18 @@ def test_missing_predictions_are_named_with_the_folder(model) -> None:
         open_review(model, 30)
 
 
+def test_an_audit_that_asks_more_than_was_asked_for_says_why(model, capsys) -> None:
+    from logitclip.cli.review import review
+
+    why = "--audit 20 asks {} rows: at least 5 from each of 5 groups by score, and never fewer than before."
+    review(model.folder, audit=20, report=True)
+    assert why.format(24) in capsys.readouterr().err  # the most suspicious group has four rows
+    review(model.folder, audit=50, report=True)
+    assert "--audit" not in capsys.readouterr().err
+    review(model.folder, audit=20, report=True)
+    assert why.format(50) in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("change", [{"size": "30"}, {"seed": None}, {"reviewed": [999]}, {"reviewed": 7}])
 def test_an_audit_that_was_edited_is_drawn_again(model, change: dict) -> None:
     drawn = open_review(model, 30)

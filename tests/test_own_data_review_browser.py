@@ -141,7 +141,8 @@ def test_review_by_keys(browser: Page, fitted: Path, tmp_path: Path) -> None:
         assert item["given"] in browser.text(".given")
         expected = [(browser.answer(Keys.ENTER), item["given"])]
         second = review.item(review.suspects[1])
-        expected.append((browser.answer("1"), second["suggestions"][0][0]))
+        suggested = second["suggestions"][0][0]
+        expected.append((browser.answer(str(1 + model.class_names.index(suggested))), suggested))
         expected.append((browser.answer("u"), "unsure"))
         expected.append((browser.answer("n"), "in no class"))
         browser.press("c")
@@ -213,6 +214,31 @@ def test_an_audit_shows_the_label_only_after_the_answer(browser: Page, fitted: P
         assert model.class_names[review.given[place]] in browser.text("#last")
     last = read_answers(review.path)[-1]
     assert (last.audit, last.label) == (True, model.class_names[1])
+
+
+def test_a_digit_means_the_same_class_in_every_row(browser: Page, fitted: Path, tmp_path: Path) -> None:
+    """With more classes than digits it is the place of a suggestion, and nothing in an audit."""
+    model = copied(fitted, tmp_path)
+    keys = {name: str(i + 1) for i, name in enumerate(model.class_names)}
+    shown = "[...document.querySelectorAll('.choice')].map((b) => [b.children[1].innerText, b.children[0].innerText])"
+    with serving(open_review(model, 30)) as address:
+        browser.open(f"{address}/?key={SECRET}")
+        seen = set()
+        while seen != {True, False}:
+            audit, given = browser.run("items[0].audit"), browser.run("items[0].given")
+            seen.add(audit)
+            for name, key in browser.run(shown):
+                assert name not in keys or key == keys[name]
+                assert not name.startswith("Keep ") or key == f"Enter {keys[given]}"
+            browser.answer("1")
+        assert {answer.label for answer in read_answers(model.folder / "answers.jsonl")} == {model.class_names[0]}
+        browser.run("about.classes.push(...'abcdefgh')")
+        for audit, expected in (("false", ["1", "2"]), ("true", ["", ""])):
+            browser.run(f"items[0].audit = {audit}")
+            browser.run("items[0].suggestions = [['h', 0.5], ['a', 0.3]]")
+            browser.run("render()")
+            found = dict(browser.run(shown))
+            assert [found["h"], found["a"]] == expected
 
 
 @pytest.mark.parametrize("width", [400, 2560])

@@ -264,6 +264,13 @@ def test_the_headline_is_the_mean_gain_and_its_spread_over_the_seeds(rows):
     assert headline([row for row in rows if row.cell.coordinates["clip"] == "none"]) == ""
 
 
+def test_a_smoke_test_does_not_headline_an_effect(folder, rows):
+    table = tabulate(replace(load(folder), scale="smoke"), rows)
+    for text in (reporting.markdown(table), reporting.html(table, rows), reporting.json(table)):
+        assert "A smoke test: it shows that everything runs." in text
+        assert "test accuracy by" not in text
+
+
 def swept(tmp_path, text):
     """Run the recipe of this text in this process."""
     (tmp_path / "own.toml").write_text(text, encoding="utf-8")

@@ -230,6 +230,8 @@ def full_precision(logits: Tensor) -> Tensor:
 
 def vector_norm(z: Tensor, p: float, dim: int) -> Tensor:
     """Return the p-norm along `dim`, which is kept with size 1."""
+    if p == 1 and z.shape[dim] > LONG:
+        return z.abs().sum(dim, keepdim=True)  # in pairs, where the norm adds one by one and loses digits
     if p in (1, math.inf):
         return torch.linalg.vector_norm(z, p, dim=dim, keepdim=True)
     # Powers may overflow (1e20 squared does in float32): divide by the largest entry first.
@@ -248,7 +250,8 @@ def logit_norms(logits: Tensor, p: float = 2.0, dim: int = -1) -> Tensor:
     tensor([5., 0.])
     """
     z = full_precision(logits)
-    return torch.linalg.vector_norm(z.masked_fill(z.isneginf(), 0.0), p, dim=dim)
+    z = z.masked_fill(z.isneginf(), 0.0)
+    return vector_norm(z, p, dim).squeeze(dim) if z.shape[dim] > LONG else torch.linalg.vector_norm(z, p, dim=dim)
 
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)

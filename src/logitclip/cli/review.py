@@ -51,7 +51,7 @@ def review(
 
     Args:
         model: The model folder.
-        audit: Rows to draw at random from all: they say how many labels are wrong and how good the model is.
+        audit: Rows to draw at random, at least about 25: they say how many labels are wrong and how good the model is.
         answers: A file answers.csv from a review page to merge, instead of serving the page.
         out: Write the page as one file, such as review.html, for somebody who has no Python, instead of serving it.
         data: The data of the model, if it is no longer where the model was fitted.
@@ -63,6 +63,7 @@ def review(
     """
     from logitclip.own_data import load
     from logitclip.own_data.answers import ANSWERS, merge_answers, read_answers_csv
+    from logitclip.own_data.audit import LEAST_ANSWERS, SHARES
     from logitclip.own_data.fitted_rows import FittedRows
     from logitclip.own_data.review import Review
 
@@ -75,6 +76,11 @@ def review(
         tell(f"{merge_answers(loaded.folder / ANSWERS, new):,} of {len(new):,} answers are new.")
     state = Review(loaded, FittedRows(loaded, data), audit)
     _warn(state)
+    if 0 < audit < len(state.asked):
+        tell(
+            f"--audit {audit} asks {len(state.asked):,} rows: at least {LEAST_ANSWERS} from each of {len(SHARES)} "
+            "groups by score, and never fewer than before."
+        )
     if out is not None:
         count, left = state.write_page(out)
         more = f"; {left:,} rows did not fit" if left else ""

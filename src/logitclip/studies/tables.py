@@ -34,6 +34,7 @@ ABBREVIATIONS = {  # of the paper
 }
 AVERAGED = ("seed", "noise_seed")  # axes to average over; all others make a cell
 DASH = "–"
+SMOKE_TEST = "A smoke test: it shows that everything runs. Too little is trained to say what the clip does."
 
 
 @dataclass(frozen=True)
@@ -246,7 +247,11 @@ def tabulate(recipe: Recipe, rows: Sequence[CellOutcome]) -> Table:
     table = Table(recipe, row_axes, col_axes, row_places, col_places, recipe.statistics, entries, bare_axes(axes))
     made_with = provenance(results_of(rows))
     return replace(
-        table, headline=headline(rows), notes=_notes(table, rows), warnings=_warnings(rows), made_with=made_with
+        table,
+        headline=SMOKE_TEST if recipe.scale == "smoke" else headline(rows),
+        notes=_notes(table, rows),
+        warnings=_warnings(rows),
+        made_with=made_with,
     )
 
 

@@ -6,6 +6,7 @@ const $ = (id) => document.getElementById(id);
 const GRID = 24;
 const LAST = 20;
 const TILE_SUGGESTIONS = 2; // in the grid
+const DIGITS = "1234567890"; // keys of classes
 const BUTTONS = 20; // classes with a button in an audit; with more, the name is typed
 
 function make(tag, values = {}, ...children) {
@@ -265,15 +266,26 @@ function choice(key, name, share, click, extra = "") {
   );
 }
 
-// The classes with a button, which digits choose: the suggestions, or in an audit all, so that nothing is suggested.
-function numbered(item) {
+// The classes with a button: the suggestions, or in an audit all, so that nothing is suggested.
+function buttons(item) {
   if (!item.audit) return item.suggestions.slice(0, grid ? TILE_SUGGESTIONS : undefined);
   return (about.classes.length <= BUTTONS ? about.classes : []).map((name) => [name, null]);
 }
 
+// The key of a class. A digit means the same class in every row. With more classes than digits it is the place of a
+// suggestion, and in an audit, which has none, there is no key.
+function digit(item, name) {
+  const names = about.classes.length <= DIGITS.length ? about.classes : item.audit ? [] : buttons(item).map(([name]) => name);
+  return DIGITS[names.indexOf(name)] || "";
+}
+
 function classButtons(item) {
-  return numbered(item).map(([name, share], i) =>
-    choice(i < 9 ? String(i + 1) : "", name, share, () => give(item, "class", name)));
+  return buttons(item).map(([name, share]) => choice(digit(item, name), name, share, () => give(item, "class", name)));
+}
+
+function keepButton(item, key) {
+  const keys = `${key} ${digit(item, item.given)}`.trim();
+  return choice(keys, `Keep ${item.given}`, item.given_probability, () => give(item, "class", item.given), "keep");
 }
 
 // What people said who disagree on this row.
@@ -295,7 +307,7 @@ function choices(item) {
     box.append(make("p", { class: "soft", text: "A row of the audit: its label and the suggestions are shown after your answer." }));
   } else {
     box.append(make("p", { class: "given" }, "Given label: ", make("strong", { text: item.given })));
-    box.append(choice("Enter", `Keep ${item.given}`, item.given_probability, () => give(item, "class", item.given), "keep"));
+    box.append(keepButton(item, "Enter"));
   }
   box.append(...classButtons(item), finder(item), otherButtons(item, "Not in any class"));
   if (!item.audit) box.append(make("p", { class: "soft", text: "Percentages: probabilities by models that have not seen this label." }));
@@ -380,7 +392,7 @@ function renderGrid() {
     else {
       tile.append(...disagreement(item));
       if (item.audit) tile.append(make("p", { text: "Audit: which class is it?" }), make("div", { class: "row" }, ...classButtons(item)));
-      else tile.append(choice("↵", `Keep ${item.given}`, item.given_probability, () => give(item, "class", item.given), "keep"), ...classButtons(item));
+      else tile.append(keepButton(item, "↵"), ...classButtons(item));
       tile.append(finder(item, "Any class: c"), otherButtons(item, "None"));
     }
     list.append(tile);
@@ -423,9 +435,10 @@ document.addEventListener("keydown", (event) => {
   else if (key === "Enter" || key === "k") { if (!item.audit) give(item, "class", item.given); }
   else if (key === "u") give(item, "unsure");
   else if (key === "n") give(item, "none");
-  else if (key >= "1" && key <= "9") {
-    const named = numbered(item)[Number(key) - 1];
-    if (named) give(item, "class", named[0]);
+  else if (DIGITS.includes(key)) {
+    const shown = [...(item.audit ? [] : [item.given]), ...buttons(item).map(([name]) => name)];
+    const named = shown.find((name) => digit(item, name) === key);
+    if (named !== undefined) give(item, "class", named);
   } else if (key === "c") {
     const place = grid ? document.querySelectorAll(".tile")[current] : $("main");
     const input = place.querySelector(".find input");
