@@ -282,6 +282,15 @@ def test_what_cannot_be_written_is_refused_before_training(people, pictures, tmp
         lc.fit(people[0], "kind", out=tmp_path / "m", lr=float("nan"), on_plan=lambda plan: pytest.fail("too late"))
 
 
+def test_what_can_be_refused_is_refused_before_the_encoder_works(tmp_path, monkeypatch):
+    monkeypatch.setattr(fitting, "look", lambda *_, **__: pytest.fail("too late"))
+    (tmp_path / "issues.csv").write_text("x,y\n1,2\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"issues.csv is a file that `fit` did not write and would replace"):
+        lc.fit(tmp_path, out=tmp_path)
+    with pytest.raises(ValueError, match=r"There is no .*typo.csv, the test data"):
+        lc.fit(tmp_path, out=tmp_path / "m", test=tmp_path / "typo.csv")
+
+
 def test_the_model_is_there_if_the_page_fails(people, tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("no room")

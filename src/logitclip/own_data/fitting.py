@@ -162,17 +162,20 @@ def fit(
     encoding = None if encoder == "none" else Encoding(encoder, jobs, on_rows)
     if bundle:
         check_bundle(encoder)
+    _check_writable(out)  # this and the paths are checked before an encoder works for minutes
+    named = {name: rows for name, rows in (("val", val), ("test", test)) if rows is not None}
+    for name, rows in named.items():
+        if isinstance(rows, str | os.PathLike) and not Path(rows).exists():
+            raise ValueError(f"There is no {rows}, the {name} data.")
     if not isinstance(data, str | os.PathLike):
         data, label = with_labels(data, label)
     with downloads_allowed(download):
         source = look(data, label, columns, encoding=encoding)
     options |= {"clip": clip, "learner": learner, "balance": balance, "jobs": jobs, "seed": seed}
     plan = make_plan(source, five_folds=find_issues, **options)
-    _check_writable(out)
     with claim(out):
         try:
             origin = {"path": _keep_data(data, source, out), "options": asdict(columns)}
-            named = {name: rows for name, rows in (("val", val), ("test", test)) if rows is not None}
             beside = {n: read_labelled(rows, source.kind, source.class_names, n) for n, rows in named.items()}
             model = _fit(plan, out, {"source": origin, "made_by": made_by}, beside, on_plan, on_progress)
             if bundle:
