@@ -10,7 +10,7 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -91,7 +91,6 @@ def read_table(path: str | Path, *, text: Collection[str] = ()) -> dict[str, Col
 def from_frame(frame: pd.DataFrame) -> dict[str, Column]:
     """Convert a pandas data frame; raise a ValueError if two of its columns share a name."""
     pa = _pyarrow()
-    named = zip(map(str, frame.columns), (frame.iloc[:, i] for i in range(frame.shape[1])), strict=True)
 
     def column(values: pd.Series) -> pyarrow.ChunkedArray:
         try:
@@ -99,7 +98,8 @@ def from_frame(frame: pd.DataFrame) -> dict[str, Column]:
         except pa.ArrowException:  # values of several types
             return pa.chunked_array([pa.array([None if v is None or v != v else str(v) for v in values], pa.string())])
 
-    return _unique(((name, column(values)) for name, values in named), "The data frame")
+    named = ((str(name), column(frame.iloc[:, i])) for i, name in enumerate(frame.columns))
+    return _from_arrow(named, "The data frame")
 
 
 def row_count(columns: Columns) -> int:
@@ -149,9 +149,8 @@ def read_table_parts(
             break
         if batch.num_rows and batch.num_columns:
             rows += batch.num_rows
-            pa = _pyarrow()
-            columns = (pa.chunked_array([column]) for column in batch.columns)
-            yield _unique(zip(batch.schema.names, columns, strict=True), path)
+            columns = (_pyarrow().chunked_array([column]) for column in batch.columns)
+            yield _from_arrow(zip(batch.schema.names, columns, strict=True), path)
     if not rows:  # or say why
         yield read_table(path, text=text)
 
@@ -192,16 +191,13 @@ class _CsvLayout(NamedTuple):
         """Return pyarrow's options to parse the file, with some columns as text and others of some `types`."""
         from pyarrow import csv
 
-        string = _pyarrow().string()
+        texts = {name: _pyarrow().string() for name in self.names if name.strip() in text}
         nulls = [*csv.ConvertOptions().null_values, "?"]
+        nulls += [f" {null}" for null in nulls]  # after the comma of "a, b"
+        columns = {"column_types": {**(types or {}), **texts}, **convert}
         return {
             "parse_options": csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
-            "convert_options": csv.ConvertOptions(
-                strings_can_be_null=True,
-                null_values=nulls + [f" {null}" for null in nulls],  # after the comma of "a, b"
-                column_types={**(types or {}), **{name: string for name in self.names if name.strip() in text}},
-                **convert,
-            ),
+            "convert_options": csv.ConvertOptions(strings_can_be_null=True, null_values=nulls, **columns),
         }
 
     def open(self, names: Collection[str], text: Collection[str]) -> Iterator[pyarrow.RecordBatch]:
@@ -216,19 +212,16 @@ class _CsvLayout(NamedTuple):
             options = self.options(text, types, include_columns=wanted)
             return csv.open_csv(_open_csv(self.path), csv.ReadOptions(block_size=PART), **options)
 
-        with read() as first:
-            types = {field.name: _type_of_all(field.type) for field in first.schema}
-        yield from read(types)
+        pa = _pyarrow()
+        with read() as first:  # later rows of whole numbers may have fractions
+            kinds = {field.name: pa.float64() if _is_number(field.type) else field.type for field in first.schema}
+        yield from read({n: kind if kind in (pa.float64(), pa.bool_()) else pa.string() for n, kind in kinds.items()})
 
 
-def _type_of_all(first: pyarrow.DataType) -> pyarrow.DataType:
-    """Return the type to read a column with, from that of its first rows: later ones may have fractions."""
-    import pyarrow as pa
+def _is_number(kind: pyarrow.DataType) -> bool:
     import pyarrow.types as is_a
 
-    if is_a.is_boolean(first):
-        return first
-    return pa.float64() if is_a.is_integer(first) or is_a.is_floating(first) else pa.string()
+    return is_a.is_integer(kind) or is_a.is_floating(kind)
 
 
 def _open_csv(path: Path) -> pyarrow.NativeFile:
@@ -236,38 +229,23 @@ def _open_csv(path: Path) -> pyarrow.NativeFile:
 
 
 def _read_csv(path: Path, text: Collection[str]) -> dict[str, Column]:
-    _pyarrow()
-    from pyarrow import csv
+    with _explain_arrow_errors(path):
+        from pyarrow import csv
 
-    def read() -> pyarrow.Table:
         layout = _CsvLayout.of(path)
-
-        def parse(decimal_point: str) -> pyarrow.Table:
-            return csv.read_csv(_open_csv(path), **layout.options(text, decimal_point=decimal_point))
-
-        table = parse(".")
-        if layout.may_have_decimal_commas:
-            return max(table, parse(","), key=_numeric_columns)  # the first of equals
-        return table
-
-    return _from_arrow(path, read)
-
-
-def _numeric_columns(table: pyarrow.Table) -> int:
-    import pyarrow.types as is_a
-
-    return sum(is_a.is_integer(kind) or is_a.is_floating(kind) for kind in table.schema.types)
+        points = (".", ",") if layout.may_have_decimal_commas else (".",)
+        tables = [csv.read_csv(_open_csv(path), **layout.options(text, decimal_point=point)) for point in points]
+        table = max(tables, key=lambda table: sum(map(_is_number, table.schema.types)))  # the first of equals
+        return _from_arrow(zip(table.column_names, table.columns, strict=True), path)
 
 
 def _read_parquet(path: Path, text: Collection[str]) -> dict[str, Column]:
-    _pyarrow()
-    from pyarrow import parquet
+    with _explain_arrow_errors(path):
+        from pyarrow import parquet
 
-    def read() -> pyarrow.Table:
         with parquet.ParquetFile(path) as file:
-            return file.read()
-
-    return _from_arrow(path, read)
+            table = file.read()
+        return _from_arrow(zip(table.column_names, table.columns, strict=True), path)
 
 
 def _parquet_batches(path: Path, names: Collection[str]) -> Iterator[pyarrow.RecordBatch]:
@@ -287,19 +265,13 @@ def _pyarrow() -> ModuleType:
     return pyarrow
 
 
-def _from_arrow(path: Path, read: Callable[[], pyarrow.Table]) -> dict[str, Column]:
-    with _explain_arrow_errors(path):
-        table = read()
-        names = table.column_names
-    return _unique(zip(names, table.columns, strict=True), path)
-
-
 @contextlib.contextmanager
 def _explain_arrow_errors(path: Path) -> Iterator[None]:
     """Raise errors of the block as a ValueError that names the file and the remedy."""
+    pa = _pyarrow()
     try:
         yield
-    except (_pyarrow().ArrowException, builtin_csv.Error, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, builtin_csv.Error, OSError, UnicodeDecodeError) as error:
         reason = first_line(error)
         encoded = isinstance(error, UnicodeDecodeError) or "UTF8" in reason or "utf-16" in reason
         remedy = "save it as UTF-8" if encoded else "repair it or save it again"
@@ -308,11 +280,11 @@ def _explain_arrow_errors(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} could not be read ({reason}); {remedy}.") from error
 
 
-def _unique(named: Iterable[tuple[str, pyarrow.ChunkedArray]], source: str | Path) -> dict[str, Column]:
+def _from_arrow(named: Iterable[tuple[str, pyarrow.ChunkedArray]], source: str | Path) -> dict[str, Column]:
+    """Convert Arrow's columns; `source` names the file if two of them share a name."""
     columns: dict[str, Column] = {}
     for name, values in named:
-        name = name.strip()
-        for part, column in _parts(name, values).items():
+        for part, column in _parts(name.strip(), values).items():
             if part in columns:
                 raise ValueError(f"{source} has two columns called {part!r}; rename one.")
             columns[part] = column
@@ -326,23 +298,19 @@ def _parts(name: str, values: pyarrow.ChunkedArray) -> dict[str, Column]:
     kind = values.type
     if not (is_a.is_list(kind) or is_a.is_large_list(kind) or is_a.is_fixed_size_list(kind)):
         return {name: _arrow_column(values)}
-    inner = kind.value_type
-    if not (is_a.is_integer(inner) or is_a.is_floating(inner)):
+    if not _is_number(kind.value_type):
         return {name: Unusable(len(values), f"is of type {kind}, neither numbers nor text")}
     import pyarrow as pa
     from pyarrow import compute
 
-    length: Any = compute.list_value_length  # type: ignore[attr-defined]  # made at import
-    chunk = values.combine_chunks()
-    chunk = pa.concat_arrays(chunk.chunks) if isinstance(chunk, pa.ChunkedArray) else chunk
-    known = chunk.drop_null()
-    lengths = np.unique(length(known).to_numpy(zero_copy_only=False))
+    known = values.drop_null()
+    lengths = np.unique(np.asarray(compute.list_value_length(known)))  # type: ignore[attr-defined]  # made at import
     if len(lengths) != 1 or not lengths[0]:
         found = f"lists of {lengths[0]} to {lengths[-1]} numbers" if len(lengths) else "no list"
         return {name: Unusable(len(values), f"holds {found}; vectors must have one length")}
+    flat = compute.list_flatten(known).cast(pa.float64())  # type: ignore[attr-defined]
     vectors = np.full((len(values), int(lengths[0])), np.nan)
-    present = np.asarray(chunk.is_valid())
-    vectors[present] = known.flatten().cast(pa.float64()).to_numpy(zero_copy_only=False).reshape(-1, int(lengths[0]))
+    vectors[np.asarray(values.is_valid())] = np.asarray(flat).reshape(-1, int(lengths[0]))
     return {f"{name}{i}": vectors[:, i] for i in range(vectors.shape[1])}
 
 
@@ -357,7 +325,7 @@ def _arrow_column(values: pyarrow.ChunkedArray) -> Column:
         return np.full(len(values), np.nan)
     if is_a.is_boolean(kind):
         values, kind = values.cast(pa.int8()), pa.int8()
-    if is_a.is_integer(kind) or is_a.is_floating(kind) or is_a.is_decimal(kind):
+    if _is_number(kind) or is_a.is_decimal(kind):
         return values.cast(pa.float64(), safe=False).to_numpy()
     if is_a.is_date(kind) or is_a.is_timestamp(kind):
         return from_numpy(values.cast(pa.timestamp("us")).to_numpy().astype("datetime64[us]"))

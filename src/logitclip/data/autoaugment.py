@@ -98,12 +98,15 @@ def cutout(x: Tensor, generator: Generator, length: int = 16) -> Tensor:
 # -- operations: fn(x [n, C, H, W] uint8, magnitude, signs [n]) -> the same shape --------------------------------------
 
 
-def _affine(x: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor, f: Tensor) -> Tensor:
-    """Map pixel (u, v) to that at (a u + b v + c, d u + e v + f): nearest neighbour, black outside; each [n]."""
+Each = Tensor | float  # a number for each image, [n], or one for all
+
+
+def _affine(x: Tensor, a: Each = 1, b: Each = 0, c: Each = 0, d: Each = 0, e: Each = 1, f: Each = 0) -> Tensor:
+    """Map pixel (u, v) to that at (a u + b v + c, d u + e v + f): nearest neighbour, black outside."""
     n, channels, height, width = x.shape
     u = torch.arange(width, device=x.device, dtype=torch.float64) + 0.5
     v = torch.arange(height, device=x.device, dtype=torch.float64)[:, None] + 0.5
-    a, b, c, d, e, f = (t.double()[:, None, None] for t in (a, b, c, d, e, f))
+    a, b, c, d, e, f = (torch.as_tensor(t).to(u).expand(n)[:, None, None] for t in (a, b, c, d, e, f))
     column, row = (a * u + b * v + c).floor().long(), (d * u + e * v + f).floor().long()
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     source = (row * width + column).where(inside, 0).view(n, 1, -1).expand(-1, channels, -1)
@@ -111,18 +114,15 @@ def _affine(x: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, e: Tensor, f:
 
 
 def _translate_x(x: Tensor, pixels: float, signs: Tensor) -> Tensor:
-    one, zero = torch.ones_like(signs), torch.zeros_like(signs)
-    return _affine(x, one, zero, pixels * signs, zero, one, zero)
+    return _affine(x, c=pixels * signs)
 
 
 def _translate_y(x: Tensor, pixels: float, signs: Tensor) -> Tensor:
-    one, zero = torch.ones_like(signs), torch.zeros_like(signs)
-    return _affine(x, one, zero, zero, zero, one, pixels * signs)
+    return _affine(x, f=pixels * signs)
 
 
 def _shear_y(x: Tensor, slope: float, signs: Tensor) -> Tensor:
-    one, zero = torch.ones_like(signs), torch.zeros_like(signs)
-    return _affine(x, one, zero, zero, slope * signs.double(), one, zero)
+    return _affine(x, d=slope * signs.double())
 
 
 def _rotate(x: Tensor, degrees: float, signs: Tensor) -> Tensor:
@@ -199,17 +199,9 @@ def _posterize(x: Tensor, bits: float, _: Tensor) -> Tensor:
 
 
 OPERATIONS: dict[str, Callable[[Tensor, float, Tensor], Tensor]] = {
-    "translate_x": _translate_x,
-    "translate_y": _translate_y,
-    "shear_y": _shear_y,
-    "rotate": _rotate,
-    "brightness": _brightness,
-    "contrast": _contrast,
-    "colour": _colour,
-    "sharpness": _sharpness,
-    "autocontrast": _autocontrast,
-    "equalize": _equalize,
-    "invert": _invert,
-    "solarize": _solarize,
-    "posterize": _posterize,
+    operation.__name__.removeprefix("_"): operation
+    for operation in (
+        *(_translate_x, _translate_y, _shear_y, _rotate, _brightness, _contrast, _colour, _sharpness),
+        *(_autocontrast, _equalize, _invert, _solarize, _posterize),
+    )
 }

@@ -16,18 +16,13 @@ from logitclip.data._pickles import as_labels
 from logitclip.data.dataset import DATASETS, Dataset, Defaults, Split, with_defaults
 
 ADDRESS = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
-REMOTES = {
-    "train-images-idx3-ubyte": Remote(
-        f"{ADDRESS}/train-images-idx3-ubyte.gz", 26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"
-    ),
-    "train-labels-idx1-ubyte": Remote(
-        f"{ADDRESS}/train-labels-idx1-ubyte.gz", 29_515, "25c81989df183df01b3e8a0aad5dffbe"
-    ),
-    "t10k-images-idx3-ubyte": Remote(
-        f"{ADDRESS}/t10k-images-idx3-ubyte.gz", 4_422_102, "bef4ecab320f06d8554ea6380940ec79"
-    ),
-    "t10k-labels-idx1-ubyte": Remote(f"{ADDRESS}/t10k-labels-idx1-ubyte.gz", 5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
+PACKED = {  # size and MD5
+    "train-images-idx3-ubyte": (26_421_880, "8d4fb7e6c68d591d4c3dfef9ec88bf0d"),
+    "train-labels-idx1-ubyte": (29_515, "25c81989df183df01b3e8a0aad5dffbe"),
+    "t10k-images-idx3-ubyte": (4_422_102, "bef4ecab320f06d8554ea6380940ec79"),
+    "t10k-labels-idx1-ubyte": (5_148, "bb300cfdad3c16e7a12a480ee83cd310"),
 }
+REMOTES = {name: Remote(f"{ADDRESS}/{name}.gz", *published) for name, published in PACKED.items()}
 # MD5 of the unpacked files: packed ones differ between distributors. MNIST has files of the same names and shapes.
 CONTENT = {
     "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
@@ -101,10 +96,8 @@ def _split(folder: Path, part: str, subset: bool) -> Split:
     images = _read_idx(folder, f"{part}-images-idx3-ubyte", subset)
     labels = _read_idx(folder, f"{part}-labels-idx1-ubyte", subset)
     source = str(_file(folder, f"{part}-labels-idx1-ubyte"))
-    return Split(
-        torch.from_numpy(images).unsqueeze(1),
-        as_labels(labels, source, length=len(images), num_classes=len(CLASSES)),
-    )
+    labels = as_labels(labels, source, length=len(images), num_classes=len(CLASSES))
+    return Split(torch.from_numpy(images).unsqueeze(1), labels)
 
 
 def _read_idx(folder: Path, name: str, subset: bool) -> np.ndarray:

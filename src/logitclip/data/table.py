@@ -249,38 +249,33 @@ def join_texts(columns: Columns, names: Sequence[str]) -> Texts:
     return Texts(["\n".join(line for line in row if line) for row in zip(*lines, strict=True)])
 
 
-def image_listing(
-    path: str | Path, label: str, image: str, clean_label: str | None = None
-) -> tuple[Listing, list[str]]:
-    """Read a table with a column of image files, relative to the folder of the table.
-
-    Returns:
-        The listing, and the class names: the values of both label columns.
+def image_listing(columns: Columns, path: Path, folder: Path, label: str, image: str) -> Listing:
+    """List the files in the column `image`, which are relative to `folder`, with the labels in the column `label`.
 
     Raises:
-        ValueError: If a column is missing or a row has no file name or label.
+        ValueError: If a column is missing or a row has no file name or label; `path` names the table.
     """
-    path = Path(path)
-    special = [label] if clean_label is None else [label, clean_label]
-    columns = read_table(path, text=(*special, image))
-    names = column_text(columns, image, path)
-    labels, *_ = (column_text(columns, name, path) for name in special)
-    classes = class_names([columns[name] for name in special], label, path)
+    names, labels = column_text(columns, image, path), column_text(columns, label, path)
     _refuse_missing(names, image, path, what="image file")
     _refuse_missing(labels, label, path)
     rows = [
         (i + 2, names.values[file], labels.values[value])  # line 1 is the header
         for i, (file, value) in enumerate(zip(names.codes, labels.codes, strict=True))
     ]
-    return Listing(path, path.parent, rows), classes
+    return Listing(path, folder, rows)
 
 
 def _image_table(path: Path, label: str, clean_label: str | None, image: str, **options: Any) -> Dataset:
-    listing, classes = image_listing(path, label, image, clean_label)
+    labels = [label] if clean_label is None else [label, clean_label]
+    columns = read_table(path, text=(image, *labels))
+    for name in (image, *labels):
+        require_column(columns, name, path)
+    classes = class_names([columns[name] for name in labels], label, path)
+    listing = image_listing(columns, path, path.parent, label, image)
     dataset = image_dataset("table", listing, None, classes, **options)
     if clean_label is None:
         return dataset
-    truth = class_positions(read_table(path, text=(clean_label,))[clean_label], clean_label, classes, path)
+    truth = class_positions(columns[clean_label], clean_label, classes, path)
     train, test = dataset.train, dataset.test
     train = replace(train, clean_labels=truth[train.rows])
     return replace(dataset, train=train, test=replace(test, labels=truth[test.rows]))

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from logitclip.data._columns import Column, Columns, TextColumn, row_count, take
+from logitclip.data._columns import Columns, TextColumn, row_count, take
 from logitclip.data._folds import group_numbers, time_numbers
 from logitclip.data._images import IMAGE_SUFFIXES
 from logitclip.data._listings import Listing, collect, list_classes
 from logitclip.data.folder import train_folder
-from logitclip.data.table import class_names, column_text, require_column
+from logitclip.data.table import class_names, column_text, image_listing, require_column
 from logitclip.own_data.encoded import EncodedImages, EncodedTexts, Encoding
 from logitclip.own_data.facts import Facts
 from logitclip.own_data.images import Images
@@ -150,19 +150,11 @@ def _look_at_files(
     encoding: Encoding | None,
 ) -> Source:
     image = str(options.image)
-    names, labels = column_text(columns, image, path), column_text(columns, label, path)
-    classes = class_names([columns[label]], label, path)
-    for text, what in ((names, "image file"), (labels, "label")):
-        if (text.codes < 0).any():
-            row = int((text.codes < 0).argmax()) + 1
-            raise ValueError(f"{path}, row {row}: the {what} is missing; fill it in or remove the row.")
-    listed = [
-        (i + 2, names.values[file], labels.values[value])  # line 1 is the header
-        for i, (file, value) in enumerate(zip(names.codes, labels.codes, strict=True))
-    ]
-    unused = {name: "is not used beside images" for name in columns if name not in (label, image)}
     folder = Path(os.path.expanduser(options.folder)) if options.folder else Path() if path is FRAME else path.parent
-    kind, positions = _images(path, Listing(path, folder, listed), classes, label, image)
+    listing = image_listing(columns, path, folder, label, image)
+    classes = class_names([columns[label]], label, path)
+    unused = {name: "is not used beside images" for name in columns if name not in (label, image)}
+    kind, positions = _images(path, listing, classes, label, image)
     kind, rows, kept = _load(kind, decode, encoding)
     reviewed = _find_reviewed(columns, kept)
     return Source(
@@ -201,7 +193,8 @@ def _look_at_table(
     columns: Columns, path: Path, label: str, options: Options, label_type: str, encoding: Encoding | None
 ) -> Source:
     classes = class_names([columns[label]], label, path)
-    labels = _positions(columns[label], label, classes, path)
+    given, place = column_text(columns, label, path), {value: i for i, value in enumerate(classes)}
+    labels = np.array([*(place[value] for value in given.values), -1])[given.codes]  # -1 where there is none
     aside = (label, *options.drop, *options.special)
     features = {name: column for name, column in columns.items() if name not in aside}
     known = np.flatnonzero(labels >= 0)
@@ -249,13 +242,6 @@ def _find_reviewed(columns: Columns, rows: np.ndarray) -> np.ndarray | None:
     return np.array([*checked, False])[column.codes][rows]
 
 
-def _positions(column: Column, name: str, classes: Sequence[str], path: Path) -> np.ndarray:
-    """Return labels as positions in `classes`, -1 where there is none."""
-    text = column_text({name: column}, name, path)
-    position = {value: i for i, value in enumerate(classes)}
-    return np.array([*(position[value] for value in text.values), -1])[text.codes]
-
-
 def _weights(columns: Columns, name: str | None, path: Path, rows: np.ndarray, labels: np.ndarray) -> np.ndarray | None:
     if name is None:
         return None
@@ -273,9 +259,9 @@ def _check_columns(columns: Columns, path: Path, label: str, options: Options) -
         raise ValueError("Give either image or text: beside images no other column is used.")
     if options.group is not None and options.time is not None:
         raise ValueError("Give either group or time: rows are divided by one of them.")
-    for name in (label, *options.text, *options.drop, *options.special):
-        require_column(columns, name, path)
     named = [label, *options.text, *options.drop, *options.special]
+    for name in named:
+        require_column(columns, name, path)
     twice = [name for name in named if named.count(name) > 1]
     if twice:
         raise ValueError(f"The column {twice[0]!r} is named for two things: name it once.")
