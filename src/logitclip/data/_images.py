@@ -6,6 +6,7 @@ import base64
 import contextlib
 import copy
 import io
+import logging
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from logitclip.data.dataset import Defaults
+
+log = logging.getLogger(__name__)
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
@@ -85,6 +88,14 @@ class ImageFiles:
         square = ImageOps.fit(self.open(i, self.size), (self.size, self.size), Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 
+    def decode_or_skip(self, i: int) -> Tensor | None:
+        """Return image `i` as `decode` does; None, with a warning, if it cannot be read."""
+        try:
+            return self.decode(i)
+        except ValueError as error:
+            log.warning("skipped: %s", error)
+            return None
+
     def open(self, i: int, size: int = 0) -> Image.Image:
         """Return image `i` as a PIL image in RGB; with `size`, a large JPEG may be reduced to twice that."""
         path = self.path(i)
@@ -120,21 +131,19 @@ class ImageFiles:
         return found
 
 
-def read_all(images: ImageFiles) -> tuple[Tensor, Tensor, list[str]]:
-    """Decode every file once and skip the unreadable ones.
+def read_all(images: ImageFiles) -> tuple[Tensor, Tensor]:
+    """Decode every file once and skip the unreadable ones with a warning.
 
     Returns:
-        The images, uint8 [M, 3, S, S]; their positions in `images`, [M]; and one message per skipped file.
+        The images, uint8 [M, 3, S, S], and their positions in `images`, [M].
     """
-    kept, decoded, skipped = [], torch.empty(images.shape, dtype=torch.uint8), []
+    kept, decoded = [], torch.empty(images.shape, dtype=torch.uint8)
     for i in range(len(images)):
-        try:
-            decoded[len(kept)] = images.decode(i)
-        except ValueError as error:
-            skipped.append(str(error))
-        else:
+        image = images.decode_or_skip(i)
+        if image is not None:
+            decoded[len(kept)] = image
             kept.append(i)
-    return decoded[: len(kept)], torch.tensor(kept, dtype=torch.int64), skipped
+    return decoded[: len(kept)], torch.tensor(kept, dtype=torch.int64)
 
 
 def find_images(folder: Path, under: str = "") -> Iterator[str]:
@@ -147,10 +156,15 @@ def find_images(folder: Path, under: str = "") -> Iterator[str]:
 
 def png_address(pixels: Tensor) -> str:
     """Return an image [C, H, W] of bytes, grey or RGB, as a PNG in a data: address."""
-    content = io.BytesIO()
     values = pixels[0] if len(pixels) == 1 else pixels.permute(1, 2, 0)
-    _pillow().fromarray(np.ascontiguousarray(values.numpy())).save(content, "PNG")
-    return as_address(content.getvalue())
+    return as_address(to_png(_pillow().fromarray(np.ascontiguousarray(values.numpy()))))
+
+
+def to_png(image: Image.Image) -> bytes:
+    """Return the content of a PNG file."""
+    content = io.BytesIO()
+    image.save(content, "PNG")
+    return content.getvalue()
 
 
 def as_address(png: bytes) -> str:

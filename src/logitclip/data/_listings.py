@@ -204,9 +204,7 @@ def _split(listing: Listing, classes: Sequence[str], size: int, memory: bool) ->
     files, rows = ImageFiles(listing.folder, names, size), torch.arange(len(names))
     if not memory:
         return Split(files, labels, rows=rows)
-    images, rows, skipped = read_all(files)
-    for message in skipped:
-        log.warning("skipped: %s", message)
+    images, rows = read_all(files)
     if not len(rows):
         raise ValueError(f"{listing.source} holds no readable image.")
     return Split(images, labels[rows], rows=rows)

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from logitclip.data._columns import Column, Columns, Dates, TextColumn, Unusable, as_text, is_numeric_text, read_dates
+from logitclip.data._columns import (
+    Column,
+    Columns,
+    Dates,
+    TextColumn,
+    Unusable,
+    as_text,
+    is_numeric_text,
+    read_dates,
+    row_count,
+)
 from logitclip.registry import suggest
 from logitclip.text import explain_missing, first_line
 
@@ -49,9 +59,9 @@ class Preprocessor:
     tensor([[0., 0., 1.]])
     """
 
-    kinds: Mapping[str, ColumnKind]  # the columns that are features
-    dropped: Mapping[str, str]  # the columns that are not, and why
-    transformer: Any  # a fitted ColumnTransformer
+    kinds: Mapping[str, ColumnKind] = field(default_factory=dict)  # the columns that are features
+    dropped: Mapping[str, str] = field(default_factory=dict)  # the columns that are not, and why
+    transformer: Any = None  # a fitted ColumnTransformer; None if no column is a feature
 
     @classmethod
     def fit(cls, columns: Columns, text: Collection[str] = ()) -> Preprocessor:
@@ -70,8 +80,10 @@ class Preprocessor:
             reason = _unusable(name, column, name in text)
             if reason is not None:
                 dropped[name] = reason
+            elif isinstance(column, TextColumn):
+                kinds[name] = "text" if name in text else "category"
             else:
-                kinds[name] = "text" if name in text else _kind(column)
+                kinds[name] = "text" if name in text else "date" if isinstance(column, Dates) else "number"
         reasons = "; ".join(f"{name!r} {reason}" for name, reason in dropped.items())
         if not kinds:
             raise ValueError(f"No column is left as a feature: {reasons or 'there is none beside the label'}.")
@@ -82,6 +94,13 @@ class Preprocessor:
         except ValueError as error:
             raise ValueError(f"The columns cannot be preprocessed: {error}") from error
         return cls(kinds, dropped, transformer)
+
+    @classmethod
+    def fit_beside(cls, columns: Columns, text: Collection[str]) -> Preprocessor:
+        """Fit to the columns beside texts that an encoder sees; if none of them is usable, there are no features."""
+        others = {name: column for name, column in columns.items() if name not in text}
+        usable = any(_unusable("", column, free_text=False) is None for column in others.values())
+        return cls.fit(others) if usable else cls()
 
     @property
     def text_columns(self) -> set[str]:
@@ -98,6 +117,8 @@ class Preprocessor:
         if missing:
             others = f" (and {len(missing) - 1} others)" if len(missing) > 1 else ""
             raise ValueError(f"There is no column {missing[0]!r}{others}. {suggest(missing[0], columns)}")
+        if not self.kinds:
+            return torch.empty(row_count(columns), 0)
         features = self.transformer.transform(_frame(columns, self.kinds))
         dense = features if isinstance(features, np.ndarray) else features.toarray()
         limit = float(np.finfo(np.float32).max)
@@ -169,15 +190,6 @@ def _check_vectorizer(vectorizer: Any) -> None:
         value = getattr(vectorizer, name)
         if name not in free and value != default and value not in chosen.get(name, ()):
             raise ValueError(f"its TfidfVectorizer has {name}={value!r}, which `fit` never sets")
-
-
-def is_usable(column: Column) -> bool:
-    """Return whether a column can be a number or a category among the features."""
-    return _unusable("", column, free_text=False) is None
-
-
-def _kind(column: Column) -> ColumnKind:
-    return "date" if isinstance(column, Dates) else "category" if isinstance(column, TextColumn) else "number"
 
 
 def _unusable(name: str, column: Column, free_text: bool) -> str | None:

@@ -27,7 +27,7 @@ from logitclip.data._folds import group_folds, group_numbers, time_folds, time_n
 from logitclip.data._images import ImageFiles, own_image_defaults
 from logitclip.data._listings import Listing, image_dataset
 from logitclip.data._loading import Part, stratified_split
-from logitclip.data._preprocessing import Preprocessor, is_usable
+from logitclip.data._preprocessing import Preprocessor
 from logitclip.data._texts import Texts
 from logitclip.data.dataset import DATASETS, Dataset, Defaults, Split, locate, reads, with_defaults
 from logitclip.registry import suggest
@@ -139,12 +139,15 @@ class Roles:
 
     def select_features(self, columns: Columns) -> Columns:
         features = {n: column for n, column in columns.items() if n not in (*self.labels, *self.drop, *self.aside)}
-        return features if self.dates else {name: _without_dates(column) for name, column in features.items()}
+        if self.dates:
+            return features
+        reason = "holds dates; to use them, give dates=True"
+        return {n: Unusable(len(c.days), reason) if isinstance(c, Dates) else c for n, c in features.items()}
 
 
 def load_table(
     path: str | Path, roles: Roles, *, test: Part | str | Path | None = None, raw: bool = False
-) -> tuple[Dataset, Preprocessor | None]:
+) -> tuple[Dataset, Preprocessor]:
     """Load a table as `table` does.
 
     Args:
@@ -154,7 +157,7 @@ def load_table(
         raw: Keep the texts as they are, joined row by row; the other columns become features beside them.
 
     Returns:
-        The dataset and the preprocessor that made its features; None if there are only texts.
+        The dataset and the preprocessor that made its features.
     """
     text = roles.text
     columns = read_table(path, text=(*roles.labels, *text, *filter(None, [roles.group])))
@@ -164,27 +167,27 @@ def load_table(
     labels, *clean = (class_positions(columns[name], name, classes, path) for name in roles.labels)
     truth = clean[0] if clean else labels
     features = roles.select_features(columns)
+    fit = Preprocessor.fit_beside if raw and text else Preprocessor.fit
     if test is None or isinstance(test, Part):
         kept, held_out = _split_rows(columns, path, labels, roles, test or Part())
         train_columns, test_columns = take(features, kept), take(features, held_out)
         test_truth = truth[held_out]
-        preprocessor = _fit(train_columns, text, raw=raw)
+        preprocessor = fit(train_columns, text)
     else:
         if roles.aside:
             raise ValueError("group and time say how to split a table: leave them out beside a file of test rows.")
         kept, train_columns = torch.arange(len(labels)), features
-        preprocessor = _fit(features, text, raw=raw)
+        preprocessor = fit(features, text)
         test_columns, test_truth = _read_test(test, roles, classes, preprocessor)
         held_out = torch.arange(len(test_truth))
 
     def split(columns: Columns, *labels: Any) -> Split:
-        features = None if preprocessor is None else preprocessor.transform(columns)
+        features = preprocessor.transform(columns)
         if raw and text:
-            return Split(join_texts(columns, text), *labels, beside=features)
-        assert features is not None
+            return Split(join_texts(columns, text), *labels, beside=features if preprocessor.kinds else None)
         return Split(features, *labels)
 
-    if preprocessor is not None and preprocessor.dropped:
+    if preprocessor.dropped:
         reasons = "; ".join(f"{name!r} {reason}" for name, reason in preprocessor.dropped.items())
         log.warning("columns left out: %s", reasons)
     dataset = Dataset(
@@ -198,11 +201,10 @@ def load_table(
 
 
 def _read_test(
-    path: str | Path, roles: Roles, classes: Sequence[str], preprocessor: Preprocessor | None
+    path: str | Path, roles: Roles, classes: Sequence[str], preprocessor: Preprocessor
 ) -> tuple[Columns, Tensor]:
     """Read a file of test rows: its columns, and the classes that its rows are judged by."""
-    as_before = () if preprocessor is None else preprocessor.text_columns
-    columns = read_table(path, text={*roles.labels, *roles.text, *as_before})
+    columns = read_table(path, text={*roles.labels, *roles.text, *preprocessor.text_columns})
     judge = roles.clean_label if roles.clean_label in columns else roles.label
     require_column(columns, judge, path)
     return columns, class_positions(columns[judge], judge, classes, path)
@@ -226,20 +228,6 @@ def _split_rows(columns: Columns, path: str | Path, labels: Tensor, roles: Roles
         raise ValueError(f"fold must be in 0..{len(parts) - 1} for test={share}, got {fold}.")
     train, test = parts[fold]
     return torch.from_numpy(train), torch.from_numpy(test)
-
-
-def _without_dates(column: Column) -> Column:
-    if isinstance(column, Dates):
-        return Unusable(len(column.days), "holds dates; to use them, give dates=True")
-    return column
-
-
-def _fit(columns: Columns, text: Sequence[str], *, raw: bool) -> Preprocessor | None:
-    """Fit the preprocessor; with raw texts, to the other columns, if one of them is usable."""
-    if not (raw and text):
-        return Preprocessor.fit(columns, text)
-    others = {name: column for name, column in columns.items() if name not in text}
-    return Preprocessor.fit(others) if any(is_usable(column) for column in others.values()) else None
 
 
 def join_texts(columns: Columns, names: Sequence[str]) -> Texts:

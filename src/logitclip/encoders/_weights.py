@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from types import ModuleType
 
 from logitclip.text import explain_missing, first_line
 
@@ -42,7 +41,8 @@ def locate(name: str) -> Path:
         return folder
     if folder.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ValueError(f"There is no folder {name}: name the folder of an encoder, or its name on the hub.")
-    hub = _hub()
+    with explain_missing("Encoders need transformers", "encoders"):
+        import huggingface_hub as hub
     try:
         found = hub.snapshot_download(name, local_files_only=not _downloading.get(), allow_patterns=list(PATTERNS))
     except Exception as error:  # of many types: not in the cache, no such name, no network
@@ -70,16 +70,6 @@ def model_files(name: str, **_: object) -> list[Path]:
     for path in folder.rglob("*"):
         if path.suffix in PICKLES and path.parent not in safe and "onnx" not in path.parts:
             raise ValueError(f"{path} may run code, and there is no .safetensors file beside it: convert it.")
-    return [path for path in found if _counts(path.relative_to(folder))]
-
-
-def _counts(path: Path) -> bool:
-    """Return whether a file can change features; exports to other runtimes and the model card cannot."""
-    others = ("onnx", "openvino", ".cache")
-    return not any(part in others for part in path.parts) and path.name != "data_config.json"
-
-
-def _hub() -> ModuleType:
-    with explain_missing("Encoders need transformers", "encoders"):
-        import huggingface_hub
-    return huggingface_hub
+    # Exports to other runtimes and the model card cannot change features.
+    unread = {"onnx", "openvino", ".cache", "data_config.json"}
+    return [path for path in found if not unread.intersection(path.relative_to(folder).parts)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -36,7 +35,9 @@ def hf(
         tokens: The longest text, in tokens; the rest is cut off.
     """
     model_files(name)  # refuse unsafe weights before they are opened
-    transformers = _transformers()
+    with explain_missing("The encoder hf needs transformers", "encoders"):
+        import transformers
+    transformers.utils.logging.disable_progress_bar()
     folder = str(locate(name))
     safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
@@ -70,7 +71,8 @@ def _pooling(asked: Pooling | None, pooled: bool, name: str, default: Pooling) -
 class _Base:
     """Pool the hidden states of a model."""
 
-    half = "get_image_features"  # of a model for images and texts: its part for these inputs
+    half: str  # of a model for images and texts: the method for these inputs, and
+    part: str  # its network for them
 
     def __init__(self, model: Any, pooling: Pooling) -> None:
         self.model, self.pooling = model, pooling
@@ -84,8 +86,7 @@ class _Base:
             if self.pooling == "pooler" and hasattr(self.model, self.half):
                 output = getattr(self.model, self.half)(**inputs)
                 return (output if isinstance(output, Tensor) else output.pooler_output).float().cpu()
-            part = {"get_image_features": "vision_model", "get_text_features": "text_model"}[self.half]
-            model = getattr(self.model, part) if hasattr(self.model, self.half) else self.model
+            model = getattr(self.model, self.part) if hasattr(self.model, self.half) else self.model
             output = model(**inputs)
             if self.pooling == "pooler":
                 return output.pooler_output.flatten(1).float().cpu()
@@ -100,7 +101,7 @@ class _Base:
 
 
 class _Images(_Base):
-    half = "get_image_features"
+    half, part = "get_image_features", "vision_model"
 
     def __init__(self, model: Any, processor: Any, pooling: Pooling) -> None:
         super().__init__(model, pooling)
@@ -119,7 +120,7 @@ class _Images(_Base):
 
 
 class _Texts(_Base):
-    half = "get_text_features"
+    half, part = "get_text_features", "text_model"
 
     def __init__(self, model: Any, tokenizer: Any, pooling: Pooling, prompt: str, tokens: int) -> None:
         super().__init__(model, pooling)
@@ -137,10 +138,3 @@ class _Texts(_Base):
     def __call__(self, batch: list[str]) -> Tensor:
         inputs = self.tokenizer(batch, padding=True, truncation=True, max_length=self.tokens, return_tensors="pt")
         return self.encode(dict(inputs), inputs["attention_mask"])
-
-
-def _transformers() -> ModuleType:
-    with explain_missing("The encoder hf needs transformers", "encoders"):
-        import transformers
-    transformers.utils.logging.disable_progress_bar()
-    return transformers

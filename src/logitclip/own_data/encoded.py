@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,7 +16,7 @@ import torch
 from logitclip import encoders, files
 from logitclip.data._columns import Columns, read_table_parts, row_count, take
 from logitclip.data._images import ImageFiles
-from logitclip.data._preprocessing import Preprocessor, is_usable
+from logitclip.data._preprocessing import Preprocessor
 from logitclip.data.table import join_texts
 from logitclip.encoders import blocks
 from logitclip.encoders.features import Features, Inputs, OnRows, input_kind, select
@@ -233,7 +233,7 @@ class EncodedTexts(_Encoded, Texts):
     """Texts as features of an encoder, with the numbers and categories beside them."""
 
     takes = "texts"
-    preprocessor: Preprocessor | None = None  # type: ignore[assignment]
+    preprocessor: Preprocessor = field(default_factory=Preprocessor)
     text: tuple[str, ...] = ()
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
@@ -242,23 +242,15 @@ class EncodedTexts(_Encoded, Texts):
     @classmethod
     def encode(cls, columns: Columns, label: str, text: Sequence[str], encoding: Encoding) -> EncodedTexts:
         """Learn the scale of the features, and the preprocessing of the other columns, from the training rows."""
-        others = {name: column for name, column in columns.items() if name not in text}
-        usable = any(is_usable(column) for column in others.values())
-        kind = cls(
-            label,
-            Preprocessor.fit(others) if usable else None,
-            columns,
-            text=tuple(text),
-            encoding=encoding.resolve("texts"),
-        )
-        x = kind._features(columns)
-        beside = 0 if kind.preprocessor is None else kind.preprocessor.transform(columns).shape[1]
-        mean, std = _scale(x, beside)
+        beside = Preprocessor.fit_beside(columns, text)
+        kind = cls(label, beside, columns, text=tuple(text), encoding=encoding.resolve("texts"))
+        mean, std = _scale(kind._features(columns), beside.transform(columns).shape[1])
         return replace(kind, mean=mean, std=std)
 
     @classmethod
     def restore(cls, facts: Facts, read: Read) -> EncodedTexts:
-        preprocessor = Preprocessor.from_bytes(read(PREPROCESSING)) if PREPROCESSING in facts["files"] else None
+        kept = PREPROCESSING in facts["files"]
+        preprocessor = Preprocessor.from_bytes(read(PREPROCESSING)) if kept else Preprocessor()
         mean, std = tuple(facts["mean"]), tuple(facts["std"])
         encoding = Encoding(_check_weights(facts))
         return cls(facts["label"], preprocessor, text=tuple(facts["text"]), mean=mean, std=std, encoding=encoding)
@@ -267,15 +259,11 @@ class EncodedTexts(_Encoded, Texts):
         return {**super().facts(), "text": list(self.text), **_facts(self.encoding.spec)}
 
     def contents(self) -> dict[str, bytes]:
-        return {} if self.preprocessor is None else super().contents()
+        return super().contents() if self.preprocessor.kinds else {}
 
     @property
     def used(self) -> dict[str, str]:
-        return {**dict.fromkeys(self.text, "text"), **({} if self.preprocessor is None else self.preprocessor.kinds)}
-
-    @property
-    def dropped(self) -> Mapping[str, str]:
-        return {} if self.preprocessor is None else self.preprocessor.dropped
+        return {**dict.fromkeys(self.text, "text"), **self.preprocessor.kinds}
 
     @property
     def shown_columns(self) -> list[str]:
@@ -284,10 +272,7 @@ class EncodedTexts(_Encoded, Texts):
     def _features(self, columns: Columns) -> np.ndarray:
         return self._with_beside(self.encoding.features(join_texts(columns, self.text)), columns)
 
-    def _with_beside(self, x: np.ndarray, columns: Columns, index: np.ndarray | None = None) -> np.ndarray:
-        if self.preprocessor is None:
-            return x
-        columns = columns if index is None else take(columns, index)
+    def _with_beside(self, x: np.ndarray, columns: Columns) -> np.ndarray:
         return np.concatenate([x, self.preprocessor.transform(columns).numpy()], 1)
 
     def rows(self, columns: Columns, numbers: np.ndarray | None = None) -> Rows:
@@ -302,17 +287,13 @@ class EncodedTexts(_Encoded, Texts):
             yield self.read(data)
             return
         start = 0
-        for columns in read_table_parts(os.fspath(data), self._needed, text=self._text_columns):
+        for columns in read_table_parts(os.fspath(data), {*self.used}, text=self._text_columns):
             yield self._late_rows(columns, start)
             start += row_count(columns)
 
     @property
-    def _needed(self) -> set[str]:
-        return {*self.text, *(() if self.preprocessor is None else self.preprocessor.kinds)}
-
-    @property
     def _text_columns(self) -> set[str]:
-        return {*self.text, *(() if self.preprocessor is None else self.preprocessor.text_columns)}
+        return {*self.text, *self.preprocessor.text_columns}
 
     def _late_rows(self, columns: Columns, start: int = 0) -> NewRows:
         missing = [name for name in self.text if name not in columns]
@@ -321,6 +302,6 @@ class EncodedTexts(_Encoded, Texts):
         names = RowNumbers(start + np.arange(row_count(columns)))
 
         def finish(x: np.ndarray, index: np.ndarray) -> Rows:
-            return _rows(RowNumbers(start + index), self._with_beside(x, columns, index), self.mean, self.std)
+            return _rows(RowNumbers(start + index), self._with_beside(x, take(columns, index)), self.mean, self.std)
 
         return NewRows(names, join_texts(columns, self.text), self._encode, finish)

@@ -107,7 +107,7 @@ def _add_inputs(graph: _Graph, model: Model) -> str:
     """Return the features, float32 [N, D]."""
     kind = model.kind
     if isinstance(kind, EncodedImages | EncodedTexts):
-        if isinstance(kind, EncodedTexts) and kind.preprocessor is not None:
+        if isinstance(kind, EncodedTexts) and kind.preprocessor.kinds:
             raise ValueError("A model of texts with columns beside them cannot be exported: fit it only on the texts.")
         taken = graph.take("features", "FLOAT", ["N", len(kind.mean)])
         centred = graph.add("Sub", taken, graph.hold(kind.mean))

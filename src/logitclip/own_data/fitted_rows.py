@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -12,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from logitclip.data._images import ImageFiles
+from logitclip.data._images import ImageFiles, to_png
 from logitclip.engine import View
 from logitclip.own_data.images import Images
 from logitclip.own_data.kind import Source
 from logitclip.own_data.model import Model
-from logitclip.own_data.network import Network
+from logitclip.own_data.network import Network, predict
 from logitclip.own_data.source import look_again
 from logitclip.own_data.tables import Texts
 
@@ -60,13 +59,6 @@ class FittedRows:
         return self.source.kind.has_pictures
 
     @cached_property
-    def files(self) -> ImageFiles:
-        """The image files."""
-        kind = self.source.kind
-        assert isinstance(kind, Images)
-        return ImageFiles(kind.folder, kind.names, PICTURE)
-
-    @cached_property
     def _places(self) -> dict[str, int]:
         return {self.names[i]: i for i in reversed(range(len(self)))}
 
@@ -101,19 +93,15 @@ class FittedRows:
 
     def picture(self, i: int) -> bytes | None:
         """Return a picture as PNG; None if the row has none, or if it cannot be read."""
-        from PIL import Image, ImageOps
-
-        if not self.has_pictures:
+        kind = self.source.kind
+        if not isinstance(kind, Images):
             return None
         try:
-            with Image.open(self.files.path(i)) as image:
-                shown = ImageOps.exif_transpose(image).convert("RGB")
-        except Exception:  # decoders fail on damaged files in many ways
+            shown = ImageFiles(kind.folder, [kind.names[i]]).open(0)
+        except ValueError:
             return None
         shown.thumbnail((PICTURE, PICTURE))
-        content = io.BytesIO()
-        shown.save(content, "PNG")
-        return content.getvalue()
+        return to_png(shown)
 
     # -- neighbours ----------------------------------------------------------------------------------------------------
 
@@ -153,16 +141,10 @@ def last_hidden(network: nn.Module, images: Tensor | ImageFiles, view: View) -> 
     last = [module for module in network.modules() if isinstance(module, nn.Linear)][-1]
     seen: list[Tensor] = []
     handle = last.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(1)))
-    rows: list[np.ndarray] = []
     try:
-        with torch.no_grad():
-            for i in range(len(images)):
-                try:
-                    network(view(images[torch.tensor([i])], None))
-                except ValueError:  # a file that cannot be read
-                    rows.append(np.full((1, last.in_features), np.nan))
-                else:
-                    rows.append(seen.pop().double().numpy())
+        known = ~predict(network, images, view).isnan().any(1).numpy()
     finally:
         handle.remove()
-    return np.concatenate(rows)
+    hidden = np.full((len(images), last.in_features), np.nan)
+    hidden[known] = torch.cat([*seen, torch.empty(0, last.in_features)]).numpy()
+    return hidden

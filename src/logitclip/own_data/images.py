@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,8 +20,6 @@ from logitclip.own_data.tables import read_columns
 
 if TYPE_CHECKING:
     from logitclip.own_data.kind import Data
-
-log = logging.getLogger(__name__)
 
 CPU_PIXELS = 64  # without a GPU, larger images are reduced to this
 IN_MEMORY = 2_000_000_000  # bytes of decoded images that are kept in memory
@@ -81,23 +78,20 @@ class Images(Kind):
         if not decode:
             return Rows(self.names, np.empty((len(self.names), 0), np.float32), files), np.arange(len(self.names))
         if len(self.names) * 3 * self.size**2 > IN_MEMORY:
-            features, skipped = small_pictures(files)
-            readable = np.isfinite(features[:, 0])
-            kept, features = np.flatnonzero(readable), features[readable]
-            images: Tensor | ImageFiles = files.select(torch.from_numpy(kept))
+            features = small_pictures(files)
+            kept = torch.from_numpy(np.isfinite(features[:, 0])).nonzero().flatten()
+            images, features = files.select(kept), features[kept]
         else:
-            images, readable_positions, skipped = read_all(files)
-            kept, features = readable_positions.numpy(), small_pictures(images)[0]
-        for message in skipped:
-            log.warning("skipped: %s", message)
+            images, kept = read_all(files)
+            features = small_pictures(images)
         if not len(kept):
             raise ValueError(f"{self.folder} holds no readable image.")
-        return Rows([self.names[i] for i in kept.tolist()], features, images), kept
+        return Rows(self.keep(kept.numpy()).names, features, images), kept.numpy()
 
     def read(self, data: Data) -> Rows:
         folder, names = self._files(data)
         files = ImageFiles(folder, names, self.size)
-        return Rows(names, small_pictures(files)[0], files)
+        return Rows(names, small_pictures(files), files)
 
     def _files(self, data: Data) -> tuple[Path, list[str]]:
         file = isinstance(data, str | os.PathLike)
@@ -113,20 +107,16 @@ class Images(Kind):
         return Path(data).parent if file else Path(), ["" if code < 0 else text.values[code] for code in text.codes]
 
     def network(self, rows: int) -> dict[str, str | float]:
-        gpu = torch.accelerator.is_available()
-        model = "strided_cnn" if not gpu or self.size < 48 else f"resnet:depth=18{self._stem}"
+        small = not torch.accelerator.is_available() or self.size < 48
+        stem = ",stem=cifar" if self.size < 128 else ""
         return {
-            "model": model,
+            "model": "strided_cnn" if small else f"resnet:depth=18{stem}",
             "lr": 0.05,
             "weight_decay": 5e-4,
             "batch_size": 128,
             "epochs": 30,
             "augment": f"crop:size={self.size * 7 // 8}" if self.size >= 48 else "none",
         }
-
-    @property
-    def _stem(self) -> str:
-        return ",stem=cifar" if self.size < 128 else ""
 
     def describe(self, rows: Rows) -> str:
         reason = "" if self.size == self.pixels else f", reduced from {self.pixels} because there is no GPU"
@@ -155,24 +145,18 @@ class Images(Kind):
         return replace(self, names=[self.names[i] for i in index.tolist()])
 
 
-def small_pictures(images: Tensor | ImageFiles) -> tuple[np.ndarray, list[str]]:
+def small_pictures(images: Tensor | ImageFiles) -> np.ndarray:
     """Return images as rows of numbers, float32 [N, 3 * side * side] with a side of at most `GRID`.
 
     They are centred on 0.5 and scaled so that the deviation of natural images is about 1. Images that cannot be read
-    are rows of NaN; the second value has a message for each of them.
+    are rows of NaN.
     """
-    rows, skipped = [], []
+    rows = torch.full((len(images), 3 * min(images.shape[-1], GRID) ** 2), torch.nan)
     for i in range(len(images)):
-        try:
-            pixels = images[i] if isinstance(images, Tensor) else images.decode(i)
-        except ValueError as error:
-            rows.append(None)
-            skipped.append(str(error))
-            continue
-        small = pixels[None].float() / 255
-        if small.shape[-1] > GRID:
-            small = torch.nn.functional.interpolate(small, size=(GRID, GRID), mode="area")
-        rows.append(((small - 0.5) / 0.25).flatten())
-    width = next((len(row) for row in rows if row is not None), 1)
-    nothing = torch.full((width,), torch.nan)
-    return torch.stack([nothing if row is None else row for row in rows]).numpy(), skipped
+        pixels = images[i] if isinstance(images, Tensor) else images.decode_or_skip(i)
+        if pixels is not None:
+            small = pixels[None].float() / 255
+            if small.shape[-1] > GRID:
+                small = torch.nn.functional.interpolate(small, size=(GRID, GRID), mode="area")
+            rows[i] = ((small - 0.5) / 0.25).flatten()
+    return rows.numpy()

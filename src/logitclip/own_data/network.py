@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
@@ -12,7 +11,6 @@ from torch import Tensor, nn
 
 from logitclip import engine, models
 from logitclip.criterion import build_criterion
-from logitclip.data import batches
 from logitclip.data._images import ImageFiles
 from logitclip.data.augment import transform
 from logitclip.data.dataset import Dataset, Split
@@ -24,8 +22,6 @@ from logitclip.own_data.facts import Facts
 from logitclip.own_data.folds import MOST_CELLS, Folds
 from logitclip.own_data.kind import Read, Rows
 from logitclip.own_data.learners import Learner
-
-log = logging.getLogger(__name__)
 
 AVERAGED = 20_000  # rows up to which every epoch is averaged, and not every fifth
 
@@ -115,7 +111,7 @@ class Network(Learner):
 
         trained = engine.fit(
             Dataset("rows", split, nothing, self.classes, names, mean=self.mean, std=self.std),
-            partial(_build, self.recipe.model, self.classes, self.shape),
+            lambda seed: models.build(self.recipe.model, self.classes, self.shape, seed=seed),
             build_criterion(self.recipe.loss, self.recipe.clip),
             Standard if weight is None else partial(Weighted, weights=torch.from_numpy(weight).float()),
             self.recipe.settings(seed),
@@ -171,10 +167,6 @@ def with_clip(network: Network, clip: str) -> Network:
     return Network(network.classes, replace(network.recipe, clip=clip), network.mean, network.std)
 
 
-def _build(spec: str, classes: int, shape: tuple[int, ...], seed: int) -> nn.Module:
-    return models.build(spec, classes, shape, seed=seed)
-
-
 @torch.no_grad()
 def predict(network: nn.Module, x: Tensor | ImageFiles, view: engine.View) -> Tensor:
     """Return logits [N, K] in batches; NaN for image files that cannot be read."""
@@ -182,21 +174,10 @@ def predict(network: nn.Module, x: Tensor | ImageFiles, view: engine.View) -> Te
     network.eval()
     device = next(network.parameters()).device
     if isinstance(x, Tensor):
-        empty = Split(x, torch.zeros(len(x), dtype=torch.int64))
-        found = torch.cat([network(view(batch.to(device), None)).cpu() for _, batch, _ in batches(empty, 1024)])
+        found = [network(view(batch.to(device), None)).cpu() for batch in x.split(1024)]
     else:
-        found = _predict_files(network, x, view, device)
+        images = (x.decode_or_skip(i) for i in range(len(x)))
+        found = [None if image is None else network(view(image[None].to(device), None)).cpu() for image in images]
+    width = next((logits.shape[1] for logits in found if logits is not None), 1)
     network.train(training)
-    return found.float()
-
-
-def _predict_files(network: nn.Module, x: ImageFiles, view: engine.View, device: torch.device) -> Tensor:
-    rows: list[Tensor | None] = []
-    for i in range(len(x)):
-        try:
-            rows.append(network(view(x.decode(i)[None].to(device), None)).cpu())
-        except ValueError as error:
-            log.warning("skipped: %s", error)
-            rows.append(None)
-    width = next((row.shape[1] for row in rows if row is not None), 1)
-    return torch.cat([torch.full((1, width), torch.nan) if row is None else row for row in rows])
+    return torch.cat([torch.full((1, width), torch.nan) if logits is None else logits for logits in found]).float()
