@@ -23,8 +23,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from encoder_fit import share_features, write_photos
 
 import logitclip as lc
+from logitclip.data._images import ImageFiles
 from logitclip.data.augment import transform
 from logitclip.runs.train import _commit, prepare, settings_of, versions
 
@@ -53,6 +55,7 @@ class Labels:
         base = tomllib.loads((HERE / "features.toml").read_text(encoding="utf-8"))["base"]
         plugin = tuple(str(HERE.parent / path) for path in base.pop("plugin"))
         config = lc.RunConfig(**base, plugin=plugin, noise="real:set=worst", root=root, per_example=True).resolve()
+        self.root = root
         self.dataset, _ = prepare(config)
         self.settings = settings_of(config)
         train = self.dataset.train
@@ -109,12 +112,16 @@ def cleanlab_ranking(labels: Labels, strength: float) -> Ranking:
 
 
 def issues(labels: Labels, **options: Any) -> Ranking:
-    """Rank and mark as `logitclip issues` does with these features in a file."""
+    """Rank and mark as `logitclip issues` does with a table of photos and the encoder."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "features.npz")
-        np.savez(path, x=labels.x.numpy(), label=labels.y)
-        found = lc.find_issues(path, "label", out=Path(folder, "issues"), **options)
-    at = found["row"].astype(int).to_numpy() - 1
+        images = lc.data.load("cifar10", labels.root).train.x
+        names = write_photos(Path(folder), "train", images, len(labels.y))
+        share_features(ImageFiles(Path(folder), names), images)
+        path = Path(folder, "labels.csv")
+        with path.open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows([("file", "label"), *zip(names, labels.y.tolist(), strict=True)])
+        found = lc.find_issues(path, "label", out=Path(folder, "issues"), encoder="efficientnet_lite0", **options)
+    at = found["row"].map({name: i for i, name in enumerate(names)}).to_numpy()
     scores, marked = np.full(len(labels.y), -1.0), np.zeros(len(labels.y), bool)
     scores[at], marked[at] = found["score"], found["wrong"]
     return scores, marked

@@ -46,12 +46,6 @@ def test_with_a_criterion_of_ones_own_they_belong_to_it(option: dict[str, Any]) 
         lc.LogitClip(nn.CrossEntropyLoss(), tau=1.0, **option)
 
 
-def test_the_number_of_the_clip_has_a_name() -> None:
-    """Whether LogitClip("ce", 1.5) means tau or temp, nobody can see; the scales are 1.5 and 0.67."""
-    with pytest.raises(TypeError, match=r"^Name the number 1\.5: LogitClip\(loss, tau=1\.5\) scales logits"):
-        lc.LogitClip("ce", 1.5)  # type: ignore[arg-type]
-
-
 def test_clip_logits_takes_temp_like_the_others() -> None:
     z = random(4, 5)
     assert torch.equal(lc.clip_logits(z, temp=2.5), lc.clip_logits(z, 2.5, 0.4))

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Never, cast, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -363,7 +363,7 @@ class LogitClip(_Wrapper):
         **options: For a loss by name, the other arguments of `Loss`: reduction, class_weight, ignore_index and knobs.
 
     Raises:
-        TypeError: If the criterion is neither a name nor callable, or a number has no name.
+        TypeError: If the criterion is neither a name nor callable.
         ValueError: If the clip or an option is out of range, or options are given with a criterion of your own.
 
     Use it for training only: predictions are the same with and without the clip. Set `tau`, `delta` or `temp` to follow
@@ -382,18 +382,13 @@ class LogitClip(_Wrapper):
     def __init__(
         self,
         loss: str | Callable[..., Tensor] = "ce",
-        *unnamed: Never,
         tau: float | None = None,
         delta: float | None = None,
-        temp: float | None = None,
         p: float = 2.0,
+        *,
+        temp: float | None = None,
         **options: Any,
     ) -> None:
-        if unnamed:
-            raise TypeError(
-                f"Name the number {unnamed[0]!r}: LogitClip(loss, tau=1.5) scales logits to the norm 1.5, "
-                "LogitClip(loss, temp=1.5) to 1/1.5."
-            )
         super().__init__(_take_old_word(options, "criterion", "loss", loss), **options)
         self._set_clip(tau, delta, p, temp)
 
