@@ -15,8 +15,7 @@ from logitclip.criterion import LogitClip, Loss
 from logitclip.data import Dataset, Split, hold_out
 from logitclip.launch import make_fabric
 from logitclip.methods.base import Settings
-from logitclip.methods.standard import Standard
-from logitclip.methods.weighted import Weighted
+from logitclip.methods.standard import Standard, Weighted
 from logitclip.text import explain_missing
 
 with explain_missing("LogitClipClassifier needs scikit-learn >= 1.6", "sklearn"):

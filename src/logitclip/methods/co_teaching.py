@@ -76,9 +76,7 @@ class CoTeaching(TwoNetworks):
             for z, of_all, chosen in zip(linked, logits, reversed(smallest), strict=True)
         ]
         for loss, (_, model, optimizer) in zip(losses, self.nets, strict=True):
-            optimizer.zero_grad()
-            self.fabric.backward(loss)
-            self.update(model, optimizer)
+            self.minimise(loss, model, optimizer)
         return Step(losses[0].detach(), logits[0].detach())
 
 

@@ -11,9 +11,8 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy, one_hot
-from torch.optim import Optimizer
 
 from logitclip.clip import check_positive
 from logitclip.data import DATASETS, batches
@@ -139,6 +138,7 @@ class DivideMix(TwoNetworks):
             yield from self._semi_supervised(number, clean[1 - number], epoch, augment)
 
     def _warm_up(self, number: int, epoch: int, augment: Augment) -> Iterator[tuple[Tensor, Tensor, Step]]:
+        """Train one network on all labels, with cross entropy."""
         network, model, optimizer = self.nets[number]
         network.train()
         for index, x, y in self._order(self.job.index, 2 * self.settings.batch_size, epoch, f"warm-up {number}"):
@@ -148,12 +148,13 @@ class DivideMix(TwoNetworks):
             if self.confidence_penalty:
                 loss = loss + negative_entropy(linked)
             loss = self.add_penalty(loss, logits)
-            self._step(loss, model, optimizer)
+            self.minimise(loss, model, optimizer)
             yield index, y, Step(loss.detach(), logits.detach())
 
     def _semi_supervised(
         self, number: int, clean: Tensor, epoch: int, augment: Augment
     ) -> Iterator[tuple[Tensor, Tensor, Step]]:
+        """Train one network on the labels that the other believes, and on guesses for the rest (MixMatch)."""
         (network, model, optimizer), (other_network, other, _) = self.nets[number], self.nets[1 - number]
         network.train()
         other_network.eval()
@@ -193,7 +194,7 @@ class DivideMix(TwoNetworks):
             )
             loss = supervised + self.unsupervised_weight(epoch + i / steps) * unsupervised + uneven
             loss = self.add_penalty(loss, output)
-            self._step(loss, model, optimizer)
+            self.minimise(loss, model, optimizer)
             yield index, y, Step(loss.detach(), logits[0])
 
     @torch.no_grad()
@@ -216,7 +217,7 @@ class DivideMix(TwoNetworks):
         return clean.float().to(self.fabric.device)
 
     def unsupervised_weight(self, epoch: float) -> float:
-        """lambda_u, ramped up linearly after the warm-up; `epoch` may be fractional."""
+        """Return lambda_u, ramped up linearly after the warm-up; `epoch` may be fractional."""
         return self.lambda_u * min(max((epoch - self.warm_up) / self.ramp, 0.0), 1.0)
 
     def predict(self, x: Tensor) -> Tensor:
@@ -233,7 +234,7 @@ class DivideMix(TwoNetworks):
         self.history = state["history"]
 
     def _order(self, index: Tensor, size: int, epoch: int, purpose: str) -> Iterator[Batch]:
-        """Shuffled batches of the examples at `index`, none of a single one: batch norm cannot train on it."""
+        """Return shuffled batches of the examples at `index`, none of a single one: batch norm cannot train on it."""
         if len(index) == 1:
             index = index.repeat(2)
         incomplete = self.settings.drop_last or len(index) % size == 1
@@ -253,11 +254,6 @@ class DivideMix(TwoNetworks):
     def _mean_softmax(self, logits: list[Tensor]) -> Tensor:
         return torch.stack([self._apply_link(z, self.clip_guesses).softmax(1) for z in logits]).mean(0)
 
-    def _step(self, loss: Tensor, model: nn.Module, optimizer: Optimizer) -> None:
-        optimizer.zero_grad()
-        self.fabric.backward(loss)
-        self.update(model, optimizer)
-
 
 def lower_of_two(values: Tensor, seed: int) -> Tensor:
     """Fit two Gaussians to `values` [N]; returns the probability [N] of the one with the lower mean."""
@@ -274,7 +270,7 @@ def lower_of_two(values: Tensor, seed: int) -> Tensor:
 
 
 def sharpen(p: Tensor, temperature: float) -> Tensor:
-    """`p^(1/T)`, normalised.
+    """Return `p^(1/T)`, normalised.
 
     >>> sharpen(torch.tensor([[0.6, 0.4]]), 0.5)
     tensor([[0.6923, 0.3077]])
@@ -284,7 +280,7 @@ def sharpen(p: Tensor, temperature: float) -> Tensor:
 
 
 def refine_labels(given: Tensor, clean: Tensor, p: Tensor, temperature: float) -> Tensor:
-    """Refined labels `w y + (1-w) p`, sharpened: w [N] is the probability of a clean label, y and p are [N, K].
+    """Return `w y + (1-w) p`, sharpened: w [N] is the probability of a clean label, y and p are [N, K].
 
     >>> refine_labels(torch.tensor([[0, 1]]), torch.tensor([0.5]), torch.tensor([[0.5, 0.5]]), 1.0)
     tensor([[0.2500, 0.7500]])

@@ -67,9 +67,7 @@ class ELR(Standard):
         self.targets[own] = updated_targets(self.targets[own], linked.detach(), self.beta)
         loss = cross_entropy(linked, y) + self.weight * elr_term(linked, self.targets[own])
         loss = self.add_penalty(loss, logits)
-        self.optimizer.zero_grad()
-        self.fabric.backward(loss)
-        self.update(self.model, self.optimizer)
+        self.minimise(loss, self.model, self.optimizer)
         return Step(loss.detach(), logits.detach())
 
     def state_dict(self) -> State:

@@ -70,9 +70,7 @@ class GJS(Standard):
         target = y if y.is_floating_point() else one_hot(y, self.job.num_classes)
         loss = gjs_loss([self.criterion.link(z) for z in views], target.to(views[0].dtype), self.weight)
         loss = self.add_penalty(loss, torch.cat(views))
-        self.optimizer.zero_grad()
-        self.fabric.backward(loss)
-        self.update(self.model, self.optimizer)
+        self.minimise(loss, self.model, self.optimizer)
         return Step(loss.detach(), views[0].detach())
 
 

@@ -69,7 +69,7 @@ def perturb_weights(network: nn.Module, rho: float) -> Iterator[None]:
 
 @contextlib.contextmanager
 def frozen_statistics(network: nn.Module, criterion: nn.Module) -> Iterator[None]:
-    """Batch norm keeps its running statistics, and the criterion is in evaluation mode."""
+    """Keep the running statistics of batch norm in this block, and the criterion in evaluation mode."""
     flags = [(m, "track_running_stats") for m in network.modules() if hasattr(m, "track_running_stats")]
     flags += [(m, "training") for m in criterion.modules()]
     flags = [(module, flag) for module, flag in flags if getattr(module, flag)]

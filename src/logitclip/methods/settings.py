@@ -12,59 +12,38 @@ LARGEST = 3.4028234663852886e38  # in float32; torch is not imported here, becau
 
 
 @dataclass(frozen=True)
-class AtLeast:
-    """A bound: the smallest value of a field.
+class Bound:
+    """A note in the annotation of a field: what its value must be, in words, and the test of it.
 
-    >>> AtLeast(1).allows(0), str(AtLeast(1))
-    (False, 'at least 1')
+    >>> at_least(1).words, at_least(1).allows(0)
+    ('at least 1', False)
     """
 
-    least: float
-
-    def allows(self, value: float) -> bool:
-        return value >= self.least
-
-    def __str__(self) -> str:
-        return f"at least {self.least}"
-
-
-@dataclass(frozen=True)
-class AtMost:
-    """A bound: the largest value of a field."""
-
-    most: float
-
-    def allows(self, value: float) -> bool:
-        return value <= self.most
-
-    def __str__(self) -> str:
-        return f"at most {self.most}"
-
-
-@dataclass(frozen=True)
-class Must:
-    """A bound with a test and words of its own."""
-
-    allows: Callable[[Any], bool]
     words: str
-
-    def __str__(self) -> str:
-        return self.words
+    allows: Callable[[Any], bool]
 
 
-FINITE = Must(lambda value: 0 <= value < LARGEST, "at least 0 and finite in float32")
-POSITIVE = Must(lambda value: 0 < value < LARGEST, "positive and finite in float32")
-SHARES = Must(lambda values: all(0 <= share <= 1 for share in values), "shares of the epochs between 0 and 1")
+def at_least(least: int) -> Bound:
+    return Bound(f"at least {least}", lambda value: value >= least)
 
-Count = Annotated[int, AtLeast(1)]
-Seed = Annotated[int, AtLeast(0), AtMost(2**63 - 1)]
+
+def at_most(most: int) -> Bound:
+    return Bound(f"at most {most}", lambda value: value <= most)
+
+
+FINITE = Bound("at least 0 and finite in float32", lambda value: 0 <= value < LARGEST)
+POSITIVE = Bound("positive and finite in float32", lambda value: 0 < value < LARGEST)
+SHARES = Bound("shares of the epochs between 0 and 1", lambda values: all(0 <= share <= 1 for share in values))
+
+Count = Annotated[int, at_least(1)]
+Seed = Annotated[int, at_least(0), at_most(2**63 - 1)]
 Positive = Annotated[float, POSITIVE]
 Strength = Annotated[float, FINITE]
 Schedule = Literal["multistep", "cosine", "constant"]
 Milestones = Annotated[tuple[float, ...], SHARES]
-Workers = Annotated[int, AtLeast(0), AtMost(1024)]
-Threads = Annotated[int, AtLeast(1), AtMost(1024)]
-Whole = Annotated[int, AtLeast(0)]
+Workers = Annotated[int, at_least(0), at_most(1024)]
+Threads = Annotated[int, at_least(1), at_most(1024)]
+Whole = Annotated[int, at_least(0)]
 
 
 @dataclass(frozen=True)
@@ -135,16 +114,16 @@ def check_bounds(options: object) -> None:
         value = getattr(options, name)
         if value is None:
             continue
-        for bound in notes:
-            if isinstance(bound, AtLeast | AtMost | Must) and not bound.allows(value):
-                raise ValueError(f"{name} must be {bound}, got {value}.")
+        for note in notes:
+            if isinstance(note, Bound) and not note.allows(value):
+                raise ValueError(f"{name} must be {note.words}, got {value}.")
 
 
 @cache
 def annotations_of(kind: type) -> dict[str, tuple[Any, ...]]:
     """Return what the annotation of each field of a dataclass says besides its type: bounds, and other notes.
 
-    >>> [str(note) for note in annotations_of(Settings)["threads"]]
+    >>> [note.words for note in annotations_of(Settings)["threads"]]
     ['at least 1', 'at most 1024']
     """
     return {name: _notes(hint) for name, hint in typing.get_type_hints(kind, include_extras=True).items()}

@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn.functional import kl_div, normalize, one_hot
 
 from logitclip.data.autoaugment import autoaugment, cutout
 from logitclip.losses import check_at_least
@@ -47,7 +48,8 @@ class SOP(Standard):
     def train_step(self, index: Tensor, x: Tensor, y: Tensor, augment: Augment) -> Step:
         own = index.to(self.u.device)
         u, v = self.u[own].requires_grad_(), self.v[own].requires_grad_()
-        logits, loss = self.loss(x, self._one_hot(y), u, v, augment)
+        target = y if y.is_floating_point() else one_hot(y, self.job.num_classes).float()
+        logits, loss = self.loss(x, target, u, v, augment)
         loss = self.add_penalty(loss, logits)
         self.optimizer.zero_grad()
         self.fabric.backward(loss)
@@ -61,18 +63,13 @@ class SOP(Standard):
         return Step(loss.detach(), logits.detach())
 
     def loss(self, x: Tensor, y: Tensor, u: Tensor, v: Tensor, augment: Augment) -> tuple[Tensor, Tensor]:
-        """Logits and loss of a batch."""
+        """Return the logits and the loss of a batch."""
         logits = self.model(augment(x))
         return logits, sop_loss(logits, self.criterion.link(logits).softmax(1), y, u, v)[0]
 
-    def _one_hot(self, y: Tensor) -> Tensor:
-        if y.is_floating_point():
-            return y
-        return torch.nn.functional.one_hot(y, self.job.num_classes).float()
-
     def state_dict(self) -> State:
-        tables = {"u": self.u, "v": self.v}
-        return {**super().state_dict(), **{name: gather_rows(table, self.fabric) for name, table in tables.items()}}
+        tables = {"u": gather_rows(self.u, self.fabric), "v": gather_rows(self.v, self.fabric)}
+        return {**super().state_dict(), **tables}
 
     def load(self, weights: dict[str, Tensor], state: State) -> None:
         super().load(weights, state)
@@ -106,7 +103,8 @@ class SOPPlus(SOP):
             strong: Augment the second view strongly; needs images. False: the usual augmentation.
         """
         check_at_least(0, ratio_balance=ratio_balance, ratio_consistency=ratio_consistency)
-        if strong and not _is_images(job.train.x[job.index[:1]]):
+        first = job.train.x[job.index[:1]]
+        if strong and (first.dtype != torch.uint8 or first.ndim != 4):
             raise ValueError("The strong view of sop_plus needs uint8 images: for other inputs use strong=false.")
         super().__init__(job, lr_u=lr_u, lr_v=lr_v)
         self.ratio_balance, self.ratio_consistency, self.strong = ratio_balance, ratio_consistency, strong
@@ -125,16 +123,12 @@ class SOPPlus(SOP):
         loss, phat = sop_loss(logits, p, y, u, v)
         balance = -phat.mean(0).clamp(FLOOR, 1).log().mean()
         log_other = self.criterion.link(other).log_softmax(1)
-        consistency = torch.nn.functional.kl_div(log_other, p.detach(), reduction="batchmean")
+        consistency = kl_div(log_other, p.detach(), reduction="batchmean")
         return logits, loss + self.ratio_balance * balance + self.ratio_consistency * consistency
 
 
-def _is_images(x: Tensor) -> bool:
-    return x.dtype == torch.uint8 and x.ndim == 4
-
-
 def sop_loss(logits: Tensor, p: Tensor, y: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """SOP's loss of a batch.
+    """Return SOP's loss of a batch.
 
     Args:
         logits: [N, K], used for the predicted class only.
@@ -149,8 +143,8 @@ def sop_loss(logits: Tensor, p: Tensor, y: Tensor, u: Tensor, v: Tensor) -> tupl
     big_u = (u.square() * y).clamp(0, 1)
     big_v = (v.square() * (1 - y)).clamp(0, 1)
     phat = (p + big_u - big_v.detach()).clamp_min(FLOOR)
-    phat = torch.nn.functional.normalize(phat, p=1, dim=1).clamp(FLOOR, 1)
+    phat = normalize(phat, p=1, dim=1).clamp(FLOOR, 1)
     cross_entropy = -(y * phat.log()).sum(1).mean()
-    predicted = torch.nn.functional.one_hot(logits.argmax(1), logits.shape[1])
+    predicted = one_hot(logits.argmax(1), logits.shape[1])
     squared = (predicted + big_u - big_v - y).square().sum(1).mean()
     return cross_entropy + squared, phat

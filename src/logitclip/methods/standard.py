@@ -79,9 +79,7 @@ class Standard:
         """Update the weights once; `index` holds the positions of the examples in the dataset."""
         logits = self.model(augment(x))
         loss = self.objective(logits, y)
-        self.optimizer.zero_grad()
-        self.fabric.backward(loss)
-        self.update(self.model, self.optimizer)
+        self.minimise(loss, self.model, self.optimizer)
         return Step(loss.detach(), logits.detach())
 
     def objective(self, logits: Tensor, y: Tensor) -> Tensor:
@@ -98,6 +96,12 @@ class Standard:
             return loss + penalty(parameter for group in groups for parameter in group["params"])
         return loss + penalty(logits)
 
+    def minimise(self, loss: Tensor, model: nn.Module, optimizer: Optimizer) -> None:
+        """Make one step of an optimiser along the gradient of a loss."""
+        optimizer.zero_grad()
+        self.fabric.backward(loss)
+        self.update(model, optimizer)
+
     def update(self, model: nn.Module, optimizer: Optimizer) -> None:
         """Step along the gradients, with their global norm clipped to `grad_clip` if it is set.
 
@@ -108,7 +112,7 @@ class Standard:
         optimizer.step()
 
     def predict(self, x: Tensor) -> Tensor:
-        """Logits [N, K] of model inputs, in evaluation mode."""
+        """Return the logits [N, K] of model inputs, in evaluation mode."""
         # DDP would wait for the other ranks, which may have fewer batches: call the network itself.
         precision = self.fabric.strategy.precision
         with precision.forward_context():
@@ -145,6 +149,26 @@ class Standard:
                 f"{type(self).__name__} has its own objective and accepts only the loss {' or '.join(self.losses)}, "
                 f"clipped or not; got {loss}."
             )
+
+
+class Weighted(Standard):
+    """SGD on weighted examples. The weights have mean 1 over the training set, not over every batch.
+
+    Args:
+        job: The job.
+        weights: A weight for each training example, [N].
+    """
+
+    def __init__(self, job: Job, weights: Tensor) -> None:
+        super().__init__(job)
+        self.example_weights = weights.to(job.fabric.device)
+
+    def train_step(self, index: Tensor, x: Tensor, y: Tensor, augment: Augment) -> Step:
+        self.of_batch = self.example_weights[index]
+        return super().train_step(index, x, y, augment)
+
+    def objective(self, logits: Tensor, y: Tensor) -> Tensor:
+        return self.criterion(logits, y, self.of_batch) * self.of_batch.mean()
 
 
 def gather_rows(table: Tensor, fabric: Any) -> Tensor:

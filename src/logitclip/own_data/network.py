@@ -16,8 +16,7 @@ from logitclip.data.augment import transform
 from logitclip.data.dataset import Dataset, Split
 from logitclip.files import Json
 from logitclip.launch import make_fabric
-from logitclip.methods.standard import Standard
-from logitclip.methods.weighted import Weighted
+from logitclip.methods.standard import Standard, Weighted
 from logitclip.own_data.facts import Facts
 from logitclip.own_data.folds import MOST_CELLS, Folds
 from logitclip.own_data.kind import Read, Rows

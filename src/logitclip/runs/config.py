@@ -6,8 +6,10 @@ import contextlib
 import enum
 import functools
 import hashlib
+import importlib.util
 import json
 import os
+import sys
 import time
 import types
 import typing
@@ -19,23 +21,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from logitclip.files import Json, sha256_once
-from logitclip.methods.settings import (
-    AtLeast,
-    AtMost,
-    Count,
-    Milestones,
-    Must,
-    Positive,
-    Schedule,
-    Seed,
-    Settings,
-    Strength,
-    Threads,
-    Whole,
-    Workers,
-    annotations_of,
-    check_bounds,
-)
+from logitclip.methods import settings
+from logitclip.methods.settings import Bound, Settings, annotations_of, at_least, at_most, check_bounds
 from logitclip.registry import Registry
 
 # Increased when the maths changes, so that old results are not reused. If only one method changes, raise
@@ -72,7 +59,7 @@ class Otherwise:
 
 
 DATA, NOISE, LOSS, NETWORK, OPTIMISATION, RUNNING = Group
-BELOW_ONE = Must(lambda value: 0 <= value < 1, "at least 0 and below 1")
+BELOW_ONE = Bound("at least 0 and below 1", lambda value: 0 <= value < 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +82,7 @@ class RunConfig:
     """The folder with the data; $LOGITCLIP_DATA or ./data if not given."""
     noise: Annotated[str, NOISE] = "none"
     """Label noise of the training set, as in symmetric:rate=0.5."""
-    noise_seed: Annotated[Seed, NOISE] = 0
+    noise_seed: Annotated[settings.Seed, NOISE] = 0
     """Seed of the label noise, independent of --seed."""
     loss: Annotated[str, LOSS, Note.TUNABLE] = "ce"
     """The loss, as in gce:q=0.7."""
@@ -109,33 +96,33 @@ class RunConfig:
     """The training method."""
     model: Annotated[str | None, NETWORK, Note.TUNABLE] = None
     """The network, as in wrn:depth=40,width=2 or mlp:width=256,depth=3."""
-    epochs: Annotated[Count | None, OPTIMISATION] = None
+    epochs: Annotated[settings.Count | None, OPTIMISATION] = None
     """Passes over the training data."""
-    batch_size: Annotated[Count | None, OPTIMISATION] = None
+    batch_size: Annotated[settings.Count | None, OPTIMISATION] = None
     """Examples per batch in each process."""
-    lr: Annotated[Positive | None, OPTIMISATION] = None
+    lr: Annotated[settings.Positive | None, OPTIMISATION] = None
     """Learning rate of SGD at the start."""
-    momentum: Annotated[Strength | None, OPTIMISATION, Otherwise(Settings.momentum)] = None
+    momentum: Annotated[settings.Strength | None, OPTIMISATION, Otherwise(Settings.momentum)] = None
     """Momentum of SGD."""
     nesterov: Annotated[bool | None, OPTIMISATION, Otherwise(Settings.nesterov)] = None
     """Nesterov's momentum."""
-    weight_decay: Annotated[Strength | None, OPTIMISATION, Otherwise(Settings.weight_decay)] = None
+    weight_decay: Annotated[settings.Strength | None, OPTIMISATION, Otherwise(Settings.weight_decay)] = None
     """Weight decay of SGD, on all parameters."""
-    schedule: Annotated[Schedule | None, OPTIMISATION, Otherwise(Settings.schedule)] = None
+    schedule: Annotated[settings.Schedule | None, OPTIMISATION, Otherwise(Settings.schedule)] = None
     """Schedule of the learning rate: divide by 10 at each milestone, follow a half cosine, or keep it constant."""
-    milestones: Annotated[Milestones | None, OPTIMISATION, Otherwise(Settings.milestones)] = None
+    milestones: Annotated[settings.Milestones | None, OPTIMISATION, Otherwise(Settings.milestones)] = None
     """Milestones of the schedule multistep, as shares of the epochs: 0.4,0.7."""
     drop_last: Annotated[bool | None, OPTIMISATION, Otherwise(Settings.drop_last)] = None
     """Drop an incomplete last batch."""
     augment: Annotated[str | None, DATA, Otherwise("none")] = None
     """Augmentation of the training inputs, as in flip_crop:padding=4."""
-    grad_clip: Annotated[Strength, OPTIMISATION] = 0.0
+    grad_clip: Annotated[settings.Strength, OPTIMISATION] = 0.0
     """Largest global norm of the gradient; 0: no limit."""
-    seed: Annotated[Seed, OPTIMISATION] = 0
+    seed: Annotated[settings.Seed, OPTIMISATION] = 0
     """Seed of the weights, the order and the augmentation."""
-    limit: Annotated[Whole, DATA] = 0
+    limit: Annotated[settings.Whole, DATA] = 0
     """Train on only this many examples, a fixed random choice; 0: all."""
-    test_limit: Annotated[Whole, DATA] = 0
+    test_limit: Annotated[settings.Whole, DATA] = 0
     """Test on only this many examples, a fixed random choice; 0: all."""
     val: Annotated[float, BELOW_ONE, DATA] = 0.0
     """Share of the noisy training examples held out for validation."""
@@ -145,11 +132,11 @@ class RunConfig:
     """Floating-point precision."""
     accelerator: Annotated[Literal["auto", "cpu", "cuda", "mps"], RUNNING] = "auto"
     """Kind of device."""
-    devices: Annotated[int, AtLeast(1), AtMost(1024), RUNNING] = 1
+    devices: Annotated[int, at_least(1), at_most(1024), RUNNING] = 1
     """Processes on this machine, one for each device."""
-    nodes: Annotated[int, AtLeast(1), AtMost(65536), RUNNING] = 1
+    nodes: Annotated[int, at_least(1), at_most(65536), RUNNING] = 1
     """Machines; start one process for each device with torchrun."""
-    threads: Annotated[Threads, RUNNING] = 1
+    threads: Annotated[settings.Threads, RUNNING] = 1
     """CPU threads of each process. The last bits of a result depend on it."""
     compile: Annotated[bool, RUNNING] = False
     """Compile the network with torch.compile."""
@@ -157,15 +144,15 @@ class RunConfig:
     """Use only deterministic algorithms, so that a GPU repeats a run bit for bit; slower."""
     channels_last: Annotated[bool, RUNNING] = True
     """Keep images in the channels-last layout, which is faster."""
-    measure_every: Annotated[Whole, RUNNING] = 0
+    measure_every: Annotated[settings.Whole, RUNNING] = 0
     """Epochs between two measurements of memorised labels; 0: 1 up to 20,000 examples, else 10."""
     per_example: Annotated[bool, RUNNING] = False
     """Also write loss, margins, prediction and first epoch learnt of every training example, and test predictions."""
     plugin: Annotated[tuple[str, ...], RUNNING] = ()
     """Python files with your own losses, models or datasets, imported first."""
-    workers: Annotated[Workers, RUNNING, Note.UNCOUNTED] = 0
+    workers: Annotated[settings.Workers, RUNNING, Note.UNCOUNTED] = 0
     """Processes that decode images from disk."""
-    checkpoint_seconds: Annotated[float, AtLeast(0), RUNNING, Note.UNCOUNTED] = 15.0
+    checkpoint_seconds: Annotated[float, at_least(0), RUNNING, Note.UNCOUNTED] = 15.0
     """Minimum seconds between two checkpoints, which are saved at the end of an epoch; 0: after every epoch."""
     tensorboard: Annotated[bool, RUNNING, Note.UNCOUNTED] = False
     """Also log to TensorBoard."""
@@ -174,7 +161,13 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         if isinstance(self.milestones, str):
-            object.__setattr__(self, "milestones", _shares(self.milestones))
+            try:
+                shares = tuple(float(part) for part in self.milestones.split(",") if part.strip())
+            except ValueError:
+                raise ValueError(
+                    f"milestones must be shares of the epochs, as in 0.4,0.7; got {self.milestones!r}."
+                ) from None
+            object.__setattr__(self, "milestones", shares)
         for name, hint in field_types().items():
             object.__setattr__(self, name, check_type(name, hint, getattr(self, name)))
         check_bounds(self)
@@ -296,6 +289,7 @@ def identify_data(config: RunConfig) -> tuple[str, ...]:
 
 
 def _digests_of_data(config: RunConfig) -> dict[str, str]:
+    """Return the digests of the files that the specs of data and noise name."""
     return {
         file: digest
         for field in ("data", "noise")
@@ -458,9 +452,6 @@ def check_plugins(named: Iterable[str], given: Iterable[str], where: str) -> Non
 
 def load_plugins(paths: tuple[str, ...]) -> None:
     """Import plugin files, each once; they register their own losses, models and so on."""
-    import importlib.util
-    import sys
-
     if not imports_plugins():
         return
     for path in paths:
@@ -483,17 +474,7 @@ def load_plugins(paths: tuple[str, ...]) -> None:
 
 def loaded_plugins() -> tuple[str, ...]:
     """Return the plugin files that were imported, for processes that need them too."""
-    import sys
-
     return tuple(str(module.__file__) for name, module in sys.modules.items() if name.startswith(PLUGIN_MODULE))
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    """Read numbers from a text such as 0.4,0.7."""
-    try:
-        return tuple(float(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise ValueError(f"milestones must be shares of the epochs, as in 0.4,0.7; got {text!r}.") from None
 
 
 def _digests(registry: Registry, spec: str, root: str | None) -> dict[str, str]:
