@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disk import read_rows
 from events import Log
 
 from logitclip import files
@@ -311,7 +312,7 @@ if __name__ == "__main__":
     (tmp_path / "script.py").write_text(code, encoding="utf-8")
     parent = subprocess.Popen([sys.executable, tmp_path / "script.py"], stderr=subprocess.PIPE, text=True)
     rows, deadline = tmp_path / config.id / "metrics.jsonl", time.monotonic() + 400
-    while len(checkpoints.read_rows(rows)) < 5:
+    while len(read_rows(rows)) < 5:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     parent.kill()

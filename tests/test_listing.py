@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import errno
 import json
 import os
 import re
@@ -12,6 +11,7 @@ import shutil
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -156,18 +156,31 @@ def test_an_index_of_somebody_else_stays(folder, caplog):
     assert len(list(csv.DictReader((folder / "index.csv").open(encoding="utf-8")))) == 5
 
 
-def test_index_on_a_file_system_without_hard_links(folder, monkeypatch):
-    def refuse(*_):
-        raise PermissionError(errno.EPERM, "Operation not permitted")
+@pytest.mark.parametrize("locks", [True, False])
+def test_index_is_made_again_with_or_without_locks(folder, monkeypatch, locks):
+    def refuse(*_, **__):
+        raise NotImplementedError("this file system has no locks")
 
-    monkeypatch.setattr(os, "link", refuse)
+    if not locks:
+        monkeypatch.setattr(files.FileLock, "acquire", refuse)
     result = next(run.outcome for run in studies.read_runs(folder) if isinstance(run.outcome, results.Result))
     (folder / "index.csv").unlink()
-    before = set(folder.iterdir())
+    before = {*folder.iterdir(), folder / ".index.lock"}
+    results._add_to_index(result, folder / result.id)
     results._add_to_index(result, folder / result.id)
     (line,) = csv.DictReader((folder / "index.csv").open(encoding="utf-8"))
     assert line["id"] == result.id
-    assert set(folder.iterdir()) == {*before, folder / "index.csv"}
+    assert {*folder.iterdir(), folder / ".index.lock"} == {*before, folder / "index.csv"}
+
+
+def test_runs_that_finish_together_are_all_in_the_index(folder):
+    result = next(run.outcome for run in studies.read_runs(folder) if isinstance(run.outcome, results.Result))
+    (folder / "index.csv").unlink()
+    ids = [f"{i:016x}" for i in range(20)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda id: results._add_to_index(replace(result, id=id), folder / id), ids))
+    lines = list(csv.DictReader((folder / "index.csv").open(encoding="utf-8")))
+    assert sorted(line["id"] for line in lines) == ids
 
 
 def test_gc_removes_only_what_nobody_needs(folder):

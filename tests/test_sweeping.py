@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from disk import read_rows
 from events import Log
 from processes import finished, wait_until
 
 from logitclip.cli import terminal as progress
-from logitclip.runs import checkpoints
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Failure, Result
 from logitclip.search import TRIALS
@@ -278,7 +278,7 @@ def test_a_sweep_that_is_interrupted_and_killed_repeats_nothing(tmp_path, first)
     assert out.startswith(f"{16 - len(before)} runs done, ")
     assert "Next: " + shlex.join(["logitclip", "report", str(own), "--scale", "full", "--runs", str(folder)]) in out
     for run in after:
-        assert [row["epoch"] for row in checkpoints.read_rows(folder / run / "metrics.jsonl")] == list(range(30))
+        assert [row["epoch"] for row in read_rows(folder / run / "metrics.jsonl")] == list(range(30))
 
 
 def test_tuned_cells_train_on_all_examples(tmp_path):

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from disk import read_rows
 
 from logitclip import data, engine, files
 from logitclip.data.augment import transform
@@ -572,7 +573,7 @@ def test_divergence_leaves_no_result_and_no_nan(tmp_path):
     folder = tmp_path / "a" / config.id
     assert not (folder / "result.json").exists()
     assert "NaN" not in (folder / "metrics.jsonl").read_text(encoding="utf-8")
-    assert all(math.isfinite(row["loss"]) for row in checkpoints.read_rows(folder / "metrics.jsonl"))
+    assert all(math.isfinite(row["loss"]) for row in read_rows(folder / "metrics.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -679,7 +680,7 @@ def test_a_run_that_lost_its_claim_stops_before_it_writes(tmp_path):
 
     with pytest.raises(claims.Claimed, match="no longer claimed by this process but by process 1 on elsewhere"):
         train(config, on_epoch=steal)
-    assert len(checkpoints.read_rows(folder / "metrics.jsonl")) == 2
+    assert len(read_rows(folder / "metrics.jsonl")) == 2
 
 
 def test_the_same_run_twice_at_once(tmp_path):

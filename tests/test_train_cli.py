@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from disk import read_rows
 from processes import finished, wait_until
 
 from logitclip import data, files, models, noise
@@ -45,7 +46,7 @@ def started(config: RunConfig, *launcher: str) -> subprocess.Popen[str]:
 
 
 def rows(config: RunConfig) -> list[dict[str, Any]]:
-    return checkpoints.read_rows(Path(config.runs) / config.id / "metrics.jsonl")
+    return read_rows(Path(config.runs) / config.id / "metrics.jsonl")
 
 
 def when_rows_are(count: int, config: RunConfig, process: subprocess.Popen[str]) -> None:

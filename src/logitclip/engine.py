@@ -128,7 +128,6 @@ def fit(
     fabric: Fabric | None = None,
     resume: Resume | None = None,
     after_epoch: Callable[[Progress], None] | None = None,
-    after_batch: Callable[[int], None] | None = None,
 ) -> M:
     """Train a network: the training loop itself, without specs and run folders.
 
@@ -151,8 +150,6 @@ def fit(
         fabric: A launched Lightning Fabric; by default one for this process.
         resume: Weights, state and the number of epochs done, from an earlier `Progress`.
         after_epoch: Called with a `Progress` after each epoch.
-        after_batch: Called after each training batch with the number of examples that this process has trained on in
-            the epoch.
 
     Returns:
         The method, with its trained network: ``predict`` gives logits and ``weights`` the weights by name.
@@ -192,16 +189,14 @@ def fit(
             evaluator.examples = state["examples"]
         for epoch in range(start, settings.epochs):
             views = stream(fabric.device, settings.seed, "views", epoch, fabric.global_rank)
-            row = _train_epoch(worker, job, epoch, views, after_batch)
+            row = _train_epoch(worker, job, epoch, views)
             evaluator.measure(worker, row, views)
             if after_epoch is not None:
                 after_epoch(Progress(row, worker, fabric, evaluator.examples))
     return worker
 
 
-def _train_epoch(
-    worker: Method, job: Job, epoch: int, views: torch.Generator, after_batch: Callable[[int], None] | None
-) -> EpochRow:
+def _train_epoch(worker: Method, job: Job, epoch: int, views: torch.Generator) -> EpochRow:
     """Train one epoch; return the mean loss, the accuracy on the given labels, and statistics of the clip."""
     settings, fabric = job.settings, job.fabric
     lr, rank = learning_rate(settings, epoch), fabric.global_rank
@@ -226,8 +221,6 @@ def _train_epoch(
             if step.logits is not None:
                 hits.append((step.logits.argmax(1) == hard_labels(y)).sum())
                 norms.append(logit_norms(step.logits.float(), 2.0 if clip is None else clip.p, dim=1))
-            if after_batch is not None:
-                after_batch(seen)
     if not losses:
         raise ValueError("There is not one full batch to train on: lower batch_size, or set drop_last to False.")
     loss, n, hit = _sum_each(
@@ -277,8 +270,10 @@ class Evaluator:
             Diverged: If the loss, the logits or their norms are not finite.
         """
         settings, epoch = self.job.settings, row["epoch"]
-        measured = self._accuracy(worker) if len(self.test) else _sum_of_weights(worker)
-        row["test_accuracy"] = measured if len(self.test) else None
+        if len(self.test):
+            row["test_accuracy"] = measured = self._accuracy(worker)
+        else:  # the sum of all weights is finite only if every weight is
+            row["test_accuracy"], measured = None, sum(float(w.double().sum()) for w in worker.weights().values())
         _check_finite(row, measured, settings)
         row["val_accuracy"] = predicted = None
         if len(self.held_out):
@@ -328,7 +323,7 @@ class Evaluator:
         return _sum_over_ranks(fabric, every).cpu()[self.held_out]
 
     def _memorisation(self, worker: Method) -> EpochRow:
-        """Of the wrong labels, measure the share predicted as given and the share predicted as true, in percent."""
+        """Measure which share of the wrong labels is predicted as given, and which as true, in percent."""
         train, fabric = self.job.train, self.job.fabric
         if train.clean_labels is None or not len(self.wrong):
             return {}
@@ -388,11 +383,6 @@ def _check_finite(row: EpochRow, measured: float, settings: Settings) -> None:
         f"Training diverged in epoch {row['epoch'] + 1}: the loss, the logits or their norms are not finite. "
         f"Lower {remedy}{'' if decay else ', or limit the gradient with grad_clip'}."
     )
-
-
-def _sum_of_weights(worker: Method) -> float:
-    """Sum all weights; the sum is finite only if every weight is."""
-    return sum(float(weight.double().sum()) for weight in worker.weights().values())
 
 
 def _sum_each(fabric: Fabric, *values: Tensor | float) -> list[float]:

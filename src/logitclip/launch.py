@@ -117,6 +117,7 @@ def launch(function: Callable[..., None], *args: Any, devices: int, **options: A
 def _in_process(
     rank: int, port: int, devices: int, options: dict[str, Any], function: Callable[..., None], args: tuple[Any, ...]
 ) -> None:
+    """Call the function of `launch` in a process of one rank, as torchrun would start it."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     parent = multiprocessing.parent_process()
@@ -137,6 +138,18 @@ def _in_process(
         fabric.launch()
         function(fabric, *args)
         fabric.barrier()  # no rank exits while another still waits for its data
+
+
+def raise_interrupt_on(*numbers: signal.Signals) -> None:
+    """Raise KeyboardInterrupt on the first of these signals; ignore a second, which would interrupt the save."""
+
+    def stop(*_: object) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in numbers:
+        signal.signal(number, stop)
 
 
 @contextlib.contextmanager

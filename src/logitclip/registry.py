@@ -255,7 +255,7 @@ class Registry:
         return f"{name}:{text}" if text else name
 
     def describe(self, name: str) -> tuple[str, str]:
-        """`(spec with its defaults, first line of the docstring)`, for listings."""
+        """Return (spec with its defaults, first line of the docstring), for listings."""
         knobs = ",".join(f"{k}={'...' if v.required else _shorten(v.default)}" for k, v in self.knobs(name).items())
         summary = (inspect.getdoc(self[name]) or "").partition("\n")[0]
         return (f"{name}:{knobs}" if knobs else name), summary

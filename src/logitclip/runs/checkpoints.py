@@ -48,15 +48,6 @@ def append_row(path: Path, row: EpochRow) -> None:
     files.append(path, _lines([row]))
 
 
-def read_rows(path: Path) -> list[EpochRow]:
-    """Return the rows of `metrics.jsonl`, without a last row that a crash cut short."""
-    rows = []
-    with contextlib.suppress(OSError, ValueError, RecursionError):  # missing; cut short
-        for line in files.read_bytes(path).splitlines():
-            rows.append(json.loads(line))
-    return rows
-
-
 # -- checkpoints -------------------------------------------------------------------------------------------------------
 
 FILES: tuple[str, ...] = ("weights.safetensors", "state.pt", "rows.jsonl")
@@ -105,7 +96,7 @@ def as_safetensors(weights: dict[str, Tensor]) -> bytes:
 
 
 def load_checkpoint(folder: Path, run: str) -> Checkpoint | None:
-    """Weights, state and rows of the last intact checkpoint of this run; None if there is none.
+    """Return weights, state and rows of the last intact checkpoint of this run; None if there is none.
 
     Damaged checkpoints and those of another run are logged and skipped.
     """

@@ -50,9 +50,9 @@ def claim(folder: Path) -> Iterator[str]:
     try:  # an interrupt at any point must not leave the claim behind
         with files.explain_errors(folder):
             try:
-                _lock_and_take(file, key)
+                _take(file, key)
             except FileNotFoundError:  # the folder was empty, and `runs gc` has just removed it
-                _lock_and_take(file, key)
+                _take(file, key)
         heart.start()
         yield key
     finally:
@@ -87,32 +87,30 @@ def check_claim(folder: Path, key: str) -> None:
         raise Claimed(f"{folder} is no longer claimed by this process but by {_who(owner)}; this one stops.")
 
 
-def _lock_and_take(file: Path, key: str) -> None:
+def _take(file: Path, key: str) -> None:
+    """Write a claim of this process; a void claim of another process is replaced."""
+    me = {"host": socket.gethostname(), "machine": _machine(), "pid": os.getpid(), "started": _start_time(os.getpid())}
     files.make_folder(file.parent)
     # One at a time, so that two processes cannot both take over the same void claim.
     with files.lock(file.parent / CLAIM_LOCK, LOCK_TIMEOUT) as lock:
         lock.touch()
         now = lock.stat().st_mtime  # by the clock of the file system, which may be a file server
-        _take(file, {**_identity(), "key": key}, now)
-
-
-def _take(file: Path, me: Json, now: float) -> None:
-    files.clear_place(file)
-    if file.exists():
-        owner = _owner(file)
-        if not _void(file, owner, now):
-            raise Claimed(
-                f"{file.parent} is being trained by {_who(owner)}. Wait for it, or remove {file} if it is gone."
-            )
-        file.unlink(missing_ok=True)
-    try:
-        with file.open("x", encoding="utf-8") as stream:  # exclusive, in case the lock does not reach another machine
-            stream.write(json.dumps(me))
-    except FileExistsError:
-        raise Claimed(f"{file.parent} has just been claimed by another process.") from None
-    except OSError:
-        file.unlink(missing_ok=True)
-        raise
+        files.clear_place(file)
+        if file.exists():
+            owner = _owner(file)
+            if not _void(file, owner, now):
+                raise Claimed(
+                    f"{file.parent} is being trained by {_who(owner)}. Wait for it, or remove {file} if it is gone."
+                )
+            file.unlink(missing_ok=True)
+        try:
+            with file.open("x", encoding="utf-8") as stream:  # exclusive, in case the lock reaches only this machine
+                stream.write(json.dumps({**me, "key": key}))
+        except FileExistsError:
+            raise Claimed(f"{file.parent} has just been claimed by another process.") from None
+        except OSError:
+            file.unlink(missing_ok=True)
+            raise
 
 
 def _owner(file: Path) -> Json:
@@ -122,6 +120,7 @@ def _owner(file: Path) -> Json:
 
 
 def _void(file: Path, owner: Json, now: float) -> bool:
+    """Return whether the process of a claim is dead or, on another machine, silent."""
     if owner.get("machine") == _machine():
         started = _start_time(owner.get("pid", 0))
         return started is None or started != owner.get("started")
@@ -133,21 +132,12 @@ def _void(file: Path, owner: Json, now: float) -> bool:
         return True
 
 
-def _identity() -> Json:
-    return {
-        "host": socket.gethostname(),
-        "machine": _machine(),
-        "pid": os.getpid(),
-        "started": _start_time(os.getpid()),
-    }
-
-
 def _who(owner: Json) -> str:
     return f"process {owner['pid']} on {owner.get('host')}" if "pid" in owner else "another process"
 
 
 def _machine() -> str:
-    """Identifies the PID namespace: host, boot, container."""
+    """Return what identifies the PID namespace: host, boot, container."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):  # no /proc: only the name
         parts += [(PROC / "sys/kernel/random/boot_id").read_text("ascii").strip(), os.readlink(PROC / "self/ns/pid")]

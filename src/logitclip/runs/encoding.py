@@ -42,14 +42,10 @@ def compute_features(
     sources = [inputs for inputs, _ in _sources(limit_examples(dataset, config.limit, config.test_limit))]
     before, rows = 0, sum(map(len, sources))
     for inputs in sources:
-        on_part = None if on_rows is None else partial(_count, on_rows, before, rows)
+        on_part = None if on_rows is None else partial(lambda before, done, _: on_rows(before + done, rows), before)
         load = partial(load_encoder, config.plugin, config.encoder, input_kind(inputs), config.accelerator)
         Features.of(inputs, config.encoder).complete(inputs, partial(pool, load), on_part)
         before += len(inputs)
-
-
-def _count(on_rows: OnRows, before: int, rows: int, done: int, _: int) -> None:
-    on_rows(before + done, rows)
 
 
 def encode_dataset(config: RunConfig, dataset: data.Dataset) -> data.Dataset:
@@ -71,7 +67,7 @@ def encode_dataset(config: RunConfig, dataset: data.Dataset) -> data.Dataset:
     beside = dataset.train.beside
     if beside is not None:  # they have been standardised
         mean, std = np.append(mean, np.zeros(beside.shape[1])), np.append(std, np.ones(beside.shape[1]))
-        parts = {name: torch.cat([x, _beside(splits[name])], 1) for name, x in parts.items()}
+        parts = {name: torch.cat([x, splits[name].beside], 1) for name, x in parts.items()}  # type: ignore[list-item]
     splits = {name: replace(split, x=parts[name], beside=None) for name, split in splits.items()}
     scale = {"mean": tuple(mean.tolist()), "std": tuple(std.tolist())}
     return replace(dataset, **splits, **scale, features=tuple(keys))
@@ -120,26 +116,14 @@ def _sources(dataset: data.Dataset) -> list[tuple[Inputs, dict[str, Tensor]]]:
         input_kind(split.x)
     both = [split.x for split in splits.values()]
     rows = [split.rows for split in splits.values()]
-    if any(part is None for part in rows) or not _of_one_listing(both):
-        return [(split.x, {name: torch.arange(len(split))}) for name, split in splits.items()]
-    joined = torch.cat(rows)
-    order = joined.argsort()
-    if len(joined.unique()) < len(joined):  # the test rows are those of another file
-        return [(split.x, {name: torch.arange(len(split))}) for name, split in splits.items()]
-    place = order.argsort().split([len(part) for part in rows])
-    whole = both[0].join(both[1])
-    return [(select(whole, order), dict(zip(splits, place, strict=True)))]
-
-
-def _of_one_listing(both: list[Any]) -> bool:
-    if all(isinstance(x, ImageFiles) for x in both):
-        return both[0].folder == both[1].folder
-    return all(isinstance(x, Texts) for x in both)
-
-
-def _beside(split: data.Split) -> Tensor:
-    assert split.beside is not None, "both splits come from one table"
-    return split.beside
+    of_one_folder = all(isinstance(x, ImageFiles) for x in both) and both[0].folder == both[1].folder
+    if (of_one_folder or all(isinstance(x, Texts) for x in both)) and not any(part is None for part in rows):
+        joined = torch.cat(rows)
+        if len(joined.unique()) == len(joined):  # else the test rows are those of another file
+            order = joined.argsort()
+            place = order.argsort().split([len(part) for part in rows])
+            return [(select(both[0].join(both[1]), order), dict(zip(splits, place, strict=True)))]
+    return [(split.x, {name: torch.arange(len(split))}) for name, split in splits.items()]
 
 
 def without_unreadable(dataset: data.Dataset, noisy: NoisyLabels) -> tuple[data.Dataset, NoisyLabels]:

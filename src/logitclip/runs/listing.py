@@ -257,6 +257,7 @@ def _remove_unstarted(folder: Path) -> None:
 
 
 def _parse_condition(condition: str) -> tuple[str, str, str]:
+    """Split a condition such as lr<0.1 into its name, sign and value, and check all three."""
     match = re.fullmatch(r"\s*(\w+)\s*(!=|<=|>=|=|<|>)\s*(.*?)\s*", condition)
     if match is None:
         raise ValueError(f"A condition is an option, = or < or >, and a value, as in loss=ce; got {condition!r}.")
@@ -273,6 +274,7 @@ def _check_column(name: str) -> None:
 
 
 def _meets(value: object, sign: str, wanted: str) -> bool:
+    """Return whether an option or number of a run meets a condition; text is compared with wildcards."""
     number = _number(wanted)
     if value is None and number is not None:
         return False

@@ -16,7 +16,6 @@ import io
 import json
 import logging
 import math
-import os
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
@@ -112,7 +111,15 @@ class Result:
     def noise(self) -> Json:
         """The noise record: rule, seed, realised rate, transition matrix, and the classes by name and size."""
         with self._reading(NOISE):
-            return _as_noise_record(json.loads(self._read(NOISE)))
+            record = json.loads(self._read(NOISE))
+            check_type("num_classes", int, record["num_classes"])
+            names = check_type("class_names", tuple[str, ...], record["class_names"])
+            matrix, classes = record["transition"], record["num_classes"]
+            if len(names) != classes:
+                raise ValueError("it does not name every class")
+            if matrix is not None and np.array(matrix, dtype=float).shape != (classes, classes):
+                raise ValueError("its transition matrix is not one number for each pair of classes")
+            return record
 
     @property
     def validation(self) -> dict[str, np.ndarray]:
@@ -157,7 +164,7 @@ class Result:
         except Damaged:
             raise
         except Exception as error:
-            raise Damaged(describe_damage(self.folder, f"{name} cannot be read ({first_line(error)})")) from error
+            raise damage_error(self.folder, f"{name} cannot be read ({first_line(error)})") from error
 
     def _read(self, name: str) -> bytes:
         """Return the content of a file that belongs to the result, if it is unchanged."""
@@ -165,9 +172,9 @@ class Result:
         try:
             content = files.read_bytes(self.folder / name)
         except OSError as error:
-            raise Damaged(describe_damage(self.folder, f"{name} is missing")) from error
+            raise damage_error(self.folder, f"{name} is missing") from error
         if hashlib.sha256(content).hexdigest() != digests.get(name):
-            raise Damaged(describe_damage(self.folder, f"{name} has been changed"))
+            raise damage_error(self.folder, f"{name} has been changed")
         return content
 
 
@@ -188,6 +195,11 @@ class Failed(ValueError):
 
 class Damaged(ValueError):
     """A result whose files are missing or changed, or that belongs to another run."""
+
+
+def damage_error(folder: Path, reason: str) -> Damaged:
+    """Return the error about the result in a folder."""
+    return Damaged(f"The result in {folder} is not used: {reason}. Repeat the command to train it again.")
 
 
 def finish(folder: Path, result: Result, weights: dict[str, Tensor]) -> None:
@@ -222,6 +234,7 @@ def _mend(folder: Path, result: Result) -> None:
 
 
 INDEX = "index.csv"  # of a folder of runs: a line for each finished run
+INDEX_LOCK = ".index.lock"  # held while a line is added
 OPTIONS = tuple(field.name for field in fields(RunConfig) if field.name not in UNCOUNTED)
 NUMBERS = (
     *("last10_accuracy", "best_accuracy", "val_accuracy", "memorised", "recovered", "noise_rate", "seconds"),
@@ -245,27 +258,13 @@ def _add_to_index(result: Result, folder: Path) -> None:
     index = folder.parent / INDEX
     values = {"id": result.id, "status": "done", **result.config, **vars(result)}
     try:
-        if not can_write_index(index):
-            return
-        if index.exists():
-            before = files.read_bytes(index)
-            whole = before[: before.rfind(b"\n") + 1]
-            if whole != before:  # a kill has cut the last line
-                files.replace(index, whole)
-            if any(line.startswith(f"{result.id},".encode()) for line in whole.splitlines()):
+        with files.lock(folder.parent / INDEX_LOCK, claims.LOCK_TIMEOUT):
+            if not can_write_index(index):
                 return
-        else:
-            draft = files.scratch_name(index)
-            draft.write_text(csv_line(COLUMNS), encoding="utf-8")
-            try:
-                os.link(draft, index)
-            except FileExistsError:  # another process was faster
-                pass
-            except OSError:  # a file system without hard links
-                with contextlib.suppress(FileExistsError), index.open("x", encoding="utf-8") as stream:
-                    stream.write(csv_line(COLUMNS))
-            draft.unlink(missing_ok=True)
-        files.append(index, csv_line(values.get(name) for name in COLUMNS).encode())
+            before = files.read_bytes(index) if index.exists() else csv_line(COLUMNS).encode()
+            whole = before[: before.rfind(b"\n") + 1]  # a kill of an older version may have cut the last line
+            if not any(line.startswith(f"{result.id},".encode()) for line in whole.splitlines()):
+                files.replace(index, whole + csv_line(values.get(name) for name in COLUMNS).encode())
     except OSError as error:
         log.warning("Cannot add the run %s to %s: %s", result.id, index, error)
 
@@ -291,10 +290,15 @@ def read_outcome(folder: Path) -> Result | Failure | None:
     except Damaged as error:
         log.warning("%s", error)
         return Failure(id=folder.name, error=str(error), traceback="", attempts=0, final=False)
-    if result is None:
-        return _failure(folder)
-    _mend(folder, result)
-    return result
+    if result is not None:
+        _mend(folder, result)
+        return result
+    content = files.read_json(folder / "failure.json")
+    try:
+        return None if content is None else Failure(**_as_fields(typing.get_type_hints(Failure), content))
+    except (TypeError, ValueError) as error:
+        log.warning("%s is ignored: %s", folder / "failure.json", error)
+        return None
 
 
 def read_result(folder: Path) -> Result | None:
@@ -304,6 +308,11 @@ def read_result(folder: Path) -> Result | None:
 
 
 def _read_intact_result(folder: Path) -> Result | None:
+    """Return the result in a folder; None if there is none.
+
+    Raises:
+        Damaged: It is incomplete or changed, or belongs to another run.
+    """
     if not (folder / RESULT).exists():
         return None
     content = files.read_json(folder / RESULT)
@@ -317,19 +326,19 @@ def _read_intact_result(folder: Path) -> Result | None:
         if not isinstance(digests, dict) or not {METRICS, NOISE, WEIGHTS} <= digests.keys():
             raise ValueError("it has no digests")
     except (TypeError, ValueError) as error:
-        raise Damaged(describe_damage(folder, f"{RESULT} cannot be read ({error})")) from error
+        raise damage_error(folder, f"{RESULT} cannot be read ({error})") from error
     if result.id != folder.name:
-        raise Damaged(describe_damage(folder, f"{RESULT} belongs to the run {result.id}"))
+        raise damage_error(folder, f"{RESULT} belongs to the run {result.id}")
     if signed is None:
         _warn_of_older_results(folder.parent)
     elif signed != right:
-        raise Damaged(describe_damage(folder, f"{RESULT} has been changed"))
+        raise damage_error(folder, f"{RESULT} has been changed")
     for name, digest in digests.items():
         file = folder / Path(name).name
         if not file.is_file():
-            raise Damaged(describe_damage(folder, f"{name} is missing"))
+            raise damage_error(folder, f"{name} is missing")
         if name != WEIGHTS and files.sha256(file) != digest:  # weights are large: they are checked when they are read
-            raise Damaged(describe_damage(folder, f"{name} has been changed"))
+            raise damage_error(folder, f"{name} has been changed")
     result.config["runs"] = str(folder.parent)  # folders may be moved
     return result
 
@@ -337,15 +346,6 @@ def _read_intact_result(folder: Path) -> Result | None:
 @functools.cache
 def _warn_of_older_results(folder: Path) -> None:
     log.warning("Results in %s are of an older version, without a digest: changed numbers are not noticed.", folder)
-
-
-def _failure(folder: Path) -> Failure | None:
-    content = files.read_json(folder / "failure.json")
-    try:
-        return None if content is None else Failure(**_as_fields(typing.get_type_hints(Failure), content))
-    except (TypeError, ValueError) as error:
-        log.warning("%s is ignored: %s", folder / "failure.json", error)
-        return None
 
 
 def record_failure(folder: Path, error: str, trace: str = "", *, attempts: int = 1, final: bool = False) -> Failure:
@@ -374,20 +374,3 @@ def _as_fields(hints: Json, content: object) -> Json:
             if isinstance(number, float) and not math.isfinite(number):
                 raise ValueError(f"{name} must be finite, got {number}.")
     return content
-
-
-def _as_noise_record(content: Json) -> Json:
-    """Return the content of `noise.json` if what readers need is there: the classes and their transition matrix."""
-    names, matrix = content["class_names"], content["transition"]
-    check_type("class_names", tuple[str, ...], names)
-    check_type("num_classes", int, content["num_classes"])
-    if len(names) != content["num_classes"]:
-        raise ValueError("it does not name every class")
-    if matrix is not None and np.array(matrix, dtype=float).shape != (len(names), len(names)):
-        raise ValueError("its transition matrix is not one number for each pair of classes")
-    return content
-
-
-def describe_damage(folder: Path, reason: str) -> str:
-    """Return the message of `Damaged`."""
-    return f"The result in {folder} is not used: {reason}. Repeat the command to train it again."

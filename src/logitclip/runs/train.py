@@ -34,7 +34,7 @@ from logitclip.data.augment import transform
 from logitclip.encoders import downloads_allowed
 from logitclip.encoders.features import OnRows
 from logitclip.files import Json
-from logitclip.launch import launch, make_fabric, using_deterministic_algorithms, using_threads
+from logitclip.launch import launch, make_fabric, raise_interrupt_on, using_deterministic_algorithms, using_threads
 from logitclip.methods import METHODS
 from logitclip.noise.records import reads_examples, reads_inputs
 from logitclip.rng import stream
@@ -55,14 +55,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 LoadDataset = Callable[..., data.Dataset]  # from a spec, and `raw` as in `data.load`
 OnEpoch = Callable[[RunConfig, engine.EpochRow | None], None]
-OnBatch = Callable[[int], None]
 
 
 def train(
     config: RunConfig,
     *,
     on_epoch: OnEpoch | None = None,
-    on_batch: OnBatch | None = None,
     on_rows: OnRows | None = None,
     download: bool = False,
     mirror: str | None = None,
@@ -77,7 +75,6 @@ def train(
         config: The run.
         on_epoch: Called with the resolved config and the row of each epoch, and once before the first epoch with the
             last row of a resumed run or None. With several devices it is called in rank 0, so it must be picklable.
-        on_batch: Called after each batch with the number of examples trained on in the epoch; not with several devices.
         on_rows: Called with the rows that the encoder has done and all rows, while features are computed.
         download: Get missing data from its official address, and a missing encoder from the hub.
         mirror: A folder or address to download from instead.
@@ -125,7 +122,7 @@ def train(
         if finished is not None:
             return finished
         with _explain_memory_errors(config):
-            return _train_here(fabric, _Task(config, id, key, on_epoch, on_batch), criterion, settings, load)
+            return _train_here(fabric, _Task(config, id, key, on_epoch), criterion, settings, load)
 
 
 def _with_devices_of_torchrun(config: RunConfig) -> RunConfig:
@@ -193,13 +190,8 @@ def _train_in_process(
     on_epoch: OnEpoch | None,
     failures: SimpleQueue[Exception],
 ) -> None:
-    def stop(*_: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the save
-        raise KeyboardInterrupt
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    """Train in one of several spawned processes; an error is put into `failures`, for the parent to raise."""
+    raise_interrupt_on(signal.SIGINT, signal.SIGTERM)
     try:
         run = RunConfig(**config)
         load_plugins(run.plugin)
@@ -221,13 +213,15 @@ def _train_in_process(
 def _train_here(
     fabric: Fabric, task: _Task, criterion: nn.Module, settings: engine.Settings, load: LoadDataset
 ) -> Result:
+    """Train a claimed run in this process, with its folder kept up to date; every process of a run calls it."""
     config = task.config
     with using_threads(config.threads), using_deterministic_algorithms(config.deterministic):
         dataset, noisy = prepare(config, load)
         generator = stream("cpu", config.seed, "validation")
         held = hold_out(len(dataset.train), config.val, rule=config.val_rule, generator=generator)
         view = transform(str(config.augment), dataset.mean, dataset.std)
-        record = _Record(fabric, task, noise_record(dataset, noisy))
+        classes = {"class_names": list(dataset.class_names), "class_sizes": noisy.class_sizes.tolist()}
+        record = _Record(fabric, task, {"data": dataset.name, **classes, **noisy.describe()})
         if record.writes:
             encoding.keep_features(dataset, record.folder)
         try:
@@ -244,18 +238,21 @@ def _train_here(
                 fabric=fabric,
                 resume=record.resume,
                 after_epoch=record.after_epoch,
-                after_batch=task.on_batch,
             )
-            result = record.summarise(100 * noisy.rate, device_name(fabric.device))
+            result = record.summarise(100 * noisy.rate, fabric.device)
             if record.writes:
                 record.finish(result, worker.weights(), dataset, held.val)
         except (files.CannotWrite, claims.Claimed):  # nothing can or should be written now
             raise
         except BaseException:
-            record.rescue()
+            try:
+                record.save()
+            except KeyboardInterrupt:  # a signal has interrupted the save
+                record.save()
             raise
         finally:
-            record.close()
+            if record.board is not None:
+                record.board.close()
     return result
 
 
@@ -267,7 +264,6 @@ class _Task:
     id: str
     key: str  # of the claim
     on_epoch: OnEpoch | None = None
-    on_batch: OnBatch | None = None
 
     @property
     def folder(self) -> Path:
@@ -303,7 +299,11 @@ class _Record:
         files.replace(self.folder / results.NOISE, files.line_per_key(noise))
         checkpoints.write_rows(self.folder / results.METRICS, self.rows)
         if task.config.tensorboard:
-            self.board = _tensorboard(self.folder, len(self.rows))
+            with explain_missing("--tensorboard needs TensorBoard", "tensorboard"):
+                from torch.utils.tensorboard import SummaryWriter
+            files.clear_place(self.folder / "tensorboard")
+            # Steps after the checkpoint are dropped.
+            self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=len(self.rows))
         if task.on_epoch is not None:
             task.on_epoch(task.config, self.rows[-1] if self.rows else None)
 
@@ -313,6 +313,7 @@ class _Record:
         return time.monotonic() - self.started
 
     def after_epoch(self, progress: engine.Progress) -> None:
+        """Add an epoch to the folder: its row, and a checkpoint if `checkpoint_seconds` have passed since the last."""
         self.rows.append(progress.row)
         self.examples = progress.examples
         state = {**progress.state(), "seconds": self.seconds}  # on every rank: the state may be gathered
@@ -339,16 +340,10 @@ class _Record:
             checkpoints.save_checkpoint(self.folder, *self.unsaved, self.task.id)
         self.saved, self.unsaved = time.monotonic(), None
 
-    def rescue(self) -> None:
-        """Save the last finished epoch; retry once if a signal interrupts the save."""
-        try:
-            self.save()
-        except KeyboardInterrupt:
-            self.save()
-
-    def summarise(self, noise_rate: float, device: str) -> Result:
+    def summarise(self, noise_rate: float, device: torch.device) -> Result:
         """Return the result of the finished run."""
         last = self.rows[-LAST:]
+        on_gpu = device.type == "cuda"
         return Result(
             id=self.task.id,
             config=json.loads(json.dumps(asdict(self.config))),  # lists instead of tuples, as `read_result` returns it
@@ -362,7 +357,7 @@ class _Record:
             epochs=len(self.rows),
             seconds=round(self.seconds, 3),
             versions=versions(),
-            device=device,
+            device=torch.cuda.get_device_name(device) if on_gpu else f"{device.type} ({platform.machine()})",
             commit=_commit(),
         )
 
@@ -377,10 +372,6 @@ class _Record:
             _write_examples(self.folder / results.TEST, dataset.test, **test)
         checkpoints.write_rows(self.folder / results.METRICS, self.rows)
         results.finish(self.folder, result, weights)
-
-    def close(self) -> None:
-        if self.board is not None:
-            self.board.close()
 
 
 def _copy_to_cpu(tensors: T) -> T:
@@ -410,6 +401,7 @@ _prepared: dict[tuple[str, ...], tuple[data.Dataset, noise.NoisyLabels]] = {}
 
 
 def _prepare(config: RunConfig, load: LoadDataset) -> tuple[data.Dataset, noise.NoisyLabels]:
+    """Load the data of a run and apply its noise; with an encoder, replace the inputs by features. See `prepare`."""
     if config.encoder == "none":
         return _with_noise(config, load)
     raw = functools.cache(partial(load, raw=True))
@@ -448,6 +440,7 @@ def _find_rows(wanted: Tensor, rows: Tensor) -> Tensor:
 
 
 def _with_noise(config: RunConfig, load: LoadDataset) -> tuple[data.Dataset, noise.NoisyLabels]:
+    """Return the dataset of a run, cut to its limits, with noisy labels (or images), and the record of the noise."""
     whole = load(config.data)
     dataset = limit_examples(whole, config.limit, config.test_limit)
     if not len(dataset.test):
@@ -466,12 +459,6 @@ def _with_noise(config: RunConfig, load: LoadDataset) -> tuple[data.Dataset, noi
     if record.images is not None:
         train = dataclasses.replace(train, x=record.images)
     return dataclasses.replace(dataset, train=train), record
-
-
-def noise_record(dataset: data.Dataset, record: noise.NoisyLabels) -> Json:
-    """Return the content of `noise.json`: the noise record, with the classes by name and size."""
-    classes = {"class_names": list(dataset.class_names), "class_sizes": record.class_sizes.tolist()}
-    return {"data": dataset.name, **classes, **record.describe()}
 
 
 def settings_of(config: RunConfig) -> engine.Settings:
@@ -512,7 +499,7 @@ def rebuild_network(result: Result, dataset: data.Dataset) -> tuple[nn.Module, e
         network.load_state_dict(result.weights())
     except RuntimeError as error:
         reason = f"{results.WEIGHTS} is not of the network {result.config['model']} ({first_line(error)})"
-        raise results.Damaged(results.describe_damage(result.folder, reason)) from error
+        raise results.damage_error(result.folder, reason) from error
     return network.eval(), view
 
 
@@ -525,13 +512,6 @@ def versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[package] = "unknown"
     return found
-
-
-def device_name(device: torch.device) -> str:
-    """Return the name of a device."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{device.type} ({platform.machine()})"
 
 
 def _write_examples(path: Path, train: data.Split, index: Tensor | None = None, **arrays: Tensor) -> None:
@@ -547,13 +527,6 @@ def _write_examples(path: Path, train: data.Split, index: Tensor | None = None, 
     content = io.BytesIO()
     np.savez_compressed(content, **{name: array.numpy() for name, array in arrays.items()})  # type: ignore[arg-type]
     files.replace(path, content.getvalue())
-
-
-def _tensorboard(folder: Path, epoch: int) -> SummaryWriter:
-    with explain_missing("--tensorboard needs TensorBoard", "tensorboard"):
-        from torch.utils.tensorboard import SummaryWriter
-    files.clear_place(folder / "tensorboard")
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=epoch)  # drop steps after the checkpoint
 
 
 def _mean(values: list[float]) -> float:

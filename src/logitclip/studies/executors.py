@@ -24,7 +24,7 @@ import torch
 
 from logitclip import files
 from logitclip.encoders import blocks
-from logitclip.launch import block_interrupts
+from logitclip.launch import block_interrupts, raise_interrupt_on
 from logitclip.registry import suggest
 from logitclip.runs.config import RunConfig
 from logitclip.runs.train import OnEpoch
@@ -95,21 +95,19 @@ def _check_writable(folder: Path) -> None:
 
 
 def _inline(queue: Queue, _room: Room) -> None:
+    """Run all jobs of the queue in this process, one after the other."""
     encode_first(queue, blocks.in_this_process)
     while queue.left:
         job = queue.next()
         if job is None:
             time.sleep(queue.pause or 0.0)
             continue
-        on_epoch: OnEpoch | None = partial(_show_row, queue, job)
+        on_epoch: OnEpoch | None = None
         if job.config.devices > 1:  # callbacks do not reach spawned processes: report only the start
-            on_epoch = None
             queue.progress(job, None)
-        queue.finish(job, attempt(job.config, job.folder, on_epoch, partial(queue.listener.on_batch, job.config)))
-
-
-def _show_row(queue: Queue, job: QueuedRun, _config: RunConfig, row: EpochRow | None) -> None:
-    queue.progress(job, row)
+        else:
+            on_epoch = partial(lambda job, _config, row: queue.progress(job, row), job)
+        queue.finish(job, attempt(job.config, job.folder, on_epoch))
 
 
 # -- a pool of processes on this machine -------------------------------------------------------------------------------
@@ -126,6 +124,7 @@ class _Worker:
 
 
 def _local(queue: Queue, room: Room) -> None:
+    """Run all jobs of the queue in worker processes; a worker that dies is replaced, and its run tried again."""
     configs = [job.config for job in queue.todo]
     jobs = room.jobs or _count_slots(configs, room.per_device)
     gpus, per_run = _visible_gpus(configs), max(config.devices for config in configs)
@@ -180,7 +179,7 @@ def _receive(queue: Queue, worker: _Worker, job: QueuedRun) -> bool:
 
 
 def _count_slots(configs: list[RunConfig], per_device: int) -> int:
-    """How many runs fit on the machine at once: `per_device` on each GPU, or as many as there are cores for."""
+    """Return how many runs fit on the machine: `per_device` on each GPU, or as many as there are cores for."""
     gpus, per_run = _visible_gpus(configs), max(config.devices for config in configs)
     if gpus:
         return max(1, len(gpus) // per_run) * per_device
@@ -211,6 +210,7 @@ def _gpus_of_slot(slot: int, gpus: list[str], per_run: int) -> list[str]:
 
 
 def _start_worker(slot: int, gpus: list[str]) -> _Worker:
+    """Start a worker process that sees only these GPUs."""
     context = multiprocessing.get_context("spawn")
     pipe, its_end = context.Pipe()
     process = context.Process(target=_work, args=(its_end,))
@@ -238,10 +238,6 @@ def _seeing_gpus(gpus: list[str]) -> Iterator[None]:
 def _work(pipe: Connection) -> None:
     """Run the main loop of a worker. On SIGTERM, also sent when its parent dies, it saves its run and ends."""
 
-    def stop(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the save
-        raise KeyboardInterrupt
-
     def follow() -> None:
         parent = multiprocessing.parent_process()
         if parent is not None:
@@ -253,7 +249,7 @@ def _work(pipe: Connection) -> None:
     with contextlib.suppress(KeyboardInterrupt, EOFError, OSError):
         while True:
             config, folder = pipe.recv()
-            signal.signal(signal.SIGTERM, stop)
+            raise_interrupt_on(signal.SIGTERM)
             found = attempt(config, folder, partial(_send_row, pipe))
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             pipe.send(("outcome", found))

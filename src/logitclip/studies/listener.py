@@ -31,9 +31,6 @@ class Listener:
     def on_start(self, config: RunConfig, row: EpochRow | None) -> None:
         """The run starts; `row` is the last row of a run that is resumed."""
 
-    def on_batch(self, config: RunConfig, examples: int) -> None:
-        """So many examples of the epoch are done. Only the executor inline reports batches."""
-
     def on_epoch(self, config: RunConfig, row: EpochRow) -> None:
         """An epoch has ended; `row` is its row of metrics."""
 

@@ -22,7 +22,7 @@ from logitclip.runs.claims import Claimed
 from logitclip.runs.config import RunConfig
 from logitclip.runs.encoding import Pool, compute_features
 from logitclip.runs.results import Failure, Result, read_outcome, record_failure
-from logitclip.runs.train import OnBatch, OnEpoch, train
+from logitclip.runs.train import OnEpoch, train
 from logitclip.studies.listener import Listener
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ Then = Callable[[RunConfig, Result | Failure], Iterable[RunConfig]]
 
 @dataclass(eq=False)
 class QueuedRun:
+    """A run in the queue."""
+
     config: RunConfig
     folder: Path
     before: Failure | None  # of an earlier sweep
@@ -142,12 +144,10 @@ def encode_first(queue: Queue, pool: Pool) -> None:
             compute_features(config, dataset, pool=pool, on_rows=partial(queue.listener.on_encoding, config))
 
 
-def attempt(
-    config: RunConfig, folder: Path, on_epoch: OnEpoch | None, on_batch: OnBatch | None = None
-) -> Result | Failure | None:
+def attempt(config: RunConfig, folder: Path, on_epoch: OnEpoch | None) -> Result | Failure | None:
     """Train a run and record any failure; None means that another process trains it."""
     try:
-        result = train(config, on_epoch=on_epoch, on_batch=on_batch)
+        result = train(config, on_epoch=on_epoch)
     except Claimed:
         return None
     except Exception as error:
