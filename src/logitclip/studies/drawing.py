@@ -79,18 +79,10 @@ def save(chart: Chart, path: Path) -> None:
 def svg(chart: Chart) -> str:
     """Return a chart as an SVG that follows the reader's light or dark system."""
     shown = vl_convert().vegalite_to_svg(_printable(chart.to_dict()), vl_version=vega_lite_version())
-    return _follow_dark(_without_the_invisible(shown))
-
-
-def _without_the_invisible(svg: str) -> str:
-    """Remove the points under the pointer, and the digits of coordinates below a hundredth of a pixel."""
-    shown = re.sub(r'<path [^<>]*opacity="0"/>', "", svg)
-    return re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), shown)
-
-
-def _follow_dark(svg: str) -> str:
-    """Add the colours of a dark page, which hold where the reader's system is dark."""
-    head, _, rest = svg.partition(">")
+    shown = re.sub(r'<path [^<>]*opacity="0"/>', "", shown)  # points under the pointer
+    # Without digits of coordinates below a hundredth of a pixel.
+    shown = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), shown)
+    head, _, rest = shown.partition(">")
     rules = "".join(
         f'[{what}="{light}"]{{{what}:{dark}}}' for light, dark in DARK.items() for what in ("fill", "stroke")
     )

@@ -46,17 +46,16 @@ def compare(rows: Sequence[CellOutcome], count: int = 8) -> Comparison | None:
     """
     pairs = [pair for pair in pairs_of(rows) if not any(run.config["plugin"] for run in pair)]
     pairs.sort(key=lambda pair: pair[0].config["loss"] != "ce")
-    for without, clipped in pairs[:1]:
-        try:
-            found = _compare_runs(without, clipped, count)
-        except (ValueError, OSError, ImportError, RuntimeError):  # no data here, or weights of another network
-            return None
-        return found if found.examples else None
-    return None
+    try:
+        found = _compare_runs(*pairs[0], count) if pairs else None
+    except (ValueError, OSError, ImportError, RuntimeError):  # no data here, or weights of another network
+        return None
+    return found if found is not None and found.examples else None
 
 
 def _compare_runs(without: Result, clipped: Result, count: int) -> Comparison:
-    dataset, _ = prepare(_config(without))
+    """Predict the wrong labels with both networks, and choose `count` examples that only one of them memorised."""
+    dataset, _ = prepare(RunConfig(**{**without.config, "plugin": ()}))
     train = dataset.train
     if train.clean_labels is None or train.labels.dim() > 1:
         raise ValueError("The true labels are not known.")
@@ -64,20 +63,13 @@ def _compare_runs(without: Result, clipped: Result, count: int) -> Comparison:
     memorised = _predict(without, dataset, wrong) == train.labels[wrong]
     recovered = _predict(clipped, dataset, wrong) == train.clean_labels[wrong]
     shown = wrong[memorised & recovered]
-    examples = [
-        Example(
-            i,
-            dataset.class_names[int(train.labels[i])],
-            dataset.class_names[int(train.clean_labels[i])],
-            _picture(train.x[torch.tensor([i])][0]),
-        )
-        for i in shown[:: max(1, len(shown) // count)][:count].tolist()
-    ]
+    examples = []
+    for i in shown[:: max(1, len(shown) // count)][:count].tolist():
+        given, true = (dataset.class_names[int(labels[i])] for labels in (train.labels, train.clean_labels))
+        x = train.x[torch.tensor([i])][0]
+        is_picture = x.dtype == torch.uint8 and x.dim() == 3 and len(x) in (1, 3)
+        examples.append(Example(i, given, true, png_address(x) if is_picture else None))
     return Comparison(without, clipped, 100 * len(shown) / max(1, len(wrong)), examples)
-
-
-def _config(result: Result) -> RunConfig:
-    return RunConfig(**{**result.config, "plugin": ()})
 
 
 @torch.no_grad()
@@ -85,8 +77,3 @@ def _predict(result: Result, dataset: Dataset, index: Tensor) -> Tensor:
     """Return the classes that the trained network of a run predicts for some training examples."""
     network, view = rebuild_network(result, dataset)
     return torch.cat([network(view(dataset.train.x[part], None)).argmax(1) for part in index.split(200)])
-
-
-def _picture(x: Tensor) -> str | None:
-    """Return a picture [C, H, W] of bytes as PNG in a data: address; None for anything else."""
-    return png_address(x) if x.dtype == torch.uint8 and x.dim() == 3 and len(x) in (1, 3) else None

@@ -26,16 +26,14 @@ from logitclip.studies.drawing import (
     colour_and_dash,
     legend_columns,
 )
-from logitclip.studies.measures import bootstrap_interval
-from logitclip.studies.ranking import rank_rows
-from logitclip.studies.recipe import FIGURES, Coordinates, Recipe
+from logitclip.studies.measures import bootstrap_interval, measure_of, rank_rows
+from logitclip.studies.recipe import FIGURES, Recipe
 from logitclip.studies.sweeping import CellOutcome
 from logitclip.studies.tables import (
     AVERAGED,
     axes_of,
     bare_axes,
     label,
-    measure_of,
     noisy_test,
     paper_title,
     results_of,
@@ -60,13 +58,19 @@ QUANTITIES = {
 def draw(recipe: Recipe, rows: Sequence[CellOutcome]) -> Chart:
     """Return the recipe's figure or, if it has none, its memorisation curves, as an Altair chart."""
     if recipe.figure is None:
-        chart = _memorisation(recipe, rows)
+        if not results_of(rows):
+            raise _no_results(recipe)
+        chart = draw_epochs(curves(recipe, rows))
     else:
         options = {key: value for key, value in recipe.figure.items() if key != "kind"}
         chart = FIGURES[recipe.figure["kind"]](recipe, rows, **options)
     noisy = noisy_test(rows)
     head = paper_title(recipe) if noisy is None else {"text": paper_title(recipe), "subtitle": noisy}
     return apply_style(chart.properties(title=head))
+
+
+def _no_results(recipe: Recipe) -> ValueError:
+    return ValueError(f"No run of {recipe.name} at scale {recipe.scale} has a result yet: {recipe.command()} first.")
 
 
 # -- the paper's figures -----------------------------------------------------------------------------------------------
@@ -108,7 +112,7 @@ def _points(recipe: Recipe, rows: Sequence[CellOutcome], x: str, y: str, panel: 
     points = [
         {
             "x": entry.coordinates[x],
-            "panel": _label(entry.coordinates, panel),
+            "panel": label(panel, entry.coordinates[panel]) if panel else "",
             "series": series(entry.coordinates, apart, table.bare),
             "mean": entry.mean,
             "low": entry.mean - (entry.std or 0.0),
@@ -119,7 +123,7 @@ def _points(recipe: Recipe, rows: Sequence[CellOutcome], x: str, y: str, panel: 
         if entry.mean is not None
     ]
     if not points:
-        raise ValueError(f"No run of {recipe.name} at scale {recipe.scale} has a result yet: {recipe.command()} first.")
+        raise _no_results(recipe)
     return points
 
 
@@ -137,7 +141,8 @@ def lines(
     """y over the number in x, a line with an error band for each colour; the reference is a dashed level."""
     alt = altair()
     points = _points(recipe, rows, x, y, panel)
-    name, without = reciprocal or _knob(recipe, x), _label({x: reference}, x)
+    knobs = {knob for cell in recipe.cells for knob in re.findall(r"(\w+)=", str(cell.coordinates[x]))}
+    name = reciprocal or (knobs.pop() if len(knobs) == 1 else x)  # temp for norm:temp=1.5
     levels = [{**point, "level": True} for point in points if point["x"] == reference]
     points = [{**point, "x": _number(point["x"])} for point in points if point["x"] != reference]
     if reciprocal:
@@ -146,7 +151,7 @@ def lines(
     shown = alt.condition(picked, alt.value(1), alt.value(0.12))
     each = colour_and_dash("series", _order([*points, *levels], "series"))
     low, mean = (alt.Y(f"{f}:Q", title=_title(y), scale=alt.Scale(zero=False)) for f in ("low", "mean"))
-    along = f"{name} (dotted: {without})" if levels else name
+    along = f"{name} (dotted: {label(x, reference)})" if levels else name
     x_axis = alt.X("x:Q", title=along, scale=alt.Scale(type="log" if reciprocal else "linear"))
     base = alt.Chart().transform_filter("!datum.level").encode(x=x_axis, color=each["color"])
     faint = alt.condition(picked, alt.value(0.15), alt.value(0.02))
@@ -248,16 +253,6 @@ def _number(value: object) -> float:
     return float(found[-1])
 
 
-def _knob(recipe: Recipe, axis: str) -> str:
-    """Return the name of the numbers along an axis: temp for norm:temp=1.5."""
-    names = {match for cell in recipe.cells for match in re.findall(r"(\w+)=", str(cell.coordinates[axis]))}
-    return names.pop() if len(names) == 1 else axis
-
-
-def _label(coordinates: Coordinates, axis: str) -> str:
-    return label(axis, coordinates[axis]) if axis else ""
-
-
 def _constant(rows: Iterable[CellOutcome]) -> list[str]:
     """Return the axes with a single value."""
     return [axis for axis, values in axes_of(rows).items() if len(values) == 1]
@@ -278,18 +273,6 @@ class Curves:
     @property
     def quantities(self) -> list[str]:
         return [name for name in QUANTITIES if any(value["quantity"] == name for value in self.values)]
-
-    @property
-    def epochs(self) -> int:
-        return max((value["epoch"] for value in self.values), default=0)
-
-    def of(self, panel: str, quantity: str) -> list[Json]:
-        """Return the values of one chart, without the fields they share."""
-        return [
-            {key: entry for key, entry in value.items() if key not in ("panel", "quantity")}
-            for value in self.values
-            if value["panel"] == panel and value["quantity"] == quantity
-        ]
 
 
 def curves(recipe: Recipe, rows: Sequence[CellOutcome]) -> Curves:
@@ -322,11 +305,8 @@ def curves(recipe: Recipe, rows: Sequence[CellOutcome]) -> Curves:
 def _over_seeds(runs: list[list[Json]]) -> Iterable[Json]:
     """Return mean and range over runs with the same settings, for at most `POINTS` epochs."""
     epochs = list(itertools.zip_longest(*runs))  # the rows of each; some runs may be shorter
-    for quantity, field in (
-        ("test_accuracy", "test_accuracy"),
-        ("memorised", "memorised"),
-        ("norms", "norm_quantiles"),
-    ):
+    for quantity in QUANTITIES:
+        field = "norm_quantiles" if quantity == "norms" else quantity
         measured = [
             (i, [row[field] for row in rows if row and row[field] is not None]) for i, rows in enumerate(epochs)
         ]
@@ -375,7 +355,7 @@ def curve_chart(
     if all_curves.links:
         dashes = alt.Scale(domain=all_curves.links, range=list(LINK_DASHES[: len(all_curves.links)]))
         line = line.encode(strokeDash=alt.StrokeDash("link:N", title=None, legend=key, scale=dashes))
-    single = all_curves.epochs == 1  # makes no line
+    single = all(value["epoch"] == 1 for value in all_curves.values)  # makes no line
     if not shown:
         return alt.layer(band, line, *([base.mark_point(filled=True, size=45).encode(y=mean)] if single else []))
     near = alt.selection_point(name="near", on="pointerover", nearest=True, empty=False, clear="pointerout")
@@ -398,17 +378,6 @@ def _tooltip(fields: Mapping[str, str]) -> str:
     rounded = "isNumber({0}) ? format({0}, '.4~g') : {0}"
     values = {title: f"(datum.datum || datum)['{field}']" for title, field in fields.items()}
     return "{" + ", ".join(f"'{title}': {rounded.format(value)}" for title, value in values.items()) + "}"
-
-
-def colours(all_curves: Curves) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(len(all_curves.groups))]
-
-
-def _memorisation(recipe: Recipe, rows: Sequence[CellOutcome]) -> Chart:
-    """Draw accuracy and memorised share over the epochs, a column for each column of the recipe's table."""
-    if not results_of(rows):
-        raise ValueError(f"No run of {recipe.name} at scale {recipe.scale} has a result yet: {recipe.command()} first.")
-    return draw_epochs(curves(recipe, rows))
 
 
 def draw_epochs(found: Curves) -> Chart:
@@ -448,12 +417,14 @@ def curve_charts(all_curves: Curves) -> list[tuple[str, list[Json]]]:
     for panel in all_curves.panels:
         charts = []
         for quantity in all_curves.quantities:
-            values = all_curves.of(panel, quantity)
+            values = [
+                {key: entry for key, entry in value.items() if key not in ("panel", "quantity")}  # which all share
+                for value in all_curves.values
+                if value["panel"] == panel and value["quantity"] == quantity
+            ]
             if values:
-                chart = curve_chart(all_curves, norms=quantity == "norms", legend=False, shown=_CHOSEN).add_params(
-                    *lists
-                )
-                charts.append(_for_page(chart, values, height=220, title=QUANTITIES[quantity]))
+                chart = curve_chart(all_curves, norms=quantity == "norms", legend=False, shown=_CHOSEN)
+                charts.append(_for_page(chart.add_params(*lists), values, height=220, title=QUANTITIES[quantity]))
         panels.append((panel, charts))
     return panels
 

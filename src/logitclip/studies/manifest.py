@@ -9,10 +9,10 @@ and the options of the command line; the last such line counts. A line with `id`
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 FOLDER = "sweeps"  # in the folder of runs
 _DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
-_ID = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass
@@ -107,32 +106,21 @@ def id_of(recipe: Recipe, config: RunConfig) -> str | None:
 
 
 def _read_manifest(recipe: Recipe) -> Manifest:
+    """Return what the last sweep of a recipe kept in the folder of runs; lines that cannot be read are skipped."""
     if not recipe.digest or not recipe.cells:
         return Manifest(None)
     name = f"{recipe.name}-{recipe.scale}-{recipe.digest[:8]}.jsonl"
     path = Path(recipe.cells[0].config.runs) / FOLDER / name
     content = files.read_bytes(path) if path.exists() else b""
     manifest = Manifest(path, torn=bool(content) and not content.endswith(b"\n"))
-    for line in _json_objects(content):
-        if "cells" in line:
-            manifest.cells = line
-        elif isinstance(line.get("id"), str) and _ID.fullmatch(line["id"]):
-            try:
+    for text in content.splitlines():
+        with contextlib.suppress(KeyError, TypeError, ValueError, RecursionError):  # cut short, or of another version
+            line = dict(json.loads(text))
+            if "cells" in line:
+                manifest.cells = line
+            elif re.fullmatch("[0-9a-f]{16}", line["id"]):
                 manifest.ids[_without_places(RunConfig(**line["config"]))] = line["id"]
-            except (KeyError, TypeError, ValueError):  # of another version
-                continue
     return manifest
-
-
-def _json_objects(content: bytes) -> Iterator[Json]:
-    """Yield the objects of a file with one a line, without lines that a crash cut short."""
-    for line in content.splitlines():
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(found, dict):
-            yield found
 
 
 def _without_places(config: RunConfig) -> RunConfig:

@@ -82,6 +82,7 @@ class _Cluster:
         self.missed: set[str] = set()  # resources that were already reported as missing
 
     def run(self, queue: Queue, jobs: int | None) -> None:
+        """Run all jobs of the queue, at most `jobs` at a time."""
         try:
             while queue.left or self.running:
                 while (jobs is None or len(self.running) < jobs) and (job := queue.next()):
@@ -97,6 +98,7 @@ class _Cluster:
                 self.ray.wait(list(self.running), num_returns=len(self.running), timeout=SECONDS_TO_SAVE_ON_RAY)
 
     def submit(self, job: QueuedRun) -> None:
+        """Start a run as a task of the cluster, with the CPUs and GPUs it needs."""
         config = replace(job.config, root=job.config.root or os.environ.get("LOGITCLIP_DATA"))
         needs = resources(config, gpus=self.gpus, per_device=self.per_device)
         said = " and ".join(f"{count:g} {kind}s" for kind, count in needs.items() if count)

@@ -93,9 +93,7 @@ FIGURES = Registry("figure", package="logitclip.studies")  # the knobs of a kind
 _FIELDS = {field.name: object for field in fields(RunConfig) if field.name != "runs"}  # the sweep sets it
 MOST_CELLS = 100_000
 _PUBLISHED = "norm:temp=published"
-Value = (
-    str | int | float | None
-)  # of an axis: a canonical spec, the name of a variant, or a plain value; None: it has none
+Value = str | int | float | None  # of an axis: a canonical spec, the name of a variant, a plain value, or none
 Coordinates = Mapping[str, Value]  # axis -> value
 _Values = Json
 _Grid = dict[str, dict[Value, Value]]  # axis -> canonical value -> value as written
@@ -297,6 +295,7 @@ def _take(section: object, where: str, /, **allowed: type | tuple[type, ...]) ->
 def _build(
     name: str, content: _Values, scale: str, folders: _Values, changes: _Values, plugin: Sequence[str]
 ) -> Recipe:
+    """Return the recipe at one scale, from the content of its file; every section is checked."""
     tune_seed = None if content.get("tune_seed") == "each" else content.get("tune_seed", 0)
     if tune_seed is not None and (isinstance(tune_seed, str) or tune_seed < 0):
         raise ValueError(f'tune_seed must be a whole number of at least 0 or "each", got {tune_seed!r}.')
@@ -342,7 +341,10 @@ def _build(
         cols=cols,
         statistics=statistics,
         figure=figure,
-        cells=tuple(_make_cell(coordinates, {**values, **changes}) for coordinates, values in cells),
+        cells=tuple(
+            Cell(coordinates, _config({**values, **changes}), "noise_seed" not in {**values, **changes})
+            for coordinates, values in cells
+        ),
         changes=changes,
     )
 
@@ -386,6 +388,7 @@ def _every_loss() -> list[str]:
 
 
 def _cells(grid: _Grid, fixed: _Values, variants: Mapping[str, _Values]) -> Iterator[_Draft]:
+    """Yield the coordinates and fields of each cell: the product of the axes, before any override."""
     for values in itertools.product(*grid.values()):
         coordinates = dict(zip(grid, values, strict=True))
         chosen: _Values = {}
@@ -427,37 +430,31 @@ def _apply_override(cells: list[_Draft], override: _Values, where: str, grid: _G
     return kept
 
 
-def _make_cell(coordinates: _Values, values: _Values) -> Cell:
-    return Cell(coordinates, _config(values), "noise_seed" not in values)
-
-
 def _config(values: _Values) -> RunConfig:
+    """Return the config of a cell, with the published temp filled in; a config that cannot be run is refused."""
     from logitclip.studies.tuning import fast_search
 
     config = RunConfig(**values)
     if config.clip == _PUBLISHED:
-        config = replace(config, clip=f"norm:temp={_published_temp(config.data, config.noise):g}")
+        temp = _published_temps().get(_place(config.data, config.noise))
+        if temp is None:
+            raise ValueError(
+                f"Table 6 has no temp for {config.data} with the noise {config.noise}: give a number, or tune it."
+            )
+        config = replace(config, clip=f"norm:temp={temp:g}")
     for name, registry in registries().items():
         spec = getattr(config, name)
         if spec is not None and not config.plugin:
             registry[registry.split(spec)[0]]  # rejects an unknown name
         _canonical(name, spec)  # rejects a wrong spec
-    if words := words_to_tune(config):
-        for field, knob, _ in words:
-            fast_search(config, f"{field}.{knob}")  # rejects an option without a search
+    for name, knob, _ in words_to_tune(config):
+        fast_search(config, f"{name}.{knob}")  # rejects an option without a search
     return replace(config, noise_seed=values.get("noise_seed", config.seed))
-
-
-def _published_temp(data: str, noise: str) -> float:
-    """Return the paper's best temp of CE for a dataset and a noise: Table 6."""
-    found = _published_temps().get(_place(data, noise))
-    if found is None:
-        raise ValueError(f"Table 6 has no temp for {data} with the noise {noise}: give a number, or tune it.")
-    return found
 
 
 @cache
 def _published_temps() -> dict[tuple[str, str], float]:
+    """Return the paper's best temp of CE for each dataset and noise of Table 6."""
     temps = {(n.coordinates["data"], n.coordinates["noise"]): n.value for n in read_published("table6")}
     return {
         _place(cell.config.data, cell.config.noise): temps[
@@ -492,7 +489,7 @@ def _canonical_spec(field: str, spec: str) -> str:
 
 
 def _table(section: _Values | None, grid: _Grid) -> tuple[tuple[str, ...], ...]:
-    """Rows, columns and statistics; without a section, a row for each cell."""
+    """Return rows, columns and statistics; without a section, a row for each cell."""
     section = _take(section or {}, "[table]", rows=list, cols=list, cells=list)
     shown = [axis for axis in grid if axis != "seed"]
     rows, cols = section.get("rows"), section.get("cols", [])
@@ -515,6 +512,7 @@ def _table(section: _Values | None, grid: _Grid) -> tuple[tuple[str, ...], ...]:
 
 
 def _figure(section: _Values | None, grid: _Grid) -> _Values | None:
+    """Return the section [figure], if its keys are those of its kind."""
     if section is None:
         return None
     kind = section.get("kind")

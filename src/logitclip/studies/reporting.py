@@ -10,13 +10,18 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
-from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table as RichTable
+from rich.text import Text
 
 from logitclip.files import Json
 from logitclip.runs.config import UNCOUNTED, RunConfig
 from logitclip.runs.results import Result
 from logitclip.studies import drawing, examples, figures
-from logitclip.studies.ranking import rank_rows
+from logitclip.studies.measures import rank_rows
 from logitclip.studies.recipe import Coordinates
 from logitclip.studies.sweeping import CellOutcome
 from logitclip.studies.tables import (
@@ -33,20 +38,11 @@ from logitclip.studies.tables import (
 )
 from logitclip.text import duration, guard_formula, printable
 
-if TYPE_CHECKING:
-    from rich.console import Group
-
 # -- writers -----------------------------------------------------------------------------------------------------------
 
 
 def terminal(table: Table) -> Group:
     """Return the table for a terminal, as a rich renderable."""
-    from rich import box
-    from rich.console import Group
-    from rich.markup import escape
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
     shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, axis in enumerate(table.row_axes):
         longest = max(len(table.labels(row)[i]) for row in table.rows)
@@ -253,9 +249,10 @@ def html(table: Table, rows: Sequence[CellOutcome]) -> str:
         comparison=None if ranked else examples.compare(rows),
         commands=[table.recipe.command(), f"{table.recipe.command('report')} -o report.html"],
         citation=CITATION,
-        figure=_ranks(table, rows) if ranked else None,
+        # None as long as no column has a result in every row.
+        figure=drawing.svg(figures.draw(table.recipe, rows)) if ranked and rank_rows(table) else None,
         curves=figures.curve_charts(curves),
-        groups=list(zip(curves.groups, figures.colours(curves), strict=True)),
+        groups=list(zip(curves.groups, itertools.cycle(drawing.COLOURS), strict=False)),
         links=list(zip(curves.links, figures.LINK_DASHES, strict=False)),
         matrices=matrices,
         unknown=unknown,
@@ -263,11 +260,6 @@ def html(table: Table, rows: Sequence[CellOutcome]) -> str:
         provenance=table.made_with,
         script="" if ranked else drawing.runtime(),
     )
-
-
-def _ranks(table: Table, rows: Sequence[CellOutcome]) -> str | None:
-    """Return the picture of the ranks; None as long as no column has a result in every row."""
-    return drawing.svg(figures.draw(table.recipe, rows)) if rank_rows(table) else None
 
 
 def _facts(rows: Sequence[CellOutcome], scale: str) -> dict[str, str]:

@@ -147,6 +147,7 @@ class _Memory:
         return ()
 
     def outcome(self, config: RunConfig) -> Result | Failure | None:
+        """Return the outcome of a run, also one of an earlier sweep unless it is a failure that may be retried."""
         folder = self.folder(config)
         if folder not in self.seen:
             found = read_outcome(folder)
@@ -176,6 +177,7 @@ def _parts(
 
 
 def _rows(recipe: Recipe, positions: Iterable[int], outcome: Outcome) -> list[CellOutcome]:
+    """Return the cells at these positions with their outcomes; a cell whose value is not chosen yet has none."""
     decide = functools.cache(lambda config: None if tuning.trials(config, outcome) else _choose(config, outcome))
     rows = []
     for cell in (recipe.cells[i] for i in positions):

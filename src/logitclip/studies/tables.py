@@ -7,22 +7,14 @@ import re
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from logitclip.data.dataset import trusted_test
-from logitclip.runs.config import UNCOUNTED, RunConfig, words_to_tune
+from logitclip.runs.config import UNCOUNTED, words_to_tune
 from logitclip.runs.results import Failure, Result
-from logitclip.studies.measures import (
-    COMPARED,
-    LEVEL,
-    Measure,
-    half_width,
-    measure_of,
-    value_of,
-)
-from logitclip.studies.ranking import describe_ranks, rank_runs
+from logitclip.studies.measures import LEVEL, Measure, describe_ranks, half_width, measure_of, rank_runs, value_of
 from logitclip.studies.recipe import Cell, Coordinates, Published, Recipe, Value, load_recipe, read_published
 from logitclip.studies.sweeping import CellOutcome
 
@@ -147,7 +139,7 @@ class Table:
         return max((entry.n for entry in self.entries.values()), default=0)
 
     def ours(self, entry: Entry) -> str:
-        """Our number, with the number of runs if other cells have more."""
+        """Return our number, with the number of runs if other cells have more."""
         return f"{entry.ours} (n={entry.n})" if 0 < entry.n < self.most else entry.ours
 
     def details(self, entry: Entry) -> list[str]:
@@ -172,10 +164,6 @@ class Table:
     def statistic_heads(self) -> list[str]:
         return [statistic_name(statistic) for statistic in self.statistics]
 
-    @property
-    def has_best(self) -> bool:
-        return any(entry.best for entry in self.entries.values())
-
     def labels(self, row: AxisValues, before: AxisValues | None = None) -> list[str]:
         """Return the labels of a row; empty where the row above has the same label, up to the first difference."""
         texts = self._labels(self.row_axes, row)
@@ -195,7 +183,8 @@ class Table:
         spread = f" Mean ± sample standard deviation over {self.most} runs." if self.most > 1 else ""
         if spread and "gain" in self.statistics:
             spread += f" Gain ± half of its {100 * (1 - LEVEL):g} % confidence interval (Student's t, paired by seed)."
-        bold = " Bold: best within each group that differs only in the clip or the penalty." if self.has_best else ""
+        marked = any(entry.best for entry in self.entries.values())
+        bold = " Bold: best within each group that differs only in the clip or the penalty." if marked else ""
         paper = " In parentheses: the paper's number." if self.compared else ""
         if any(entry.difference is not None for entry in self.entries.values()):
             paper = " In parentheses: the paper's number, and ours minus the paper's."
@@ -223,14 +212,20 @@ def tabulate(recipe: Recipe, rows: Sequence[CellOutcome]) -> Table:
     specs = {axis: {getattr(row.config, axis) for row in rows if row.config} - {"none"} for axis in ("clip", "penalty")}
     varying = [axis for axis, values in specs.items() if len(values) > 1]
     comparable = not paper or datasets_of(recipe.cells) == datasets_of(load_recipe(recipe.name, "full").cells)
-    values_of = _values_by_statistic(recipe.statistics, rows, places)
+    by_run = {  # what compares runs, computed from all of them; other statistics are of one run
+        "gain": gains_of(rows) if "gain" in recipe.statistics else {},
+        "rank": _ranks_of(rows, places) if "rank" in recipe.statistics else {},
+    }
     entries = {}
     for at in itertools.product(row_places, col_places):
         mine = [row for row, place in zip(rows, places, strict=True) if place == at]
         coordinates = dict(zip(row_axes + col_axes, at[0] + at[1], strict=True))
         for statistic in recipe.statistics:
             found = [(row.config, row.outcome) for row in mine if isinstance(row.outcome, Result)]
-            pairs = [(values_of[statistic](config, result), result.id) for config, result in found]
+            pairs = [
+                (by_run[statistic].get(run.id) if statistic in by_run else value_of(config, run, statistic), run.id)
+                for config, run in found
+            ]
             pairs = [(value, id) for value, id in pairs if value is not None]
             theirs = find_published(paper, coordinates, statistic) if mine else None
             entries[*at, statistic] = Entry(
@@ -257,24 +252,6 @@ def tabulate(recipe: Recipe, rows: Sequence[CellOutcome]) -> Table:
 
 def _place(row: CellOutcome, axes: Iterable[str]) -> AxisValues:
     return tuple(row.cell.coordinates.get(axis) for axis in axes)
-
-
-_ValueOf = Callable[[RunConfig | None, Result], float | None]
-
-
-def _values_by_statistic(
-    names: Iterable[str], rows: Sequence[CellOutcome], places: Sequence[tuple[AxisValues, AxisValues]]
-) -> dict[str, _ValueOf]:
-    """Return for each statistic a function of a run; gains and ranks are computed from all runs first."""
-    compared = {"gain": lambda: gains_of(rows), "rank": lambda: _ranks_of(rows, places)}
-
-    def look_up(numbers: Mapping[str, float]) -> _ValueOf:
-        return lambda _, result: numbers.get(result.id)
-
-    def of_one_run(name: str) -> _ValueOf:
-        return lambda config, result: value_of(config, result, name)
-
-    return {name: look_up(compared[name]()) if name in COMPARED else of_one_run(name) for name in names}
 
 
 def gains_of(rows: Iterable[CellOutcome]) -> dict[str, float]:
@@ -349,6 +326,7 @@ def noisy_test(rows: Sequence[CellOutcome]) -> str | None:
 
 
 def _notes(table: Table, rows: Sequence[CellOutcome]) -> tuple[str, ...]:
+    """Return the sentences below a table: what it can be compared with, ranks, failures, idle clips, missing runs."""
     recipe = table.recipe
     notes = []
     if table.compared:
@@ -544,7 +522,7 @@ def statistic_name(statistic: str) -> str:
 
 
 def provenance(results: Sequence[Result]) -> dict[str, list[str]]:
-    """Versions, devices and commits of the runs."""
+    """Return the versions, devices and commits of the runs."""
     names = dict.fromkeys(name for result in results for name in result.versions)
     seen = {name: [result.versions.get(name) for result in results] for name in names}
     seen["device"] = [result.device for result in results]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -348,18 +349,14 @@ def _whole(config: RunConfig, option: str, low: float) -> bool:
     field, _, knob = option.partition(".")
     if not knob:
         return isinstance(getattr(config.resolve(), field, None), int)
-    if low != round(low):
-        return False
-    between = with_value(config, option, low + 0.5)
-    try:
-        between.resolve()
-    except ValueError:
-        with_value(config, option, round(low)).resolve()  # the option itself is refused, not its fraction
-        return True
-    return False
+    tried = with_value(config, option, low)  # refuses a field without knobs
+    found = registries()[field].knobs(str(getattr(tried, field)).partition(":")[0]).get(knob)
+    kinds = () if found is None else typing.get_args(found.annotation) or (found.annotation,)
+    return low == round(low) and int in kinds and float not in kinds
 
 
 def _storage(storage: str | None) -> Any:
+    """Return the storage of a study for Optuna: an address, or a file as SQLite or as a journal."""
     if storage is None or "://" in storage:
         return storage
     if storage.endswith(".log"):
@@ -388,6 +385,7 @@ def _drop_torn_line(journal: Path) -> None:
 
 
 def _is_abandoned(config: RunConfig) -> bool:
+    """Return whether no process trains this run."""
     try:
         with claims.claim(Path(config.runs) / config.id):
             return True
