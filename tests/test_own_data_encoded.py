@@ -11,7 +11,7 @@ from encoders_for_tests import make_texts, save_photos, save_text_encoder
 
 import logitclip as lc
 from logitclip import encoders
-from logitclip.cli.encoding import EncodingBar
+from logitclip.cli.terminal import EncodingBar
 from logitclip.data import _columns as columns_module
 from logitclip.own_data import model as model_module
 from logitclip.own_data.encoded import NewRows

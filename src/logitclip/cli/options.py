@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import tyro
-from tyro.conf import FlagCreatePairsOff, arg
+from tyro.conf import FlagCreatePairsOff, Positional, arg
 
 from logitclip.files import Json
 from logitclip.registry import suggest
@@ -31,6 +31,10 @@ File = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
 Whole = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
 Plugins = Annotated[tuple[str, ...], arg(metavar="FILE", help_behavior_hint="")]
+Root = Annotated[File, arg(help="The folder with the data; $LOGITCLIP_DATA or ./data if not given.")]
+Runs = Annotated[File, arg(help="The folder with the runs; $LOGITCLIP_RUNS or ./runs if not given.")]
+ModelFolder = Annotated[Positional[Path], arg(help="The model folder.")]
+ModelPlugins = Annotated[Plugins, arg(help="Python files with the model's own encoder, loss or network.")]
 Quiet = Annotated[Flag, arg(aliases=["-q"], help="Print no progress.")]
 Verbose = Annotated[Flag, arg(aliases=["-v"], help="Print more: a line for every epoch, and the log.")]
 

@@ -10,19 +10,27 @@ import math
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import NoReturn, TextIO
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
 
 from logitclip.text import printable
-
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
-    from rich.table import Table
-    from rich.text import Text
 
 _TO_COPY = re.compile(
     r"`[^`]*`|(?<!\w)'[^']*'(?!\w)|--[a-z][\w-]* \w\S*"  # something quoted, an option and its value
     r"|pip install \S+|\b(logitclip|ssh) [a-z-].*?(?=[;,.]( |$)|$)"  # a command, up to the end of the clause
 )
+
+
+class Piped(Console):
+    """A console that tells when nobody reads its output any more; rich would exit with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 def put(what: RenderableType, stream: TextIO) -> None:
@@ -35,14 +43,6 @@ def put(what: RenderableType, stream: TextIO) -> None:
         what: A string, printed as it is; or a `Text`, a table or a group of them.
         stream: Where to print it.
     """
-    from rich.console import Console, Group
-    from rich.table import Table
-    from rich.text import Text
-
-    class Piped(Console):
-        def on_broken_pipe(self) -> None:  # rich would exit with 1
-            raise BrokenPipeError
-
     console = Piped(file=stream, highlight=False)
     terminal = console.is_terminal
     for part in what.renderables if isinstance(what, Group) else [what]:
@@ -61,9 +61,6 @@ def put(what: RenderableType, stream: TextIO) -> None:
 
 def _wrap(line: Text, width: int) -> list[Text]:
     """Break a line between words, but not within what is to be copied; something longer than the width stays whole."""
-    from rich.cells import cell_len
-    from rich.text import Text
-
     plain = line.plain
     known = [re.escape(word) + r"\S*" for word in sys.argv[1:] if " " in word]  # as in my photos/a.png
     copied = [found.span() for pattern in (_TO_COPY, *known) for found in re.finditer(pattern, plain)]
@@ -112,10 +109,6 @@ def make_table(title: str, *columns: str, whole: Sequence[str] = ()) -> Table:
         columns: The heads of its columns.
         whole: Columns that are never wrapped: what is in them is to be copied.
     """
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     table.title = Text(title, "italic") if title else None
     for column in columns:
@@ -126,8 +119,6 @@ def make_table(title: str, *columns: str, whole: Sequence[str] = ()) -> Table:
 
 def show(what: RenderableType) -> None:
     """Print text or a table to stdout. A string is rich markup: escape what comes from files or users."""
-    from rich.text import Text
-
     put(Text.from_markup(what) if isinstance(what, str) else what, sys.stdout)
 
 

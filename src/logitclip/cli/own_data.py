@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from rich.markup import escape
 from tyro.conf import Positional, arg
 
-from logitclip.cli.encoding import EncodingBar
-from logitclip.cli.options import File, Flag, Number, Plugins, Text, Whole
+from logitclip.cli.options import File, Flag, ModelFolder, ModelPlugins, Number, Plugins, Text, Whole
 from logitclip.cli.output import Exit, fail, make_table, show, show_json, tell
 from logitclip.cli.review import correct, fuse, name_plugins, show_round
+from logitclip.cli.terminal import EncodingBar
 from logitclip.cli.training import stop_on_sigterm
 from logitclip.files import Json
 from logitclip.runs.config import load_plugins
@@ -134,8 +135,6 @@ def fit(
         out: The model folder to write.
         json: Print the facts of the model as one JSON object on stdout.
     """
-    from rich.markup import escape
-
     load_plugins(options.plugin)
     columns, corrected = options.columns, None
     if answers is not None:
@@ -184,7 +183,6 @@ def issues(
         fast: Leave the network out: it takes most of the time.
         json: Print the ranking as a JSON list on stdout.
     """
-    from rich.markup import escape
 
     from logitclip.own_data.issues import count_marked, show_suggestion
 
@@ -204,18 +202,19 @@ def issues(
         )
     show(table)
     show(count_marked(fitted.marked, len(fitted.issues), learnt=fitted.learnt))
-    show(escape(f"All of them: {out / 'issues.csv'}; with {_content(fitted)}: {out / 'page.html'}."))
+    content = "thumbnails" if fitted.facts["kind"] == "image" else "their values"
+    show(escape(f"All of them: {out / 'issues.csv'}; with {content}: {out / 'page.html'}."))
 
 
 def predict(
-    model: Positional[Path],
+    model: ModelFolder,
     data: Data,
     /,
     *,
     out: Out = Path("predictions.csv"),
     probabilities: Flag = False,
     download: Flag = False,
-    plugin: Plugins = (),
+    plugin: ModelPlugins = (),
     json: Flag = False,
 ) -> None:
     """Predict classes with a fitted model.
@@ -223,12 +222,10 @@ def predict(
     Example: logitclip predict model new.csv -o out.csv
 
     Args:
-        model: The model folder.
         data: A table with the columns that the model was fitted on, or a folder of images.
         out: The CSV file to write: row, class, and the calibrated probability that this is the true class.
         probabilities: Add a column for each class, with its probability.
         download: Fetch the encoder of the model from the hub if it is missing.
-        plugin: Python files with the model's own encoder, loss or network.
         json: Print the predictions as a JSON list on stdout instead of writing a file.
     """
     from logitclip.encoders import downloads_allowed
@@ -251,7 +248,7 @@ def predict(
         tell(sentence)
 
 
-def export(model: Positional[Path], /, *, out: Out = Path("model.onnx"), plugin: Plugins = ()) -> None:
+def export(model: ModelFolder, /, *, out: Out = Path("model.onnx"), plugin: ModelPlugins = ()) -> None:
     """Write a fitted model as an ONNX file, for programs without Python.
 
     Example: logitclip export model -o model.onnx
@@ -261,9 +258,7 @@ def export(model: Positional[Path], /, *, out: Out = Path("model.onnx"), plugin:
     encoder, float32 [N, D]. The outputs are `probabilities` [N, K] and `class` [N].
 
     Args:
-        model: The model folder.
         out: The file to write.
-        plugin: Python files with the model's own encoder, loss or network.
     """
     from logitclip.own_data import load
     from logitclip.own_data.export import export as write
@@ -320,8 +315,7 @@ class Pace:
         now = time.monotonic()
         if 0 < share < 1 and now - self.told >= self.EVERY:
             self.told = now
-            left = (now - self.started) * (1 - share) / share
-            tell(f"{share:.0%} done, about {duration(max(1.0, left))} left")
+            tell(f"{share:.0%} done, about {duration(max(1.0, (now - self.started) * (1 - share) / share))} left")
 
 
 def _report(model: Model) -> None:
@@ -330,10 +324,6 @@ def _report(model: Model) -> None:
     learners = ", ".join(f"{one['name']} {one['weight']:.0%}" for one in model.facts["learners"])
     clip = f"; clip {model.clip}" if model.clip is not None else ""
     show(f"{model.accuracy_summary} Learners: {learners}{clip}.")
-
-
-def _content(model: Model) -> str:
-    return "thumbnails" if model.facts["kind"] == "image" else "their values"
 
 
 def _names(text: str | Sequence[str] | None) -> list[str]:

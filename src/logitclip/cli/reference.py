@@ -15,12 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
+import docstring_parser
+from rich.markup import escape
 from tyro.conf import Positional, arg
 
-from logitclip.cli.options import File, Flag, Number, Plugins, Text
+from logitclip.cli.options import File, Flag, Number, Plugins, Root, Text
 from logitclip.cli.output import make_table, put, show, show_json
 from logitclip.files import Json
-from logitclip.registry import Registry, show_value
+from logitclip.registry import Registry, show_value, suggest
 from logitclip.runs.config import RunConfig, load_plugins, registries
 
 Name = Annotated[Positional[str], arg(help_behavior_hint="")]  # may be left out
@@ -51,8 +53,6 @@ def list_names(kind: Positional[RegistryName], name: Name = "", /, *, plugin: Pl
         plugin: Python files with your own losses, models or datasets.
         json: Print a JSON object instead of a table.
     """
-    from rich.markup import escape
-
     load_plugins(plugin)
     if kind == "recipes":
         if name:
@@ -77,16 +77,16 @@ def list_names(kind: Positional[RegistryName], name: Name = "", /, *, plugin: Pl
 
 def _explain_name(registry: Registry, name: str, json: bool) -> None:
     """Show the knobs of one name, with the help in its docstring."""
-    import docstring_parser
-    from rich.markup import escape
-
     spec, _ = registry.describe(name)
     doc = docstring_parser.parse(inspect.getdoc(registry[name]) or "")
     helps = knob_helps(registry[name])
     rows = [
         {
             "knob": knob.name,
-            "type": "|".join(map(_name_type, typing.get_args(knob.annotation) or (knob.annotation,))),
+            "type": "|".join(
+                "none" if kind is type(None) else getattr(kind, "__name__", str(kind))
+                for kind in typing.get_args(knob.annotation) or (knob.annotation,)
+            ),
             "default": "required" if knob.required else knob.default,
             "help": helps.get(knob.name, ""),
         }
@@ -110,8 +110,6 @@ def _explain_name(registry: Registry, name: str, json: bool) -> None:
 
 def knob_helps(function: Callable[..., object]) -> dict[str, str]:
     """Return the help of each knob: the Args in the docstring of a function, or of the `__init__` of a class."""
-    import docstring_parser
-
     home = function.__init__ if inspect.isclass(function) else function
     doc = f"Knobs.\n\n{inspect.getdoc(home)}"  # without a summary, the parser finds no Args
     entries = docstring_parser.parse(doc).params
@@ -122,32 +120,22 @@ def knob_helps(function: Callable[..., object]) -> dict[str, str]:
     }
 
 
-def _name_type(kind: object) -> str:
-    return "none" if kind is type(None) else getattr(kind, "__name__", str(kind))
-
-
 def _list_recipes(json: bool) -> None:
-    from rich.markup import escape
 
     from logitclip.studies.recipe import load_recipe, recipe_names, recipe_scales
 
-    loaded = {name: [load_recipe(name, scale) for scale in recipe_scales(name)] for name in recipe_names()}
+    described: dict[str, Json] = {}
+    for name in recipe_names():
+        scales = [load_recipe(name, scale) for scale in recipe_scales(name)]
+        described[name] = {about: getattr(scales[0], about) for about in ("paper", "title", "about")}
+        described[name]["runs"] = {recipe.scale: len(recipe.cells) for recipe in scales}
     if json:
-        described = {
-            name: {
-                "paper": scales[0].paper,
-                "title": scales[0].title,
-                "about": scales[0].about,
-                "runs": {recipe.scale: len(recipe.cells) for recipe in scales},
-            }
-            for name, scales in loaded.items()
-        }
         show_json(described)
         return
     table = make_table("Recipes", "recipe", "paper", "what it is", "runs by scale")
-    for name, scales in loaded.items():
-        runs = ", ".join(f"{recipe.scale} {len(recipe.cells)}" for recipe in scales)
-        table.add_row(f"[bold]{name}[/]", scales[0].paper or "", escape(scales[0].title), runs)
+    for name, recipe in described.items():
+        runs = ", ".join(f"{scale} {count}" for scale, count in recipe["runs"].items())
+        table.add_row(f"[bold]{name}[/]", recipe["paper"] or "", escape(recipe["title"]), runs)
     show(table)
     show("Without the trials that choose a value. `logitclip sweep NAME --scale SCALE` runs one; your own by path.")
 
@@ -207,8 +195,6 @@ def paper(item: Name = "", /) -> None:
     Args:
         item: An equation, proposition, theorem, table, figure or comparison: "Eq. 4", "Thm E.1", "Table 1", "ReLU6".
     """
-    from logitclip.registry import suggest
-
     homes = _find_homes()
     if not item:
         table = make_table("The paper in the code", "item", "name", "file", whole=("file",))
@@ -230,7 +216,7 @@ def noise(
     /,
     *,
     data: str = "digits",
-    root: File = None,
+    root: Root = None,
     noise_seed: int = 0,
     download: Flag = False,
     mirror: Text = None,
@@ -244,7 +230,6 @@ def noise(
     Args:
         spec: The noise, as in symmetric:rate=0.5; see `logitclip list noises`.
         data: The dataset, as in cifar10; see `logitclip list data`.
-        root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
         noise_seed: Seed of the label noise.
         download: Download the data if it is missing.
         mirror: Download it from this folder or address instead of the official one.
@@ -269,6 +254,7 @@ def noise(
 
 
 def _describe_noise(spec: str | None, classes: int, data: str | None) -> Json:
+    """Return the noise as `theory.all_bounds` takes it: by name and rate, or as a transition matrix."""
     from logitclip.data.dataset import asymmetric_of, classes_of
     from logitclip.noise import NOISES, arrow_matrix, read_matrix
 

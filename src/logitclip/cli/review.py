@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
+import shlex
 import sys
+import webbrowser
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from tyro.conf import Positional, arg
+from rich.markup import escape
+from tyro.conf import arg
 
-from logitclip.cli.options import File, Flag, Plugins
+from logitclip.cli.options import File, Flag, ModelFolder, ModelPlugins
 from logitclip.cli.output import make_table, put, show, show_json, tell
 from logitclip.cli.training import stop_on_sigterm
 from logitclip.files import Json
 from logitclip.runs.config import load_plugins
-from logitclip.text import counted
+from logitclip.text import counted, join_names
 
 if TYPE_CHECKING:
     from logitclip.own_data.apply import CorrectedData
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
     from logitclip.own_data.model import Model
     from logitclip.own_data.review import Review
 
-ModelFolder = Annotated[Positional[Path], arg(metavar="MODEL")]
+Data = Annotated[File, arg(help="The data of the model, if it is no longer where the model was fitted.")]
 Count = Annotated[int, arg(metavar="INT")]
 
 NAMED = 10  # rows that are named in a message
@@ -35,11 +40,11 @@ def review(
     audit: Count = 0,
     answers: File = None,
     out: Annotated[File, arg(aliases=["-o"])] = None,
-    data: File = None,
+    data: Data = None,
     port: Count = 0,
     no_browser: Flag = False,
     report: Flag = False,
-    plugin: Plugins = (),
+    plugin: ModelPlugins = (),
     json: Flag = False,
 ) -> None:
     """Review suspicious labels in the browser, and measure how many labels are wrong.
@@ -50,15 +55,12 @@ def review(
     Stop the server with Ctrl-C; the same command continues.
 
     Args:
-        model: The model folder.
         audit: Rows to draw at random, at least about 25: they say how many labels are wrong and how good the model is.
         answers: A file answers.csv from a review page to merge, instead of serving the page.
         out: Write the page as one file, such as review.html, for somebody who has no Python, instead of serving it.
-        data: The data of the model, if it is no longer where the model was fitted.
         port: The port of the server; 0 takes 8765, or another if that is taken.
         no_browser: Print the address and do not open a browser.
         report: Print what the answers so far say, instead of serving the page.
-        plugin: Python files with the model's own encoder, loss or network.
         json: Print what the answers say as one JSON object on stdout.
     """
     from logitclip.own_data import load
@@ -105,8 +107,8 @@ def apply(
     /,
     *,
     out: Annotated[Path, arg(aliases=["-o"], metavar="PATH")],
-    data: File = None,
-    plugin: Plugins = (),
+    data: Data = None,
+    plugin: ModelPlugins = (),
     json: Flag = False,
 ) -> None:
     """Write your data with the labels that were corrected in a review.
@@ -117,13 +119,9 @@ def apply(
     of a folder of images, a list of files and labels is written.
 
     Args:
-        model: The model folder.
         out: The file to write: csv, tsv or parquet.
-        data: The data of the model, if it is no longer where the model was fitted.
-        plugin: Python files with the model's own encoder, loss or network.
         json: Print the counts as one JSON object on stdout.
     """
-    from dataclasses import asdict
 
     from logitclip.own_data import load
     from logitclip.own_data.apply import apply_answers
@@ -166,8 +164,6 @@ def _fit_options(state: Review, data: Path) -> str:
 
 def _quote(what: str | Path) -> str:
     """Return a path as it may be typed here."""
-    import shlex
-
     path = Path(what)
     with contextlib.suppress(ValueError, OSError):
         path = path.relative_to(Path.cwd())
@@ -176,15 +172,11 @@ def _quote(what: str | Path) -> str:
 
 def name_plugins(files: tuple[str, ...]) -> str:
     """Return the options with which another command loads these plugins too."""
-    import shlex
-
     return "".join(f" --plugin {shlex.quote(file)}" for file in files)
 
 
 def _show_next(state: Review, plugin: tuple[str, ...]) -> None:
     """Say how the answers get back into the data and the model."""
-    from rich.markup import escape
-
     model, code = _quote(state.model.folder), name_plugins(plugin)
     show(escape(f"Write the data with the corrected labels: logitclip apply {model} -o corrected.csv{code}"))
     show(
@@ -198,9 +190,8 @@ def _show_next(state: Review, plugin: tuple[str, ...]) -> None:
 def _warn(state: Review) -> None:
     """Name the answers that are not used."""
     if state.changed:
-        tell(
-            f"The content of {_join_rows(state.changed)} has changed since it was reviewed: those answers are not used."
-        )
+        rows = f"row{'s' if len(state.changed) > 1 else ''} {join_names(state.changed, NAMED)}"
+        tell(f"The content of {rows} has changed since it was reviewed: those answers are not used.")
     for row, answers in list(state.disagreements.items())[:NAMED]:
         said = ", ".join(f"{answer.reviewer or 'somebody'} says {answer.text}" for answer in answers)
         tell(f"The answers to row {row} disagree and are not used: {said}.")
@@ -208,15 +199,8 @@ def _warn(state: Review) -> None:
         tell(f"{len(state.disagreements) - NAMED:,} more rows have answers that disagree.")
 
 
-def _join_rows(rows: list[str]) -> str:
-    more = f" and {len(rows) - NAMED:,} more" if len(rows) > NAMED else ""
-    return f"row{'s' if len(rows) > 1 else ''} {', '.join(rows[:NAMED])}{more}"
-
-
 def _serve(state: Review, port: int, *, no_browser: bool) -> None:
-    import secrets
-    import webbrowser
-
+    """Serve the review page on this machine until Ctrl-C."""
     from logitclip.own_data.server import HOST, make_server, open_socket
 
     listener, secret = open_socket(port), secrets.token_urlsafe(24)
@@ -235,7 +219,6 @@ def _serve(state: Review, port: int, *, no_browser: bool) -> None:
 
 
 def _as_json(state: Review, found: Report | None) -> Json:
-    from dataclasses import asdict
 
     progress = state.state()
     shared = {name: progress[name] for name in ("answered", "left", "audit", "audit_left", "last", "last_wrong")}
@@ -249,7 +232,6 @@ def _as_json(state: Review, found: Report | None) -> Json:
 
 def _show_report(state: Review, found: Report | None) -> None:
     """Print the progress, and what an audit says beside the estimate of `fit`."""
-    from rich.markup import escape
 
     from logitclip.own_data.audit import contradicts
 
@@ -324,7 +306,6 @@ def show_round(corrected: CorrectedData, fitted: Model) -> None:
 
 def fuse(data: Path, out: Path, columns: Json, *, annotators: list[str], **names: str | None) -> tuple[Path, str]:
     """Fuse the answers of annotators, show who is reliable, and return the table to fit on and its label."""
-    from rich.markup import escape
 
     from logitclip.own_data.annotators import GROUP, LABEL, WEIGHT, fuse_data
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from rich.filesize import decimal
+from rich.markup import escape
 from tyro.conf import Positional, UseAppendAction, arg
 
-from logitclip.cli.options import File, Flag, Text, runs_folder
+from logitclip.cli.options import Flag, Runs, Text, runs_folder
 from logitclip.cli.output import make_table, put, show, show_json, tell
 from logitclip.cli.terminal import result_table
 from logitclip.runs.claims import Claimed
@@ -42,7 +44,7 @@ def runs(
     csv: Flag = False,
     json: Flag = False,
     dry: Flag = False,
-    runs: File = None,
+    runs: Runs = None,
 ) -> None:
     """List the runs in a folder, show one, compare two, or remove some.
 
@@ -60,7 +62,6 @@ def runs(
         csv: Print CSV, one line for each run.
         json: Print JSON.
         dry: With rm and gc, only print what would be removed.
-        runs: The folder with the runs; $LOGITCLIP_RUNS or ./runs if not given.
     """
     from logitclip.runs import listing as studies
 
@@ -128,6 +129,7 @@ def _show_list(found: list[Run]) -> None:
 
 
 def _show_run(run: Run, json: bool) -> None:
+
     from logitclip.runs.listing import changed_options
 
     options = {} if run.config is None else {"data": run.config.data, **changed_options(run.config)}
@@ -135,7 +137,7 @@ def _show_run(run: Run, json: bool) -> None:
     if json:
         show_json({**run.record, "folder": run.folder, "bytes": run.bytes, "changed": options, "error": failure})
         return
-    show(_format_value(f"Run {run.id}: {run.status}. {run.folder}, {_format_bytes(run.bytes)}"))
+    show(_format_value(f"Run {run.id}: {run.status}. {run.folder}, {decimal(run.bytes)}"))
     table = make_table("", "option", "value", whole=("value",))
     for name, value in options.items():
         table.add_row(name, _format_value(value))
@@ -175,22 +177,14 @@ def _remove_runs(found: list[Run], dry: bool) -> None:
 
 
 def _print_removed(freed: dict[str, int], dry: bool) -> None:
+
     for name, size in freed.items():
-        put(f"{name} ({_format_bytes(size)})", sys.stdout)
-    tell(f"{'would remove' if dry else 'removed'} {counted(len(freed), 'item')}, {_format_bytes(sum(freed.values()))}.")
+        put(f"{name} ({decimal(size)})", sys.stdout)
+    tell(f"{'would remove' if dry else 'removed'} {counted(len(freed), 'item')}, {decimal(sum(freed.values()))}.")
 
 
 def _format_value(value: object) -> str:
-    from rich.markup import escape
 
     if isinstance(value, tuple | list):
         return ",".join(map(_format_value, value))
     return "" if value is None else escape(f"{value:g}" if isinstance(value, float) else str(value))
-
-
-def _format_bytes(count: float) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} GB"

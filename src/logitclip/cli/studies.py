@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from logitclip.cli.options import ChangeOptions, File, Flag, Place, Plugins, Quiet, Text, Verbose, runs_folder
+from logitclip.cli.options import ChangeOptions, Flag, Place, Plugins, Quiet, Root, Runs, Text, Verbose, runs_folder
 from logitclip.cli.output import Exit, fail, put, show, show_json, tell
 from logitclip.cli.terminal import SweepBoard, announce
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
@@ -26,20 +26,22 @@ if TYPE_CHECKING:
     from logitclip.studies.recipe import Cell, Recipe
     from logitclip.studies.sweeping import CellOutcome
 
-
+RecipeName = Annotated[
+    Positional[str], arg(help="A recipe, see `logitclip list recipes`, or the path of a .toml file.")
+]
 Files = Annotated[UseAppendAction[tuple[Path, ...]], arg(aliases=["-o"], metavar="FILE", help_behavior_hint="")]
 
 
 def sweep(
-    recipe: Positional[str],
+    recipe: RecipeName,
     /,
     *,
     changes: ChangeOptions,
     scale: str = "full",
     place: Annotated[Place, arg(name="")],
     shard: str = "1/1",
-    runs: File = None,
-    root: File = None,
+    runs: Runs = None,
+    root: Root = None,
     download: Flag = False,
     mirror: Text = None,
     plugin: Plugins = (),
@@ -58,12 +60,9 @@ def sweep(
     hours of a core, so it is for many GPUs. A sweep that would take more than 100 hours asks before it starts.
 
     Args:
-        recipe: A recipe, see `logitclip list recipes`, or the path of a .toml file.
         scale: The scale to run it at: smoke, cpu, mini or full.
         changes: Options to set in every run, whatever the recipe says.
         shard: Run one of several parts, 1/4 to 4/4, each as a job of its own.
-        runs: The folder for the runs; several sweeps may share it. $LOGITCLIP_RUNS or ./runs if not given.
-        root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
         download: Download the data, human labels and encoders that the recipe uses, if they are missing.
         mirror: Download them from this folder or address instead of the official one.
         plugin: The Python files that the recipe names as plugins; without this they are not run.
@@ -188,29 +187,26 @@ def _parse_shard(text: str) -> tuple[int, int]:
 
 @plugins_ignored()
 def report(
-    recipe: Positional[str],
+    recipe: RecipeName,
     /,
     *,
     out: Files = (),
     scale: str = "full",
     strict: Flag = False,
     json: Flag = False,
-    runs: File = None,
-    root: File = None,
+    runs: Runs = None,
+    root: Root = None,
 ) -> None:
     """Show the results of a recipe as a table, beside the paper's numbers where there are any.
 
     Example: logitclip report quickstart -o report.html -o table.tex
 
     Args:
-        recipe: A recipe, see `logitclip list recipes`, or the path of a .toml file.
         out: Also write it to this file: .html (a page with curves, noise and settings; it opens offline), .md, .tex
             (for booktabs), .csv (a line for each cell and statistic) or .json. Can be repeated.
         scale: The scale it was run at.
         strict: Exit with code 3 if a run failed, 4 if one has no result yet.
         json: Print a JSON object instead of a table.
-        runs: The folder with the runs; $LOGITCLIP_RUNS or ./runs if not given.
-        root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
     """
     from logitclip.files import write
     from logitclip.studies import drawing, reporting
@@ -233,24 +229,21 @@ def report(
 
 @plugins_ignored()
 def figures(
-    recipe: Positional[str],
+    recipe: RecipeName,
     /,
     *,
     out: Files,
     scale: str = "full",
-    runs: File = None,
-    root: File = None,
+    runs: Runs = None,
+    root: Root = None,
 ) -> None:
     """Draw the figure of a recipe or, if it has none, accuracy and memorised share by epoch.
 
     Example: logitclip figures quickstart -o curves.svg -o curves.html
 
     Args:
-        recipe: A recipe, see `logitclip list recipes`, or the path of a .toml file.
         out: The file to write: .svg, .pdf, .png or .html (interactive). Can be repeated.
         scale: The scale it was run at.
-        runs: The folder with the runs; $LOGITCLIP_RUNS or ./runs if not given.
-        root: The folder with the data; $LOGITCLIP_DATA or ./data if not given.
     """
     from logitclip.studies import drawing, figures
     from logitclip.studies.tables import missing_runs

@@ -1,4 +1,4 @@
-"""Terminal output: a progress bar for one run, a live table for many, and tables of results."""
+"""Terminal output: progress of an encoder, of one run and of many, and tables of results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from logitclip.cli.encoding import EncodingBar
+from rich import progress
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
 from logitclip.cli.output import Printable, make_table, put, tell
 from logitclip.runs.config import RunConfig, resolved_id, words_to_tune
 from logitclip.runs.results import Failure
@@ -18,10 +24,6 @@ from logitclip.studies.listener import Listener
 from logitclip.text import counted, duration
 
 if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.progress import Progress
-    from rich.text import Text
-
     from logitclip.engine import EpochRow
     from logitclip.noise import NoisyLabels
     from logitclip.runs.results import Result
@@ -63,8 +65,6 @@ class SweepBoard(Listener):
         quiet: bool = False,
         verbose: bool = False,
     ) -> None:
-        from rich.console import Console
-        from rich.live import Live
 
         words = [tuned, *(field for config in configs for field, *_ in words_to_tune(config))]
         self.fields = [f for f in vars(RunConfig()) if len({getattr(c, f) for c in configs}) > 1 or f in words]
@@ -170,8 +170,6 @@ class SweepBoard(Listener):
 
     def table(self) -> Printable:
         """Return the state, and the runs at work."""
-        from rich.console import Group
-        from rich.markup import escape
 
         from logitclip.data.dataset import trusted_test
 
@@ -216,6 +214,59 @@ def describe_outcome(config: RunConfig, outcome: Result | Failure) -> str:
     return f"{test_words(config.data)} {outcome.last10_accuracy:.2f} %"
 
 
+class EncodingBar:
+    """Progress of the features on stderr: a bar on a terminal, a line now and then in a pipe or a log file.
+
+    Call it with the rows done and all rows, after each block and once before the first. After the last block it may
+    begin again with other rows.
+
+    Args:
+        quiet: Print nothing.
+    """
+
+    PAUSE = 30.0  # seconds between two lines
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.first: int | None = None  # rows that were done before
+        self.started = self.printed = 0.0
+        self.progress: progress.Progress | None = None
+
+    def text(self, done: int, rows: int) -> str:
+        """Return the progress in words."""
+        if self.first is None:
+            self.first, self.started = done, monotonic()
+        speed = (done - self.first) / max(monotonic() - self.started, 1e-9)
+        left = f", {speed:,.0f} rows/s, about {duration((rows - done) / speed)} left" if speed else ""
+        return f"Encoding: {done:,} of {rows:,} rows{left if done < rows else ''}"
+
+    def __call__(self, done: int, rows: int) -> None:
+        text, nothing = self.text(done, rows), done == self.first == rows
+        if not self.quiet and not nothing:
+            self._show(text, done, rows)
+        if done == rows:
+            self.first = None
+            self.stop()
+
+    def _show(self, text: str, done: int, rows: int) -> None:
+        if self.progress is None and sys.stderr.isatty():
+            columns = (progress.BarColumn(), progress.TextColumn("{task.description}"))
+            self.progress = progress.Progress(*columns, console=Console(stderr=True), transient=True)
+            self.task = self.progress.add_task("", total=rows)
+            self.progress.start()
+        if self.progress is not None:
+            self.progress.update(self.task, completed=done, description=text)
+        elif done in (self.first, rows) or monotonic() - self.printed >= self.PAUSE:
+            self.printed = monotonic()
+            put(text, sys.stderr)
+
+    def stop(self) -> None:
+        """Remove the bar."""
+        if self.progress is not None:
+            self.progress.stop()
+            self.progress = None
+
+
 class TrainingBar:
     """Progress of one run on stderr: a bar on a terminal, lines in a pipe or a log file.
 
@@ -231,7 +282,7 @@ class TrainingBar:
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
         self.quiet, self.verbose = quiet, verbose
-        self.progress: Progress | None = None  # made in the process that trains
+        self.progress: progress.Progress | None = None  # made in the process that trains
         self.started = self.printed = -math.inf
         self.first = 0  # epochs done when it started
 
@@ -256,8 +307,6 @@ class TrainingBar:
             self.stop()
 
     def _start(self, config: RunConfig, done: int) -> None:
-        from rich import progress
-        from rich.console import Console
 
         self.started, self.first = monotonic(), done
         console = Console(stderr=True)
@@ -308,7 +357,6 @@ def test_words(data: str) -> str:
 
 def result_table(result: Result) -> Group:
     """Return the result of a run as a table, with its folder below."""
-    from rich.console import Group
 
     from logitclip.data.dataset import trusted_test
 
@@ -342,11 +390,6 @@ def noise_preview(record: NoisyLabels, class_names: Sequence[str] | None = None)
 
     With more than 12 classes, the range of the rates and the largest confusions replace the matrix.
     """
-    from rich.console import Group
-    from rich.markup import escape
-    from rich.table import Table
-    from rich.text import Text
-
     names = [str(c) for c in (range(record.num_classes) if class_names is None else class_names)]
     percent, rates = 100 * record.transition, 100 * record.class_rates
     wrong = "images are replaced" if record.replaced is not None else "labels are wrong"
@@ -384,8 +427,6 @@ def noise_preview(record: NoisyLabels, class_names: Sequence[str] | None = None)
 
 def _colour_cell(percent: float, *, right: bool) -> Text:
     """Return a number on a background that brightens with it, green for right labels and red for wrong ones."""
-    from rich.text import Text
-
     if percent == 0:
         return Text(" .  ", "dim")
     glow = round(40 + 16 * math.sqrt(percent))

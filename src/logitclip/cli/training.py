@@ -8,10 +8,9 @@ import signal
 from dataclasses import asdict
 from pathlib import Path
 
-from logitclip.cli.encoding import EncodingBar
 from logitclip.cli.options import Flag, Quiet, RunOptions, Text, Verbose
 from logitclip.cli.output import Exit, fail, show, show_json, tell
-from logitclip.cli.terminal import TrainingBar, announce, result_table
+from logitclip.cli.terminal import EncodingBar, TrainingBar, announce, result_table
 from logitclip.runs.config import require_numbers
 from logitclip.runs.results import record_failure
 

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
+from rich.console import Group
+from rich.markup import escape
+from rich.text import Text as RichText
 from tyro.conf import arg
 
 from logitclip.cli.options import Flag, Place, Quiet, RunOptions, Text, Verbose, Whole
@@ -18,8 +21,6 @@ from logitclip.runs.config import RunConfig, words_to_tune
 from logitclip.runs.results import Failure, outcome
 
 if TYPE_CHECKING:
-    from rich.console import Group
-
     from logitclip.search import Score
 
 
@@ -107,9 +108,11 @@ def tune(
         fail(Exit.FAILED, f"The run with {tried.option} = {tried.best}, the best value, failed: {result.error}")
     assert result is not None
     if json:
-        show_json(
-            {"option": tried.option, "tried": _list_as_json(tried), "chosen": tried.best, "result": asdict(result)}
-        )
+        listed = [
+            {"value": value, "val_accuracy": score} | _score_in_points(tried.parts.get(value))
+            for value, score in tried.scores.items()
+        ]
+        show_json({"option": tried.option, "tried": listed, "chosen": tried.best, "result": asdict(result)})
         return
     show(tried_table(tried if search.values else replace(tried, scores=dict(sorted(tried.scores.items())))))
     show(result_table(result))
@@ -170,13 +173,6 @@ def _run_study(config: RunConfig, options: SearchOptions, board: SweepBoard) -> 
     return Tried(option, scores, tuning.highest(scores) if known else None)
 
 
-def _list_as_json(tried: Tried) -> list[Json]:
-    return [
-        {"value": value, "val_accuracy": score} | _score_in_points(tried.parts.get(value))
-        for value, score in tried.scores.items()
-    ]
-
-
 def _score_in_points(score: Score | None) -> Json:
     """Return the parts of a score of the fast search, in points; none if there is no score."""
     if score is None:
@@ -187,9 +183,6 @@ def _score_in_points(score: Score | None) -> Json:
 
 def tried_table(tried: Tried) -> Group:
     """Return a table of the tried values, and why one of them was chosen."""
-    from rich.console import Group
-    from rich.markup import escape
-    from rich.text import Text
 
     from logitclip.search import ERRORS
 
@@ -219,7 +212,7 @@ def tried_table(tried: Tried) -> Group:
             " The gap is the accuracy on the training labels minus this accuracy: a large gap means memorised labels. "
             "Outvoted is the share of held-out examples for which the other trials agree on another class."
         )
-    return Group(Text.from_markup(f"[bold]Chosen: {option} = {named[best]}[/], {reason}.\n"), table, why)
+    return Group(RichText.from_markup(f"[bold]Chosen: {option} = {named[best]}[/], {reason}.\n"), table, why)
 
 
 def parse_values(option: str, text: str) -> tuple[bool | int | float | str, ...]:
