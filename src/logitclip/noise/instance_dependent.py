@@ -139,7 +139,7 @@ def instance_probabilities(
 
 
 def _truncated_normal(n: int, mean: float, std: float, generator: torch.Generator) -> Tensor:
-    """[n] samples of a normal distribution truncated to [0, 1], by the inverse CDF."""
+    """Return [n] samples of a normal distribution truncated to [0, 1], by the inverse CDF."""
     if std == 0:
         return torch.full((n,), float(mean))
     u = torch.rand(n, dtype=torch.float64, generator=generator)
@@ -148,7 +148,7 @@ def _truncated_normal(n: int, mean: float, std: float, generator: torch.Generato
 
 
 def _moments(images: Any, rows: int) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of each channel [C, 1, 1] or column [D]; the deviation of a constant is 1."""
+    """Return mean and deviation of each channel [C, 1, 1] or column [D]; the deviation of a constant is 1."""
     first, second, count = torch.zeros(()), torch.zeros(()), 0
     for part in torch.arange(len(images)).split(rows):
         x = _part(images, part)

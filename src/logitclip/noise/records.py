@@ -20,10 +20,10 @@ from torch import Tensor
 
 from logitclip import files
 from logitclip.files import Json
-from logitclip.noise._files import check_agreement, check_pairs, read_noise_file, record_files
 from logitclip.noise.checks import class_labels, inputs_of, is_integer, noisy_labels
 from logitclip.noise.rules import NOISES
 from logitclip.rng import hashed_seed
+from logitclip.search import beats_chance
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,19 +128,14 @@ class NoisyLabels:
 
     def select(self, index: Tensor) -> NoisyLabels:
         """Return the record of the examples at `index`, int64 [M]."""
+        chosen = replace(self, labels=self.labels[index], clean_labels=self.clean_labels[index])
         if self.replaced is None:
-            return replace(self, labels=self.labels[index], clean_labels=self.clean_labels[index])
+            return chosen
         place = torch.full((len(self.labels),), -1)
         place[index] = torch.arange(len(index))
         replaced = torch.stack([place[self.replaced[:, 0]], self.replaced[:, 1]], dim=1)
         images = None if self.images is None else self.images[index]
-        return replace(
-            self,
-            labels=self.labels[index],
-            clean_labels=self.clean_labels[index],
-            replaced=replaced[replaced[:, 0] >= 0],
-            images=images,
-        )
+        return replace(chosen, replaced=replaced[replaced[:, 0] >= 0], images=images)
 
     def save(self, path: str | Path) -> Path:
         """Write `path`.npz (arrays) and `path`.json (everything else), each atomically; return the path of the .npz."""
@@ -344,3 +339,105 @@ def _sha256(*parts: Any) -> str:
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes())
     return digest.hexdigest()
+
+
+# -- files of noisy labels: which they are, how they are read, and whether they fit the data ---------------------------
+
+
+def record_files(path: str | Path) -> tuple[Path, Path]:
+    """Return the two files of a noise record: its arrays (.npz) and everything else (.json)."""
+    stem = os.fspath(path).removesuffix(".npz").removesuffix(".json")
+    return Path(f"{stem}.npz"), Path(f"{stem}.json")
+
+
+def read_noise_file(path: str) -> Tensor | None:
+    """Read the labels in a .json, .csv or .npy file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Labels int64 [N], soft labels float32 [N, K], or pairs int64 [M, 2] of replaced images; None for a record.
+
+    Raises:
+        ValueError: If the file is missing, or holds something else.
+    """
+    file = Path(os.path.expanduser(path))
+    if file.suffix not in READERS or (file.suffix == ".json" and record_files(path)[0].is_file()):
+        return None
+    try:
+        content = READERS[file.suffix](file)
+        if content is None:
+            return None
+        numbers = torch.from_numpy(content)
+    except FileNotFoundError as error:
+        raise ValueError(f"There is no noise file {path}.") from error
+    except Exception as error:  # not JSON, ragged lists, no numbers, a damaged array
+        raise ValueError(f"{path} is not a noise file: {type(error).__name__}, {error}") from error
+    pairs = numbers.ndim == 2 and not numbers.is_floating_point()
+    if not numbers.ndim or numbers.ndim > 2 or (pairs and numbers.shape[1] != 2):
+        raise ValueError(f"{path} must be a list of labels or of pairs, got the shape {list(numbers.shape)}.")
+    if numbers.is_floating_point():
+        sums = numbers.double().sum(1)
+        if not bool((numbers >= 0).all() and ((sums - 1).abs() < 1e-3).all()):  # also refuses NaN
+            raise ValueError(f"Each row of {path} must hold probabilities of the classes, which sum to 1.")
+    return numbers
+
+
+def _read_json(file: Path) -> np.ndarray | None:
+    content = json.loads(file.read_text(encoding="utf-8"))
+    return np.array(content).astype(np.int64, casting="safe") if isinstance(content, list) and content else None
+
+
+def _read_csv(file: Path) -> np.ndarray:
+    """Read one class number in each row, or a probability for each class; a first row that is no number is a header."""
+    with file.open(encoding="utf-8-sig") as lines:
+        first = lines.readline().split(",")[0]
+    if not first:
+        raise ValueError("the file is empty")
+    try:
+        float(first)
+        skip = 0
+    except ValueError:
+        skip = 1
+    rows = np.loadtxt(file, delimiter=",", ndmin=2, skiprows=skip, dtype=np.float64, encoding="utf-8-sig")
+    if rows.shape[1] > 1:
+        return rows.astype(np.float32)
+    if not (rows == np.floor(rows)).all():
+        raise ValueError("a label must be a class number, an integer")
+    return rows[:, 0].astype(np.int64)
+
+
+def _read_npy(file: Path) -> np.ndarray:
+    array = np.load(file, allow_pickle=False)
+    if array.ndim == 2 and array.dtype.kind == "f":
+        return array.astype(np.float32)
+    return array.astype(np.int64, casting="safe")
+
+
+READERS = {".json": _read_json, ".csv": _read_csv, ".npy": _read_npy}
+
+
+def check_agreement(path: str, labels: Tensor, clean: Tensor, num_classes: int) -> None:
+    """Refuse labels that agree with the truth no more often than by chance."""
+    labels = labels.argmax(1) if labels.ndim > 1 else labels
+    counts = [values.bincount(minlength=num_classes) / len(values) for values in (labels, clean)]
+    chance = float(counts[0] @ counts[1])
+    agreement = float((labels == clean).double().mean())
+    if not beats_chance(agreement, chance, len(clean), errors=3.0):
+        raise ValueError(
+            f"Only {agreement:.1%} of the labels in {path} are the true ones: it was made for other data, or for the "
+            "same in another order."
+        )
+
+
+def check_pairs(path: str, pairs: Tensor, examples: int, source: str | None) -> Tensor:
+    """Refuse pairs of replaced images that do not fit a dataset of `examples` images."""
+    positions, images = pairs.unbind(1)
+    if source is None:
+        raise ValueError(f"{path} replaces images: name their dataset, as in file:path={path},source=cifar100.")
+    if len(positions.unique()) < len(positions) or not 0 <= int(positions.min()) <= int(positions.max()) < examples:
+        raise ValueError(f"The positions in {path} must be different and lie in 0..{examples - 1}.")
+    if int(images.min()) < 0:
+        raise ValueError(f"The image indices in {path} must not be negative, got {int(images.min())}.")
+    return pairs

@@ -377,7 +377,7 @@ def file(labels: Tensor, num_classes: int, *, path: str, source: str | None = No
 
 
 def choose(labels: Tensor, num_classes: int, rate: float, draw: str, generator: torch.Generator) -> Tensor:
-    """Positions of the labels to flip. With the same seed, a higher rate flips a superset."""
+    """Return the positions of the labels to flip. With the same seed, a higher rate flips a superset."""
     check_rate(rate)
     check_choice("draw", draw, Draw)
     n = len(labels)
@@ -396,7 +396,7 @@ def _share(rate: float, n: int) -> int:
 
 
 def _arrows(num_classes: int, variant: str, mapping: Mapping[int, int] | None, generator: torch.Generator) -> Tensor:
-    """[K]: the class that each class becomes; itself if it has no arrow."""
+    """Return the class that each class becomes, [K]; itself if it has no arrow."""
     check_choice("variant", variant, Arrows)
     classes = torch.arange(num_classes)
     target = classes.clone()
@@ -459,7 +459,7 @@ def inverse_cdf(probabilities: Tensor, u: Tensor) -> Tensor:
 
 
 def by_class(labels: Tensor, num_classes: int) -> Iterator[tuple[int, Tensor]]:
-    """(class, positions of its members) for every class, also for empty ones."""
+    """Return (class, positions of its members) for every class, also for empty ones."""
     sizes = labels.bincount(minlength=num_classes).tolist()
     # numpy uses radix sort for 16 bits: five times as fast
     classes = labels.numpy().astype(np.uint16 if num_classes <= 2**16 else np.int64)
