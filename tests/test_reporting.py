@@ -129,7 +129,7 @@ def test_bold_is_the_better_of_a_pair_and_no_tie(table):
 
 def test_a_cell_without_a_partner_is_not_bold(folder, rows):
     alone = [row for row in rows if row.cell.coordinates["clip"] == "none"]
-    assert not tabulate(load(folder), alone).has_best
+    assert not any(entry.best for entry in tabulate(load(folder), alone).entries.values())
 
 
 def test_failed_runs_are_counted_and_named(table, rows):

@@ -18,7 +18,7 @@ from logitclip.criterion import LogitClip
 from logitclip.data import Dataset, Split, batches
 from logitclip.data.augment import transform
 from logitclip.methods import check_restores
-from logitclip.methods.base import Job, Method, Settings, View
+from logitclip.methods.base import Job, Method, Settings, State, View
 from logitclip.methods.standard import Standard
 from logitclip.rng import derived_seed, stream
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Diverged", "Progress", "Settings", "fit", "learning_rate"]
 
 EpochRow = dict[str, Any]  # the numbers of an epoch, as in `metrics.jsonl`: float, int, list of float, or None
-Resume = tuple[dict[str, Tensor], dict[str, Any], int]  # weights, state, and the number of epochs done
+Resume = tuple[dict[str, Tensor], State, int]  # weights, state, and the number of epochs done
 M = TypeVar("M", bound=Method)
 
 
@@ -79,7 +79,7 @@ class Progress:
         """Return the weights by name."""
         return self.method.weights()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> State:
         """Return all other state that resuming needs.
 
         Raises:

@@ -101,7 +101,7 @@ def sweep(
     return _rows(recipe, mine, memory.outcome)
 
 
-def tune(config: RunConfig, search: tuning.Search | None = None, **where: Any) -> dict[Any, float | None]:
+def tune(config: RunConfig, search: tuning.Search | None = None, **where: Any) -> dict[tuning.Tunable, float | None]:
     """Run the trials of a search, and return the validation accuracy of each value in %; None if its trial failed.
 
     As in a sweep, trials that failed before are retried once.

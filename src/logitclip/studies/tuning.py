@@ -15,7 +15,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from logitclip.losses import LOSSES
 from logitclip.registry import suggest
@@ -37,9 +37,16 @@ from logitclip.studies import executors
 from logitclip.studies.listener import Listener
 from logitclip.text import explain_missing, first_line
 
+if TYPE_CHECKING:
+    from optuna import Study
+    from optuna.storages import JournalStorage
+    from optuna.trial import FrozenTrial
+
 log = logging.getLogger(__name__)
 
 Outcome = Callable[[RunConfig], Result | Failure | None]
+Tunable = bool | int | float | str  # a value of an option or a knob
+V = TypeVar("V", bound=Tunable)
 
 # What the word `grid` stands for. The paper names the values of temp (its "1/tau"), of LC-V's limit and the penalty's
 # weight; LogitNorm's temperature and the cap of softcap get the same eleven.
@@ -60,7 +67,7 @@ class Search:
     """How to search for a value."""
 
     option: str  # a field of RunConfig, "lr", or a knob of a spec, "clip.temp"
-    values: tuple[Any, ...] = ()  # the grid: try all of these. Empty: the fast search,
+    values: tuple[Tunable, ...] = ()  # the grid: try all of these. Empty: the fast search,
     grid: tuple[float, ...] = ()  # which starts with three values of this range and follows the improvement,
     count: int = TRIALS  # as often as this,
     fixed: bool = False  # or tries exactly the values of the range
@@ -71,7 +78,7 @@ def is_tuned(config: RunConfig) -> bool:
     return bool(words_to_tune(config))
 
 
-def with_value(config: RunConfig, option: str, value: Any) -> RunConfig:
+def with_value(config: RunConfig, option: str, value: Tunable) -> RunConfig:
     """Return the config with an option set: a field, or a knob of the spec in a field.
 
     >>> with_value(RunConfig(clip="norm:temp=auto"), "clip.temp", 1.5).clip
@@ -155,7 +162,7 @@ def _step(config: RunConfig, outcome: Outcome, search: Search | None) -> tuple[R
     return replace(config, clip=choose(first, outcome, search).clip), replace(knob, grid=knob.grid[at - 1 : at + 2])
 
 
-def best_value(config: RunConfig, outcome: Outcome, search: Search) -> Any:
+def best_value(config: RunConfig, outcome: Outcome, search: Search) -> Tunable:
     """Return the value that the search chooses: for a grid, the one with the highest validation accuracy."""
     if search.values:
         return highest(scores_of_trials(config, outcome, search))
@@ -168,7 +175,7 @@ def best_value(config: RunConfig, outcome: Outcome, search: Search) -> Any:
     return chosen
 
 
-def trial(config: RunConfig, search: Search, value: float) -> RunConfig:
+def trial(config: RunConfig, search: Search, value: Tunable) -> RunConfig:
     """Return the run that tries a value, with some of the noisy examples held out."""
     config = with_value(config, search.option, value)
     if search.values:
@@ -176,7 +183,7 @@ def trial(config: RunConfig, search: Search, value: float) -> RunConfig:
     return replace(config, val=config.val or HELD_OUT, val_rule="random")
 
 
-def scores_of_trials(config: RunConfig, outcome: Outcome, search: Search) -> dict[Any, float | None]:
+def scores_of_trials(config: RunConfig, outcome: Outcome, search: Search) -> dict[Tunable, float | None]:
     """Return the validation accuracy of each value tried so far, in order and in %; None if its run failed."""
     found = outcomes_of_trials(config, outcome, search, search.values or _values_to_try(config, outcome, search))
     return {value: _validation(result) for value, result in found.items()}
@@ -188,8 +195,8 @@ def fast_trials(config: RunConfig, outcome: Outcome, search: Search) -> dict[flo
 
 
 def outcomes_of_trials(
-    config: RunConfig, outcome: Outcome, search: Search, values: Iterable[float]
-) -> dict[float, Result | Failure]:
+    config: RunConfig, outcome: Outcome, search: Search, values: Iterable[V]
+) -> dict[V, Result | Failure]:
     """Return the outcomes of the finished trials among these values."""
     found = {value: outcome(trial(config, search, value)) for value in values}
     return {value: result for value, result in found.items() if result is not None}
@@ -245,7 +252,7 @@ def study(
     storage: str | None = None,
     log: bool = True,
     listener: Listener | None = None,
-) -> Any:
+) -> Study:
     """Search a numeric option between two bounds with Optuna until `count` trials have ended; it can be resumed.
 
     A study that is killed and resumed makes the same trials as one that is not: the seed of each proposal follows from
@@ -269,7 +276,7 @@ def study(
     search = Search(option, values=(low, high))
     whole = _whole(config, option, low)
 
-    def config_of(params: Mapping[str, Any]) -> RunConfig:
+    def config_of(params: Mapping[str, float]) -> RunConfig:
         value = params[option]
         return trial(config, search, round(value) if whole else six_digits(value))
 
@@ -279,7 +286,7 @@ def study(
         found = optuna.create_study(
             storage=_storage(storage), study_name=name, direction="maximize", load_if_exists=True
         )
-        _resume_trials(found, states, config_of)
+        _resume_trials(found, config_of)
     failures = 0  # of this call: so a study of failures ends as well
     while True:
         with _explain_storage_errors(storage):
@@ -304,10 +311,11 @@ def study(
             found.tell(asked, score, state, skip_if_finished=True)
 
 
-def _resume_trials(study: Any, states: Any, config_of: Callable[[Mapping[str, Any]], RunConfig]) -> None:
+def _resume_trials(study: Study, config_of: Callable[[Mapping[str, float]], RunConfig]) -> None:
     """Ask again for trials whose process was killed, or that failed for a reason that may have passed."""
+    from optuna.trial import TrialState as states
 
-    def run_of(trial: Any) -> RunConfig | None:
+    def run_of(trial: FrozenTrial) -> RunConfig | None:
         params = trial.params or trial.system_attrs.get("fixed_params")  # of a trial that waits
         return config_of(params) if params else None
 
@@ -355,7 +363,7 @@ def _whole(config: RunConfig, option: str, low: float) -> bool:
     return low == round(low) and int in kinds and float not in kinds
 
 
-def _storage(storage: str | None) -> Any:
+def _storage(storage: str | None) -> str | JournalStorage | None:
     """Return the storage of a study for Optuna: an address, or a file as SQLite or as a journal."""
     if storage is None or "://" in storage:
         return storage
