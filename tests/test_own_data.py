@@ -951,6 +951,15 @@ def test_reviewed_rows_count_three_times_and_a_class_of_one_balances_nothing(blo
     assert (fitting._weights(plan, unknown) == 1).all()
 
 
+def test_rows_of_a_table_are_taken_with_one_copy_and_without_a_list_of_names(blobs):
+    rows, index = blobs[0].rows, np.array([7, 2, 400])
+    taken = rows.take(index)
+    assert list(taken.names) == ["8", "3", "401"]
+    assert not isinstance(taken.names, list)  # a million strings, in every fold
+    assert np.array_equal(taken.features, rows.features[index])
+    assert taken.inputs.data_ptr() == taken.features.ctypes.data
+
+
 def test_what_was_learnt_with_other_weights_is_not_taken(blobs, tmp_path):
     source, _ = blobs
     plan, parts = make_plan(source, learner="logistic"), Parts(tmp_path, source)

@@ -52,11 +52,16 @@ class Rows:
     def take(self, index: np.ndarray) -> Rows:
         """Return some of the rows; `index` are positions or a mask."""
         index = np.flatnonzero(index) if index.dtype == bool else index
-        where = torch.from_numpy(index)
-        inputs = self.inputs[where] if isinstance(self.inputs, Tensor) else self.inputs.select(where)
-        return replace(
-            self, names=[self.names[i] for i in index.tolist()], features=self.features[index], inputs=inputs
-        )
+        where, features = torch.from_numpy(index), self.features[index]
+        names = self.names
+        names = names.take(index) if isinstance(names, RowNumbers) else [names[i] for i in index.tolist()]
+        if not isinstance(self.inputs, Tensor):
+            inputs = self.inputs.select(where)
+        elif self.inputs.data_ptr() == self.features.ctypes.data and self.inputs.shape == self.features.shape:
+            inputs = torch.from_numpy(features)  # one array, so it is copied once
+        else:
+            inputs = self.inputs[where]
+        return replace(self, names=names, features=features, inputs=inputs)
 
 
 class Kind(ABC):
@@ -171,3 +176,7 @@ class RowNumbers(Sequence[str]):
 
     def __getitem__(self, i: int) -> str:  # type: ignore[override]
         return str(int(self.numbers[i]) + 1)
+
+    def take(self, index: np.ndarray) -> RowNumbers:
+        """Return the row numbers at some positions."""
+        return RowNumbers(self.numbers[index])
