@@ -220,3 +220,43 @@ def test_a_knob_of_a_plugin_may_be_called_label_smoothing(monkeypatch):
     with torch.no_grad():
         head.weight.copy_(torch.eye(4))
     torch.testing.assert_close(head(logits, target), expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_masked_class_in_a_large_batch_is_as_in_a_small_one(name: str) -> None:
+    """Large batches have a form of their own, without a clip, too."""
+    z, y = random(66, 1000).double(), torch.arange(66)
+    z[:, 500] = -math.inf
+    large, small = z.clone().requires_grad_(), z.clone().requires_grad_()
+    criterion = lc.Loss(name, reduction="sum")
+    values = [criterion(large, y), sum(criterion(*part) for part in zip(small.split(6), y.split(6), strict=True))]
+    torch.testing.assert_close(*values)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(value, x)[0] for value, x in zip(values, (large, small), strict=True))
+    )
+
+
+def test_the_sieve_does_not_count_ignored_examples() -> None:
+    z, counts = random(40, 4), torch.full((4,), 10.0)
+    y = torch.arange(40) % 4
+    alone, beside = lc.Loss("cores"), lc.Loss("cores", ignore_index=9)
+    for criterion in (alone, beside):
+        criterion.start_epoch(50, counts)
+    alone(z[:20], y[:20])
+    beside(z, y.where(torch.arange(40) < 20, 9))
+    assert alone.removed.sum() > 0
+    assert torch.equal(alone.removed, beside.removed)
+
+
+@pytest.mark.parametrize(("name", "q"), [("agce", 0.5), ("agce", 2.0), ("aul", 0.5), ("aul", 2.0)])
+def test_a_large_a_does_not_cost_the_digits_of_asymmetric_losses(name: str, q: float) -> None:
+    """For a large a both are (1-p) a^(q-1): the difference of two powers that agree in six digits."""
+    z, y, a = random(8, 5), torch.arange(8) % 5, 1e6
+    value = lc.Loss(name, reduction="none", a=a, q=q)(z, y)
+    missed = 1 - z.double().softmax(1).gather(1, y[:, None])[:, 0]
+    torch.testing.assert_close(value.double(), missed * a ** (q - 1), rtol=1e-4, atol=0)
+    ranges = [
+        lc.theory.base_loss_bounds(name, 2.0, 5, a=1e12, q=q),
+        lc.theory.base_loss_bounds("mae", 2.0, 5, scale=1.0),
+    ]
+    assert [end * 1e12 ** (1 - q) for end in ranges[0]] == pytest.approx(list(ranges[1]), rel=1e-5)

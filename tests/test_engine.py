@@ -472,6 +472,32 @@ def test_resuming_gives_the_same_bits(stop):
     assert same(rest[-1].examples, whole[-1].examples)
 
 
+def test_the_scale_of_gradients_in_half_precision_is_resumed(monkeypatch):
+    """It needs a GPU, so here a precision with a state stands for it."""
+    scales: list[float] = []
+
+    def train(epochs: int, scale: float, resume: Any = None) -> Progress:
+        fabric, seen = make_fabric(accelerator="cpu"), []
+        precision = fabric.strategy.precision
+        monkeypatch.setattr(precision, "state_dict", lambda: {"scale": scale})
+        monkeypatch.setattr(precision, "load_state_dict", lambda state: scales.append(state["scale"]))
+        settings = replace(SETTINGS, epochs=epochs)
+        fit(
+            make_data(),
+            make_model,
+            Loss("ce"),
+            settings=settings,
+            fabric=fabric,
+            resume=resume,
+            after_epoch=seen.append,
+        )
+        return seen[0]
+
+    first = train(1, scale=1024.0)
+    train(2, scale=65536.0, resume=(first.weights(), first.state(), 1))
+    assert scales == [1024.0]
+
+
 def test_a_method_that_would_lose_its_state_is_refused_when_it_is_saved():
     class Forgetful(Standard):
         def state_dict(self) -> dict[str, Any]:

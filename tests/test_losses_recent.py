@@ -310,6 +310,15 @@ def test_ogc_finds_its_threshold_in_training_and_resumes(name: str) -> None:
         assert torch.equal(criterion(z, y), resumed(z, y))
 
 
+def test_ogc_clips_nothing_before_it_has_seen_enough() -> None:
+    criterion = Loss("ogc_ce")
+    assert criterion.memory is not None
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2 * EVERY):
+        criterion(4 * torch.randn(8, 3, generator=generator), torch.randint(3, (8,), generator=generator))
+    assert criterion.memory.threshold.item() == pytest.approx(LOWEST)
+
+
 def test_ogc_does_not_remember_ignored_examples() -> None:
     criterion = Loss("ogc_ce")
     assert criterion.memory is not None

@@ -390,6 +390,14 @@ def test_no_split(monkeypatch: pytest.MonkeyPatch, probability: float) -> None:
     assert len(targets) == 2
 
 
+def test_batch_norm_trains_on_a_single_clean_example(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = make(norm=True)
+    monkeypatch.setattr(worker, "clean_probability", lambda *_: (torch.arange(N) == 3).float())
+    for at, _, step in one_epoch(worker, 1):
+        assert set(at.tolist()) == {3}
+        assert step.loss.isfinite()
+
+
 @pytest.mark.parametrize(("drop_last", "expected"), [(False, [4, 4, 2, 4, 4, 2]), (True, [4, 4, 4, 4])])
 def test_drop_last(monkeypatch: pytest.MonkeyPatch, drop_last: bool, expected: list[int]) -> None:
     worker = make(batch_size=4, drop_last=drop_last)

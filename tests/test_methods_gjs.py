@@ -8,6 +8,7 @@ import torch
 from jobs import CLASSES, CLIPS, labels, make_job, network, numbers
 
 from logitclip.clip import CLIPS as LINKS
+from logitclip.clip import PENALTIES
 from logitclip.methods.gjs import GJS, gjs_loss
 from logitclip.runs.config import RunConfig
 
@@ -72,12 +73,16 @@ def test_extreme_logits_have_finite_gradients() -> None:
         assert z.grad.isfinite().all()
 
 
+@pytest.mark.parametrize("penalty", [None, "norm:weight=0.3"])
 @pytest.mark.parametrize("clip", CLIPS)
-def test_a_step_sees_two_views_one_after_the_other(clip: str) -> None:
-    worker, link = GJS(make_job(X, Y, network(5, 6, CLASSES), clip=clip), weight=0.3), LINKS.build(clip)
+def test_a_step_sees_two_views_one_after_the_other(clip: str, penalty: str | None) -> None:
+    built, link = None if penalty is None else PENALTIES.build(penalty), LINKS.build(clip)
+    worker = GJS(make_job(X, Y, network(5, 6, CLASSES), clip=clip, penalty=built), weight=0.3)
     seen = [X + 0.2 * numbers(N, 5, seed=i) for i in (0, 1)]
     with torch.no_grad():
-        expected = stated([link(worker.network(x)).numpy() for x in seen], ONE_HOT, 0.3)
+        logits = [worker.network(x) for x in seen]
+    expected = stated([link(z).numpy() for z in logits], ONE_HOT, 0.3)
+    expected += 0.3 * torch.cat(logits).norm(dim=1).mean().item() if penalty else 0.0  # of both views
     sizes: list[int] = []
     worker.network.register_forward_hook(lambda module, args, out: sizes.append(len(out)))
     views = iter(seen)

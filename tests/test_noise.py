@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from logitclip import noise
 from logitclip.cli.terminal import noise_preview
-from logitclip.noise import NOISES, NoisyLabels, rules
+from logitclip.noise import NOISES, NoisyLabels, read_matrix, rules
 
 stats = pytest.importorskip("scipy.stats")
 
@@ -244,6 +244,16 @@ def test_instance_released_flips_an_exact_share_and_defaults_to_normalised_image
     assert not torch.equal(noisy, noise.instance(clean, K, **options, scaling="raw", generator=seeded(2)))
     raw = noise.instance(clean, K, rate=0.37, images=x, generator=seeded(2))
     assert torch.equal(raw, noise.instance(clean, K, rate=0.37, scaling="raw", images=x, generator=seeded(2)))
+
+
+def test_a_column_that_is_constant_does_not_matter_to_standardised_instance_noise():
+    images = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
+    images[:, 2] = 0.1
+    options = {"rate": 0.4, "scaling": "standard"}
+    p = noise.instance_probabilities(torch.arange(50) % K, K, images=images, **options, generator=seeded(1))
+    images[:, 2] = 1e6  # it says as little
+    again = noise.instance_probabilities(torch.arange(50) % K, K, images=images, **options, generator=seeded(1))
+    torch.testing.assert_close(p, again)
 
 
 def test_instance_reads_images_of_any_kind():
@@ -771,6 +781,19 @@ def test_other_files_are_a_sentence(tmp_path, name, content, message):
     path.write_text(content, encoding="utf-8") if isinstance(content, str) else np.save(path, content)
     with pytest.raises(ValueError, match=message):
         noise.apply(f"file:path={path}", dataset(200))
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npy", ".json"])
+@pytest.mark.timeout(60)
+def test_a_fifo_in_place_of_a_file_is_not_waited_for(tmp_path, suffix):
+    os.mkfifo(tmp_path / f"a{suffix}")
+    with pytest.raises(ValueError, match=r"is not a noise file: OSError, .*it is not a regular file"):
+        noise.apply(f"file:path={tmp_path / f'a{suffix}'}", dataset(200))
+    with pytest.raises(ValueError, match=r"cannot be read as the file .*it is not a regular file"):
+        read_matrix(tmp_path / f"a{suffix}")
+    os.mkfifo(tmp_path / "record.json")
+    with pytest.raises(ValueError, match=r"is not a noise record: OSError, .*it is not a regular file"):
+        NoisyLabels.load(tmp_path / "record")
 
 
 def test_a_record_of_some_examples_is_that_of_these_examples():

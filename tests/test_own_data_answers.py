@@ -140,6 +140,13 @@ def test_a_file_that_holds_no_answers(tmp_path: Path, text: str, message: str) -
         read_answers_csv(path)
 
 
+@pytest.mark.timeout(60)
+def test_answers_in_a_fifo_are_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "answers.csv")
+    with pytest.raises(ValueError, match=r"cannot be read: it is not a regular file\.$"):
+        read_answers_csv(tmp_path / "answers.csv")
+
+
 def test_an_answer_is_checked() -> None:
     for values in ({"row": 3}, {"kind": "perhaps"}, {"kind": "unsure", "label": "cat"}, {"label": "x" * 2000}):
         with pytest.raises(ValueError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import typing
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from logitclip import files
 
 
 def read_matrix(matrix: Any, num_classes: int | None = None) -> Tensor:
@@ -101,9 +104,10 @@ def read_array(value: Any, what: str) -> Tensor:
 
 
 def _read(path: Path) -> np.ndarray:
+    content = files.read_bytes(path)
     if path.suffix == ".csv":
-        return np.loadtxt(path, delimiter=",", ndmin=2, encoding="utf-8-sig")
-    loaded = np.load(path, allow_pickle=False)
+        return np.loadtxt(io.StringIO(content.decode("utf-8-sig"), newline=None), delimiter=",", ndmin=2)
+    loaded = np.load(io.BytesIO(content), allow_pickle=False)
     if isinstance(loaded, np.ndarray):
         return loaded
     with loaded:

@@ -183,8 +183,8 @@ class NoisyLabels:
         """Read a record that `save` wrote; raise ValueError if it is damaged or its hash does not match."""
         npz, text = record_files(path)
         try:
-            about = json.loads(text.read_text(encoding="utf-8"))
-            with np.load(npz, allow_pickle=False) as stored:
+            about = json.loads(files.read_bytes(text))
+            with np.load(io.BytesIO(files.read_bytes(npz)), allow_pickle=False) as stored:
                 arrays = {name: torch.from_numpy(stored[name]) for name in stored.files}
             made = {name: about[name] for name in ("rule", "options", "seed", "num_classes")}
             record = cls(**arrays, **made)
@@ -385,14 +385,14 @@ def read_noise_file(path: str) -> Tensor | None:
 
 
 def _read_json(file: Path) -> np.ndarray | None:
-    content = json.loads(file.read_text(encoding="utf-8"))
+    content = json.loads(files.read_bytes(file))
     return np.array(content).astype(np.int64, casting="safe") if isinstance(content, list) and content else None
 
 
 def _read_csv(file: Path) -> np.ndarray:
     """Read one class number in each row, or a probability for each class; a first row that is no number is a header."""
-    with file.open(encoding="utf-8-sig") as lines:
-        first = lines.readline().split(",")[0]
+    lines = io.StringIO(files.read_bytes(file).decode("utf-8-sig"), newline=None)
+    first = lines.readline().split(",")[0]
     if not first:
         raise ValueError("the file is empty")
     try:
@@ -400,7 +400,8 @@ def _read_csv(file: Path) -> np.ndarray:
         skip = 0
     except ValueError:
         skip = 1
-    rows = np.loadtxt(file, delimiter=",", ndmin=2, skiprows=skip, dtype=np.float64, encoding="utf-8-sig")
+    lines.seek(0)
+    rows = np.loadtxt(lines, delimiter=",", ndmin=2, skiprows=skip, dtype=np.float64)
     if rows.shape[1] > 1:
         return rows.astype(np.float32)
     if not (rows == np.floor(rows)).all():
@@ -409,7 +410,7 @@ def _read_csv(file: Path) -> np.ndarray:
 
 
 def _read_npy(file: Path) -> np.ndarray:
-    array = np.load(file, allow_pickle=False)
+    array = np.load(io.BytesIO(files.read_bytes(file)), allow_pickle=False)
     if array.ndim == 2 and array.dtype.kind == "f":
         return array.astype(np.float32)
     return array.astype(np.int64, casting="safe")

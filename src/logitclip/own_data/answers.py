@@ -150,7 +150,7 @@ def read_answers_csv(path: Path) -> list[Answer]:
         ValueError: If it is not such a file.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = files.read_bytes(path).decode("utf-8-sig")
     except OSError as error:
         raise ValueError(f"The answers in {path} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
