@@ -247,6 +247,18 @@ def test_zero_logits() -> None:
         assert_same(loss, F.cross_entropy(F.linear(hidden, weight), target), [hidden, weight], tolerance=1e-6)
 
 
+def test_the_first_of_tied_classes_is_the_largest_one() -> None:
+    """Which class is predicted does not depend on how the classes are split into chunks."""
+    weight, target = torch.zeros(K, D), torch.tensor([0, 1, K - 1])
+    hidden = torch.ones(3, D)
+    for tau in (None, 1.0):
+        head = LinearLogitClip(D, K, "eps_ce_mae", tau=tau, bias=False, reduction="none")
+        head.load_state_dict({"weight": weight}, strict=False)
+        expected = Loss("eps_ce_mae", reduction="none")(F.linear(hidden, weight), target)
+        assert expected[0] < expected[1]  # the first is the one that is predicted
+        torch.testing.assert_close(head(hidden, target), expected)
+
+
 def test_what_would_get_no_gradient_is_refused() -> None:
     hidden, weight, bias, target = layer()
     learnt = torch.ones(len(target), dtype=torch.float64, requires_grad=True)
