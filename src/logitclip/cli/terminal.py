@@ -133,7 +133,13 @@ class SweepBoard(Listener):
     def _end(self, config: RunConfig, outcome: Result | Failure) -> None:
         self.ended += self.running.pop(config, None) is not None  # or another process has made it
         self._note(config, outcome)
-        self._line(monotonic(), f"{self.label(config)}: {describe_outcome(config, outcome)}", self.PAUSE)
+        if isinstance(outcome, Failure):
+            event = outcome.error
+        elif config.val:
+            event = f"validation accuracy (noisy labels) {outcome.val_accuracy:.2f} %"
+        else:
+            event = f"{test_words(config.data)} {outcome.last10_accuracy:.2f} %"
+        self._line(monotonic(), f"{self.label(config)}: {event}", self.PAUSE)
 
     def _line(self, now: float, event: str, pause: float) -> None:
         """Print the state and an event, unless there is a live table or the last line is younger than `pause`."""
@@ -203,15 +209,6 @@ class SweepBoard(Listener):
 def _count_epochs(row: EpochRow | None) -> int:
     """Return how many epochs have ended, by the last row of a run."""
     return 0 if row is None else row["epoch"] + 1
-
-
-def describe_outcome(config: RunConfig, outcome: Result | Failure) -> str:
-    """Return the outcome in a line: validation or test accuracy, or the error."""
-    if isinstance(outcome, Failure):
-        return outcome.error
-    if config.val:
-        return f"validation accuracy (noisy labels) {outcome.val_accuracy:.2f} %"
-    return f"{test_words(config.data)} {outcome.last10_accuracy:.2f} %"
 
 
 class EncodingBar:

@@ -163,7 +163,10 @@ def _run_study(config: RunConfig, options: SearchOptions, board: SweepBoard) -> 
     from logitclip.studies import tuning
 
     option = str(options.option)
-    low, high = _parse_bounds(options.between or "")
+    try:
+        low, high = map(float, str(options.between).split(","))
+    except ValueError:
+        raise ValueError(f"between must be two numbers, as in 0.1,10; got {options.between!r}.") from None
     count = 20 if options.trials is None else options.trials
     more = {"storage": options.storage, "log": not options.linear, "listener": board}
     study = tuning.study(config, option, low, high, count, **more)
@@ -231,11 +234,3 @@ def _parse_value(text: str) -> bool | int | float | str:
         with contextlib.suppress(ValueError):
             return kind(text)
     return text
-
-
-def _parse_bounds(text: str) -> tuple[float, float]:
-    try:
-        low, high = map(float, text.split(","))
-    except ValueError:
-        raise ValueError(f"between must be two numbers, as in 0.1,10; got {text!r}.") from None
-    return low, high

@@ -135,9 +135,14 @@ def describe_ranks(table: Table) -> str:
     ranks = rank_rows(table) if "rank" in table.statistics else {}
     if not ranks:
         return ""
+
+    def mean_of(row: AxisValues) -> str:
+        low, high = bootstrap_interval(ranks[row])
+        return f"{ranks[row].mean():.2f}" + (f" ({low:.1f} to {high:.1f})" if len(ranks[row]) > 1 else "")
+
     order = sorted(ranks, key=lambda row: (float(ranks[row].mean()), table.labels(row)))
     columns = len(ranks[order[0]])
-    shown = "; ".join(f"{', '.join(table.labels(row))} {_with_interval(ranks[row])}" for row in order[:ROWS_IN_NOTE])
+    shown = "; ".join(f"{', '.join(table.labels(row))} {mean_of(row)}" for row in order[:ROWS_IN_NOTE])
     more = f"; and {len(order) - ROWS_IN_NOTE} more" if len(order) > ROWS_IN_NOTE else ""
     intervals = f", with {100 * (1 - LEVEL):g} % bootstrap intervals" if columns > 1 else ""
     text = f"Mean rank over {counted(columns, 'column')}{intervals}: {shown}{more}."
@@ -147,13 +152,6 @@ def describe_ranks(table: Table) -> str:
             f"(Nemenyi's test, {100 * LEVEL:g} %)."
         )
     return text
-
-
-def _with_interval(ranks: np.ndarray) -> str:
-    if len(ranks) < 2:
-        return f"{ranks.mean():.2f}"
-    low, high = bootstrap_interval(ranks)
-    return f"{ranks.mean():.2f} ({low:.1f} to {high:.1f})"
 
 
 # -- formulas ----------------------------------------------------------------------------------------------------------

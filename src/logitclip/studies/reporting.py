@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv as csv_module
-import io
 import itertools
 import json as json_module
 import re
@@ -19,7 +17,7 @@ from rich.text import Text
 
 from logitclip.files import Json
 from logitclip.runs.config import UNCOUNTED, RunConfig
-from logitclip.runs.results import Result
+from logitclip.runs.results import Result, csv_line
 from logitclip.studies import drawing, examples, figures
 from logitclip.studies.measures import rank_rows
 from logitclip.studies.recipe import Coordinates
@@ -36,7 +34,7 @@ from logitclip.studies.tables import (
     results_of,
     title,
 )
-from logitclip.text import duration, guard_formula, printable
+from logitclip.text import duration, printable
 
 # -- writers -----------------------------------------------------------------------------------------------------------
 
@@ -191,21 +189,8 @@ def records(table: Table) -> list[Json]:
 
 def csv(table: Table) -> str:
     """Return the table in long form, a line for each cell and statistic."""
-    text = io.StringIO()
     rows = [{**record, "ids": " ".join(record["ids"])} for record in records(table)]
-    writer = csv_module.writer(text, lineterminator="\n")
-    writer.writerow(map(_csv, rows[0] if rows else ()))
-    writer.writerows(map(_csv, row.values()) for row in rows)
-    return text.getvalue()
-
-
-def _csv(value: object) -> object:
-    """Return a CSV cell that no spreadsheet reads as a formula; numbers stay as they are.
-
-    >>> _csv("=HYPERLINK(1)"), _csv("ce"), _csv(-1.5)
-    ("'=HYPERLINK(1)", 'ce', -1.5)
-    """
-    return printable(guard_formula(value)) if isinstance(value, str) else value
+    return printable("".join(map(csv_line, [rows[0], *(row.values() for row in rows)])))
 
 
 def as_json(table: Table) -> Json:
