@@ -13,7 +13,7 @@ from scipy import stats
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from logitclip.runs.results import Failure, Result
-from logitclip.studies import figures, measures, reporting, sweeping, tables
+from logitclip.studies import figures, measures, ranking, reporting, sweeping, tables
 from logitclip.studies.recipe import load_recipe
 
 RECIPE = """
@@ -89,12 +89,12 @@ def test_runs_that_diverged_rank_last(tmp_path):
     rows = sweeping.sweep(recipe, executor="inline")
     broken = Failure("", "Diverged", "", 1, final=True)
     lost = [replace(row, outcome=broken) if row.cell.coordinates["loss"] == "gce" else row for row in rows]
-    ranks = measures.rank_rows(tables.tabulate(recipe, lost))
+    ranks = ranking.rank_rows(tables.tabulate(recipe, lost))
     assert {row: found.tolist() for row, found in ranks.items() if row[0] == "gce"} == {
         (loss, clip): [3.5, 3.5] for loss, clip in ranks if loss == "gce"
     }
     missing = [replace(row, outcome=None) if row.cell.coordinates["loss"] == "gce" else row for row in rows]
-    assert measures.rank_rows(tables.tabulate(recipe, missing)) == {}
+    assert ranking.rank_rows(tables.tabulate(recipe, missing)) == {}
     with pytest.raises(ValueError, match="No value of noise has a result in every row yet"):
         figures.draw(recipe, missing)
 
@@ -131,7 +131,7 @@ def test_every_statistic_is_a_cell_of_a_recipe(tmp_path):
     wrong = one.examples["label"] != one.examples["clean_label"]
     expected = 100 * roc_auc_score(wrong, -one.examples["mean_margin"])
     assert table.entries[("ce", "none"), place[1], "wrong_label_auroc"].values[0] == pytest.approx(expected)
-    ranks = measures.rank_rows(table)
+    ranks = ranking.rank_rows(table)
     assert {len(found) for found in ranks.values()} == {2}
     assert sum(found.mean() for found in ranks.values()) == pytest.approx(10)
     assert any(f"differ by less than {measures.critical_difference(4, 2):.2f}" in note for note in table.notes)

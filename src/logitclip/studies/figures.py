@@ -26,7 +26,8 @@ from logitclip.studies.drawing import (
     colour_and_dash,
     legend_columns,
 )
-from logitclip.studies.measures import bootstrap_interval, measure_of, rank_rows
+from logitclip.studies.measures import bootstrap_interval, measure_of
+from logitclip.studies.ranking import rank_rows
 from logitclip.studies.recipe import FIGURES, Recipe
 from logitclip.studies.sweeping import CellOutcome
 from logitclip.studies.tables import (

@@ -1,4 +1,4 @@
-"""The numbers of a table: what a statistic of a run is, how to print it, and how runs and rows compare.
+"""The numbers of a table: what a statistic of a run is, how to print it, and how to compare runs.
 
 A statistic of one run is a function of its config and its result. Two compare runs: `gain`, the difference from the
 same run without a clip, and `rank`, the rank among the rows of the table.
@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from logitclip.clip import CLIPS
 from logitclip.runs.config import RunConfig
-from logitclip.runs.results import Failure, Result
-from logitclip.text import counted, explain_missing
-
-if TYPE_CHECKING:
-    from logitclip.studies.sweeping import CellOutcome
-    from logitclip.studies.tables import AxisValues, Table
+from logitclip.runs.results import Result
+from logitclip.text import explain_missing
 
 LEVEL = 0.05  # of tests, and of intervals: 95 %
 BINS = 15  # of the calibration error
 RESAMPLES = 2000  # of the bootstrap
-ROWS_IN_NOTE = 20  # rows in the note about ranks below a table
 
 
 @dataclass(frozen=True)
@@ -90,68 +84,6 @@ _MEASURES: Mapping[str, Callable[[Result], float | None]] = {
     "wrong_label_ap": lambda result: _wrong_labels(result, average_precision),
     "calibration_error": _calibration_error,
 }
-
-
-# -- ranks -------------------------------------------------------------------------------------------------------------
-
-
-def rank_runs(blocks: Iterable[Sequence[CellOutcome]]) -> dict[str, float]:
-    """Return the rank of each run among the runs of its block, by run id; only where every run of the block has ended.
-
-    Runs that diverged share the last rank.
-    """
-
-    def accuracy(outcome: Result | Failure | None) -> float | None:
-        if isinstance(outcome, Result):
-            return outcome.last10_accuracy
-        return -math.inf if outcome is not None and outcome.final else None
-
-    ranks = {}
-    for block in blocks:
-        accuracies = [accuracy(row.outcome) for row in block]
-        if len(block) > 1 and None not in accuracies:
-            numbers = average_ranks(-np.array(accuracies, dtype=float))
-            found = [(row.outcome, rank) for row, rank in zip(block, numbers.tolist(), strict=True)]
-            ranks |= {result.id: rank for result, rank in found if isinstance(result, Result)}
-    return ranks
-
-
-def rank_rows(table: Table) -> dict[AxisValues, np.ndarray]:
-    """Return the ranks of each row by its mean accuracy, [C]: one for each column in which every row has a number.
-
-    Rows whose runs diverged share the last rank.
-    """
-    ranked = []
-    for col in table.cols:
-        entries = [table.entries[row, col, "last10_accuracy"] for row in table.rows]
-        accuracies = [-math.inf if entry.diverged else entry.mean for entry in entries]
-        if len(accuracies) > 1 and None not in accuracies:
-            ranked.append(average_ranks(-np.array(accuracies, dtype=float)))
-    return dict(zip(table.rows, np.array(ranked).T, strict=True)) if ranked else {}
-
-
-def describe_ranks(table: Table) -> str:
-    """Return the mean ranks and which of them can be told apart; empty if the table has no ranks, or no accuracies."""
-    ranks = rank_rows(table) if "rank" in table.statistics else {}
-    if not ranks:
-        return ""
-
-    def mean_of(row: AxisValues) -> str:
-        low, high = bootstrap_interval(ranks[row])
-        return f"{ranks[row].mean():.2f}" + (f" ({low:.1f} to {high:.1f})" if len(ranks[row]) > 1 else "")
-
-    order = sorted(ranks, key=lambda row: (float(ranks[row].mean()), table.labels(row)))
-    columns = len(ranks[order[0]])
-    shown = "; ".join(f"{', '.join(table.labels(row))} {mean_of(row)}" for row in order[:ROWS_IN_NOTE])
-    more = f"; and {len(order) - ROWS_IN_NOTE} more" if len(order) > ROWS_IN_NOTE else ""
-    intervals = f", with {100 * (1 - LEVEL):g} % bootstrap intervals" if columns > 1 else ""
-    text = f"Mean rank over {counted(columns, 'column')}{intervals}: {shown}{more}."
-    if columns > 1:
-        text += (
-            f" Ranks that differ by less than {critical_difference(len(ranks), columns):.2f} cannot be told apart "
-            f"(Nemenyi's test, {100 * LEVEL:g} %)."
-        )
-    return text
 
 
 # -- formulas ----------------------------------------------------------------------------------------------------------

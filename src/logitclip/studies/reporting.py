@@ -19,7 +19,7 @@ from logitclip.files import Json
 from logitclip.runs.config import UNCOUNTED, RunConfig
 from logitclip.runs.results import Result, csv_line
 from logitclip.studies import drawing, examples, figures
-from logitclip.studies.measures import rank_rows
+from logitclip.studies.ranking import rank_rows
 from logitclip.studies.recipe import Coordinates
 from logitclip.studies.sweeping import CellOutcome
 from logitclip.studies.tables import (

@@ -14,7 +14,8 @@ from typing import TypeVar
 from logitclip.data.dataset import trusted_test
 from logitclip.runs.config import UNCOUNTED, words_to_tune
 from logitclip.runs.results import Failure, Result
-from logitclip.studies.measures import LEVEL, Measure, describe_ranks, half_width, measure_of, rank_runs, value_of
+from logitclip.studies.measures import LEVEL, Measure, half_width, measure_of, value_of
+from logitclip.studies.ranking import describe_ranks, rank_runs
 from logitclip.studies.recipe import Cell, Coordinates, Published, Recipe, Value, load_recipe, read_published
 from logitclip.studies.sweeping import CellOutcome
 
