@@ -19,6 +19,7 @@ from logitclip.criterion import LogitClip, Loss, build_criterion
 from logitclip.data import Dataset, Split, batch_indices, transform
 from logitclip.engine import Diverged, Progress, Settings, fit, learning_rate
 from logitclip.launch import launch, make_fabric
+from logitclip.methods.base import Job
 from logitclip.methods.standard import Standard
 from logitclip.rng import stream
 
@@ -506,6 +507,27 @@ def test_a_method_that_would_lose_its_state_is_refused_when_it_is_saved():
     with pytest.raises(ValueError, match="Forgetful has its own state_dict and no load beside it"):
         fit(make_data(), make_model, Loss("ce"), Forgetful, SETTINGS, after_epoch=lambda progress: progress.state())
     fit(make_data(), make_model, Loss("ce"), Forgetful, SETTINGS)  # nothing is saved, so nothing is lost
+
+
+def test_a_method_whose_load_leaves_out_a_part_of_its_state_is_not_resumed():
+    class Forgetful(Standard):
+        def __init__(self, job: Job) -> None:
+            super().__init__(job)
+            self.seen = torch.full((2,), torch.nan)
+
+        def state_dict(self) -> dict[str, Any]:
+            return {**super().state_dict(), "seen": self.seen, "epochs": [0]}
+
+        def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
+            super().load(weights, state)
+
+    saved: list[Any] = []
+    data, model = make_data(), make_model(0)
+    fit(data, model, Loss("ce"), Forgetful, SETTINGS, after_epoch=lambda p: saved.append((p.weights(), p.state(), 1)))
+    fit(data, model, Loss("ce"), Forgetful, SETTINGS, resume=saved[0])  # it is as it was made: nothing is lost
+    saved[0][1]["method"]["seen"] = torch.zeros(2)
+    with pytest.raises(ValueError, match="The load of Forgetful does not restore 'seen', which its state_dict"):
+        fit(data, model, Loss("ce"), Forgetful, SETTINGS, resume=saved[0])
 
 
 def test_a_criterion_with_a_memory_is_resumed():

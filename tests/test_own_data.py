@@ -1,5 +1,7 @@
 """Own data end to end: fit, the model folder, predict, issues. Small data, few epochs."""
 
+import gzip
+import io
 import json
 import os
 import shlex
@@ -289,6 +291,28 @@ def test_what_can_be_refused_is_refused_before_the_encoder_works(tmp_path, monke
         lc.fit(tmp_path, out=tmp_path)
     with pytest.raises(ValueError, match=r"There is no .*typo.csv, the test data"):
         lc.fit(tmp_path, out=tmp_path / "m", test=tmp_path / "typo.csv")
+
+
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".parquet", ".npz"])
+def test_data_with_a_name_that_is_not_utf8(ending, people, tmp_path):
+    path, frame = tmp_path / os.fsdecode(b"caf\xe9"), people[1]
+    path = path.with_name(path.name + ending)
+    try:
+        path.touch()
+    except OSError:
+        pytest.skip("the file system only takes UTF-8")
+    if ending == ".npz":
+        content = io.BytesIO()
+        np.savez(content, y=frame["y"].to_numpy(), kind=frame["kind"].to_numpy().astype(str))
+        path.write_bytes(content.getvalue())
+    elif ending == ".parquet":
+        path.write_bytes(frame.to_parquet())
+    else:
+        text = frame.to_csv(index=False).encode()
+        path.write_bytes(gzip.compress(text) if ending.endswith("gz") else text)
+    model = lc.fit(path, "kind", out=tmp_path / "m", learner="forest")
+    assert f"<h1>caf\\udce9{ending}</h1>" in (tmp_path / "m" / "page.html").read_text("utf-8")
+    assert len(model.predict(path)) == len(frame)
 
 
 def test_the_model_is_there_if_the_page_fails(people, tmp_path, monkeypatch):
@@ -1296,6 +1320,50 @@ def test_a_killed_fit_resumes(people, tmp_path, monkeypatch):
         if not name.endswith(".skops"):  # a zip file knows the time
             assert again.facts["files"][name] == digest
     assert not (tmp_path / "m" / "parts").exists()
+
+
+@pytest.mark.parametrize("step", ["page.html", "model.json", "forest.safetensors", "issues.csv", "parts"])
+def test_a_fit_that_is_killed_while_it_writes_leaves_nothing_of_it_or_of_an_earlier_one(step, people, tmp_path):
+    """The page and the list of an earlier model are not taken for its own, and nothing half-written stays."""
+    settings = {"learner": "forest", "seed": 1}
+    whole = lc.fit(people[0], "kind", out=tmp_path / "whole", **settings)
+    folder = lc.fit(people[0], "kind", out=tmp_path / "m", learner="forest").folder
+    script = f"""
+import os, shutil, logitclip as lc
+rename, rmdir = os.replace, os.rmdir
+def stop(path):
+    if os.path.basename(path) == {step!r}:
+        os._exit(9)
+def replace(old, new):
+    stop(new)
+    rename(old, new)
+os.replace = replace
+os.rmdir = stop
+lc.fit({str(people[0])!r}, "kind", out={str(folder)!r}, **{settings!r})
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 9
+    lc.fit(people[0], "kind", out=folder, **settings)
+    left, wanted = ({path.name for path in place.iterdir()} for place in (folder, whole.folder))
+    assert left == wanted
+    for name in ("issues.csv", "page.html", "forest.safetensors"):
+        assert (folder / name).read_bytes() == (whole.folder / name).read_bytes()
+
+
+def test_an_earlier_model_survives_a_full_disk(people, tmp_path, monkeypatch):
+    before = lc.fit(people[0], "kind", out=tmp_path / "m", learner="forest").predict(people[0])
+    names = {path.name for path in (tmp_path / "m").iterdir()}
+    real = files.write_synced
+
+    def full(path, content):
+        if path.name.endswith("forest.safetensors"):
+            raise OSError(28, "No space left on device")
+        real(path, content)
+
+    monkeypatch.setattr(files, "write_synced", full)
+    with pytest.raises(files.CannotWrite, match=r"forest.safetensors: No space left on device. Earlier files"):
+        lc.fit(people[0], "kind", out=tmp_path / "m", learner="forest", seed=1)
+    assert {path.name for path in (tmp_path / "m").iterdir()} == {*names, "parts"}
+    assert lc.load(tmp_path / "m").predict(people[0]).equals(before)
 
 
 def test_parts_are_never_written_through_a_link(people, tmp_path):

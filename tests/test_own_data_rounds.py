@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from reviews import make_images, make_model, make_table, open_review
 
-from logitclip.own_data import load
+from logitclip.own_data import fitting, load
 from logitclip.own_data.annotators import GROUP, LABEL, WEIGHT, fuse_data
 from logitclip.own_data.answers import Answer, append_answers
 from logitclip.own_data.apply import correct_data
@@ -98,9 +98,32 @@ def test_corrections_are_written_into_the_model_folder(tmp_path: Path) -> None:
     review = open_review(model)
     append_answers(review.path, [Answer("1", review.rows.digest(0), "class", "oak", "Ann")])
     corrected = correct_data(model.folder, model.folder)
-    done = corrected.applied
-    assert (corrected.label, done.corrected + done.kept, len(corrected.review.settled)) == ("kind", 1, 1)
+    assert corrected.round is not None
+    done = corrected.round.applied
+    assert (corrected.label, done.corrected + done.kept, len(corrected.round.review.settled)) == ("kind", 1, 1)
     assert pd.read_csv(corrected.path)["kind"].tolist()[0] == "oak"
+
+
+def test_an_interrupted_round_is_finished_by_the_same_command(tmp_path: Path, monkeypatch, caplog) -> None:
+    from logitclip.cli.own_data import FitOptions, fit
+
+    data, options = make_table(tmp_path), FitOptions(learner="logistic")
+    model = make_model(data, tmp_path / "model", label="kind")
+    review = open_review(model)
+    answers = [Answer("1", review.rows.digest(0), "class", "oak", "Ann"), Answer("2", review.rows.digest(1), "none")]
+    append_answers(review.path, answers)
+
+    def full(*_) -> None:
+        raise OSError("no room")
+
+    with monkeypatch.context() as at_the_end:
+        at_the_end.setattr(fitting, "write_issues", full)
+        with pytest.raises(OSError, match="no room"):
+            fit(data, answers=model.folder, out=model.folder, options=options)
+    fit(data, answers=model.folder, out=model.folder, options=options)
+    assert "was interrupted: it is finished first" in caplog.text
+    assert len(load(model.folder).issues) == len(pd.read_csv(data)) - 1
+    assert open_review(load(model.folder)).checked.sum() == 1
 
 
 def test_the_command_fits_on_answers_and_says_what_the_round_brought(tmp_path: Path, capsys) -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from logitclip.cli.tuning import Tried, tried_table
 from logitclip.losses import LOSSES
+from logitclip.runs import claims
 from logitclip.runs.config import RunConfig, words_to_tune
 from logitclip.runs.results import Failure, Result, outcome
 from logitclip.runs.train import train
@@ -267,6 +268,26 @@ def test_a_trial_that_was_killed_is_done_first(tmp_path) -> None:
     resumed = tuning.study(config, "clip.temp", 0.1, 10, 2, storage=where)
     assert [t.state.name for t in resumed.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
     assert resumed.trials[2].params == lost.params
+
+
+def test_a_trial_that_was_killed_after_its_result_is_tidied_up(tmp_path) -> None:
+    import optuna
+
+    config = RunConfig(noise="symmetric:rate=0.5", clip="norm:temp=1", epochs=1, limit=100, runs=str(tmp_path))
+    whole = tuning.study(config, "clip.temp", 0.1, 10, 1)
+    (tmp_path / "index.csv").unlink()
+    (folder,) = tmp_path.glob("?" * 16)
+    claim = {"machine": claims._machine(), "pid": 2**22 + 1, "started": "0"}  # there is no such process
+    (folder / "claim").write_text(json.dumps(claim), encoding="utf-8")
+    where = str(tmp_path / "study.db")
+    storage = f"sqlite:///{where}"
+    study = optuna.create_study(storage=storage, study_name=whole.study_name, direction="maximize")
+    study.enqueue_trial(whole.trials[0].params)
+    study.ask().suggest_float("clip.temp", 0.1, 10, log=True)
+    resumed = tuning.study(config, "clip.temp", 0.1, 10, 1, storage=where)
+    assert resumed.best_value == whole.best_value
+    assert folder.name in (tmp_path / "index.csv").read_text(encoding="utf-8")
+    assert not (folder / "claim").exists()
 
 
 def test_a_trial_that_another_process_has_given_up_is_no_error(tmp_path) -> None:

@@ -90,6 +90,29 @@ class Progress:
         return {"method": self.method.state_dict(), "precision": precision, "examples": self.examples}
 
 
+def _check_restored(method: Method, saved: State) -> None:
+    """Raise a ValueError if `load` has left out a part of the saved state: the run would go on with other numbers."""
+    restored = method.state_dict()
+    for name, value in saved.items():
+        if name not in restored or not _same(restored[name], value):
+            raise ValueError(
+                f"The load of {type(method).__name__} does not restore {name!r}, which its state_dict returned: mend "
+                "it and repeat the command."
+            )
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Compare two states; NaN equals NaN."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        other = other.to(one.device)
+        return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other or (one != one and other != other))
+
+
 def learning_rate(settings: Settings, epoch: int) -> float:
     """Return the learning rate of an epoch.
 
@@ -185,6 +208,7 @@ def fit(
         if resume is not None:
             weights, state, start = resume
             worker.load(weights, state["method"])
+            _check_restored(worker, state["method"])
             fabric.strategy.precision.load_state_dict(state["precision"])
             evaluator.examples = state["examples"]
         for epoch in range(start, settings.epochs):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import glob
 import hashlib
 import json
 import logging
@@ -16,7 +17,7 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -91,6 +92,38 @@ def _replace(path: Path, content: bytes) -> None:
     sync_folder(path.parent)
 
 
+@contextlib.contextmanager
+def stage(folder: Path, contents: Mapping[str, bytes]) -> Iterator[dict[str, Path]]:
+    """Write files of ours under temporary names, so that a full disk is noticed before any file is replaced.
+
+    Args:
+        folder: Their folder.
+        contents: What to write, by name.
+
+    Yields:
+        The temporary paths by name, for the block to rename. What it has not renamed is removed.
+    """
+    paths = {name: scratch_name(folder / name) for name in contents}
+    try:
+        for name, content in contents.items():
+            with explain_errors(folder / name):
+                make_folder(folder)
+                write_synced(paths[name], content)
+        with explain_errors(folder):
+            yield dict(paths)
+    finally:
+        for path in paths.values():
+            path.unlink(missing_ok=True)
+    sync_folder(folder)
+
+
+def remove_scratch(folder: Path, names: Iterable[str]) -> None:
+    """Remove what a killed process left of files with these names before it had written them."""
+    for name in names:
+        for path in folder.glob(f"{SCRATCH}*-{glob.escape(name)}"):
+            path.unlink(missing_ok=True)
+
+
 def make_folder(path: Path) -> None:
     """Make a folder and its parents, and sync the folders that name the new ones."""
     new = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -150,7 +183,12 @@ def sync_folder(folder: Path) -> None:
 
 def write_json(path: Path, content: object) -> None:
     """Write a file of ours as JSON, atomically; see `replace`."""
-    replace(path, (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+    replace(path, as_json(content))
+
+
+def as_json(content: object) -> bytes:
+    """Return the content of a JSON file of ours."""
+    return (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 
 
 def line_per_key(content: Mapping[str, Any]) -> bytes:

@@ -152,8 +152,8 @@ def fit(
         show_json(fitted.facts)
         return
     _report(fitted)
-    if corrected is not None:
-        show_round(corrected, fitted)
+    if corrected is not None and corrected.round is not None:
+        show_round(corrected.round, fitted)
     marked, folder = fitted.marked, shlex.quote(str(out))
     code = name_plugins(options.plugin)
     if marked:

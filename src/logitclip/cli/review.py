@@ -22,7 +22,7 @@ from logitclip.runs.config import load_plugins
 from logitclip.text import counted, join_names
 
 if TYPE_CHECKING:
-    from logitclip.own_data.apply import CorrectedData
+    from logitclip.own_data.apply import CorrectedData, Round
     from logitclip.own_data.audit import Report
     from logitclip.own_data.model import Model
     from logitclip.own_data.review import Review
@@ -282,18 +282,19 @@ def correct(data: Path, answers: Path, out: Path) -> CorrectedData:
         advice = f"give --out {answers}" if (answers / "model.json").is_file() else "fit without --answers first"
         raise ValueError(f"--answers fits the model in --out again, but {out} has none: {advice}.")
     corrected = correct_data(out, answers, data)
-    done = corrected.applied
-    _warn(corrected.review)
-    tell(
-        f"{counted(done.corrected, 'label')} corrected, {done.kept:,} confirmed, {counted(done.dropped, 'row')} in no "
-        f"class left out: {corrected.path}."
-    )
+    if corrected.round is not None:
+        done = corrected.round.applied
+        _warn(corrected.round.review)
+        tell(
+            f"{counted(done.corrected, 'label')} corrected, {done.kept:,} confirmed, {counted(done.dropped, 'row')} in "
+            f"no class left out: {corrected.path}."
+        )
     return corrected
 
 
-def show_round(corrected: CorrectedData, fitted: Model) -> None:
+def show_round(last: Round, fitted: Model) -> None:
     """Say what a round of review brought."""
-    model, done, earlier = corrected.review.model, corrected.applied.corrected, corrected.earlier
+    model, done, earlier = last.review.model, last.applied.corrected, last.earlier
     before, after = model.marked, fitted.marked
     in_all = f" ({done:,} in all)" if earlier else ""
     show(

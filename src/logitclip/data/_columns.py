@@ -225,7 +225,11 @@ def _is_number(kind: pyarrow.DataType) -> bool:
 
 
 def _open_csv(path: Path) -> pyarrow.NativeFile:
-    return _pyarrow().input_stream(path, compression="gzip" if path.suffix.lower() == ".gz" else None)
+    return _pyarrow().input_stream(_open(path), compression="gzip" if path.suffix.lower() == ".gz" else None)
+
+
+def _open(path: Path) -> pyarrow.NativeFile:
+    return _pyarrow().OSFile(os.fsencode(path))  # pyarrow would read no path that is not UTF-8
 
 
 def _read_csv(path: Path, text: Collection[str]) -> dict[str, Column]:
@@ -243,7 +247,7 @@ def _read_parquet(path: Path, text: Collection[str]) -> dict[str, Column]:
     with _explain_arrow_errors(path):
         from pyarrow import parquet
 
-        with parquet.ParquetFile(path) as file:
+        with parquet.ParquetFile(_open(path)) as file:
             table = file.read()
         return _from_arrow(zip(table.column_names, table.columns, strict=True), path)
 
@@ -251,7 +255,7 @@ def _read_parquet(path: Path, text: Collection[str]) -> dict[str, Column]:
 def _parquet_batches(path: Path, names: Collection[str]) -> Iterator[pyarrow.RecordBatch]:
     from pyarrow import parquet
 
-    with parquet.ParquetFile(path, buffer_size=PART, pre_buffer=False) as file:  # no whole row group in memory
+    with parquet.ParquetFile(_open(path), buffer_size=PART, pre_buffer=False) as file:  # no whole row group in memory
         # A list v becomes v0, v1, ..., of which some may not be wanted.
         vectors = {name[:end] for name in names for end in range(1, len(name)) if name[end:].isdecimal()}
         wanted = [name for name in file.schema_arrow.names if name.strip() in {*names, *vectors}]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import os
 import shlex
 from dataclasses import dataclass
@@ -27,15 +28,18 @@ from logitclip.own_data.answers import (
     read_answers,
     read_answers_csv,
 )
+from logitclip.own_data.facts import Facts
 from logitclip.own_data.fitted_rows import FittedRows
 from logitclip.own_data.images import Images
-from logitclip.own_data.model import load
+from logitclip.own_data.model import MODEL, PAGE, is_model, load
 from logitclip.own_data.review import Review
 from logitclip.own_data.source import CORRECTED, KEPT, REVIEW_COLUMN
 from logitclip.text import guard_formula, unguard_formula
 
 if TYPE_CHECKING:
     import pandas as pd
+
+log = logging.getLogger(__name__)
 
 CORRECTED_FILE = "corrected.csv"  # in the model folder
 LISTED_FILE, LISTED_LABEL = "file", "label"  # columns of a list of image files
@@ -190,13 +194,22 @@ class CorrectedData:
     label: str  # its label column
     columns: Json  # the options of `fit` that name columns, as the model was fitted, and the folder of image files
     encoder: str  # of the model, or none
-    applied: Applied  # what was changed, in all rounds
+    round: Round | None  # None: an interrupted fit is to be finished first
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """What the answers of a review have changed."""
+
+    applied: Applied  # in all rounds
     earlier: int  # labels that were corrected in rounds before this one
     review: Review
 
 
 def correct_data(folder: Path, answers: Path, data: Path | None = None) -> CorrectedData:
     """Write the data of a model with the answers of a review into the model folder.
+
+    If a fit on such data was interrupted while it wrote the model, that data stays as it is, and so do its answers.
 
     Args:
         folder: The model folder, whose answers count too.
@@ -213,10 +226,15 @@ def correct_data(folder: Path, answers: Path, data: Path | None = None) -> Corre
     if not new:
         command = f"logitclip review {shlex.quote(str(folder))}"
         raise ValueError(f"There are no answers in {answers}: `{command}` asks for them.")
+    path = folder / CORRECTED_FILE
+    facts = _facts_of_interrupted(folder)
+    if facts is not None:
+        log.warning("A fit of %s was interrupted: it is finished first, with the answers that it had.", folder)
+        return CorrectedData(path, facts["label"], facts["source"]["options"], _encoder(facts), None)
     model = load(folder)
     merge_answers(folder / ANSWERS, new)
     review = Review(model, FittedRows(model, data))
-    path, kind = folder / CORRECTED_FILE, review.rows.source.kind
+    kind = review.rows.source.kind
     earlier = _count_corrected(path) if Path(model.facts["source"]["path"]) == path.resolve() else 0
     new = path.with_stem("corrected_next")  # the data may be that of an earlier round, in `path`
     applied = apply_answers(review.rows, review.settled, new)
@@ -224,8 +242,21 @@ def correct_data(folder: Path, answers: Path, data: Path | None = None) -> Corre
     columns = dict(model.facts["source"]["options"])
     if isinstance(kind, Images):
         columns |= {"image": kind.image or LISTED_FILE, "folder": str(kind.folder.resolve())}
-    encoder = model.facts.get("encoder", {}).get("spec", "none")
-    return CorrectedData(path, kind.label or LISTED_LABEL, columns, encoder, applied, earlier, review)
+    label, done = kind.label or LISTED_LABEL, Round(applied, earlier, review)
+    return CorrectedData(path, label, columns, _encoder(model.facts), done)
+
+
+def _facts_of_interrupted(folder: Path) -> Facts | None:
+    """Return the content of model.json if a fit on corrected data was killed, or found the disk full, at its end."""
+    facts = files.read_json(folder / MODEL)
+    if (folder / PAGE).is_file() or not is_model(folder):
+        return None
+    made_of = facts.get("source", {}).get("path")
+    return facts if made_of == str((folder / CORRECTED_FILE).resolve()) else None
+
+
+def _encoder(facts: Facts) -> str:
+    return facts.get("encoder", {}).get("spec", "none")
 
 
 def _count_corrected(path: Path) -> int:

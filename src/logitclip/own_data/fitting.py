@@ -63,6 +63,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DATA = "data.parquet"  # a data frame or an array that the model was fitted on
+WRITTEN = (
+    *(MODEL, ISSUES, PAGE, UNLABELLED, PREDICTIONS, DATA, PREPROCESSING),
+    *(learner.file for learner in (Network, *LEARNERS.values())),
+)
 UNBALANCED = 5.0  # ratio of the largest to the smallest class from which `balance` auto weights classes
 REVIEWED_WEIGHT = 3.0  # weight of a row whose label a person has checked; measured by benchmarks/review.py
 AGAIN = 0.3  # share of a learner's time for learning again, about
@@ -174,6 +178,7 @@ def fit(
     options |= {"clip": clip, "learner": learner, "balance": balance, "jobs": jobs, "seed": seed}
     plan = make_plan(source, five_folds=find_issues, **options)
     with claim(out):
+        files.remove_scratch(out, WRITTEN)
         try:
             origin = {"path": _keep_data(data, source, out), "options": asdict(columns)}
             beside = {n: read_labelled(rows, source.kind, source.class_names, n) for n, rows in named.items()}
@@ -227,9 +232,8 @@ def _require_packages() -> None:
 
 def _check_writable(out: Path) -> None:
     """Raise a ValueError if a name that `fit` will write is taken by a folder, or by a file that it did not write."""
-    learnt = (learner.file for learner in (Network, *LEARNERS.values()))
     ours = (out / CLAIM_LOCK).exists() or is_model(out)
-    for name in (MODEL, ISSUES, PAGE, UNLABELLED, PREDICTIONS, DATA, PREPROCESSING, *learnt):
+    for name in WRITTEN:
         if (out / name).is_dir():
             raise ValueError(f"{out / name} is a folder, and `fit` writes a file there: name another folder with out.")
         if not ours and (out / name).is_file():
@@ -255,6 +259,7 @@ def _fit(
     origin |= {"made_from": _digest(plan, parts, beside), "data": parts.data}
     kept = _kept_model(out, origin)
     if kept is not None:
+        parts.remove()  # of a fit that was killed when all but this was done
         return kept
     if on_plan is not None:
         on_plan(plan)
@@ -287,8 +292,6 @@ def _fit(
     if source.unlabelled is not None:
         found = model.table(source.unlabelled.names, model.probabilities_of(source.unlabelled))
         files.replace(out / UNLABELLED, as_csv(found))
-    else:  # one of an earlier fit
-        (out / UNLABELLED).unlink(missing_ok=True)
     mattered = columns_that_mattered(model, source, issues)
     write_issues(out / ISSUES, issues, source, mattered)
     write_page(out / PAGE, model, source, issues, mattered)

@@ -323,16 +323,21 @@ def _chunks(rows: Rows | NewRows) -> Iterator[Rows]:
 
 
 def write_model(folder: Path, facts: Facts, contents: Mapping[str, bytes]) -> None:
-    """Write a model folder: the files `contents`, and at last `model.json`, so that a folder with it is complete."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / MODEL).unlink(missing_ok=True)
-    for name, content in contents.items():
-        files.replace(folder / name, content)
+    """Write a model folder: `model.json`, with the digests of the files `contents`, and these.
+
+    The lists and the page of an earlier model are removed: beside this one they would be wrong.
+    """
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     facts = {"format": FORMAT, **facts, "files": digests}
     facts["digest"] = files.object_digest(facts)
     check_facts(facts)
-    files.write_json(folder / MODEL, facts)
+    with files.stage(folder, {MODEL: files.as_json(facts), **contents}) as paths:
+        (folder / PAGE).unlink(missing_ok=True)  # which is written last: without it, the fit was interrupted
+        paths.pop(MODEL).replace(folder / MODEL)  # before the others: no file of an earlier model has its digests
+        for name in (ISSUES, UNLABELLED):
+            (folder / name).unlink(missing_ok=True)
+        for name, path in paths.items():
+            path.replace(folder / name)
 
 
 def is_model(folder: Path) -> bool:

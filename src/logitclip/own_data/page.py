@@ -44,7 +44,7 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues, mattere
         ],
         accuracies=_accuracies(model),
     )
-    files.replace(path, page.encode())
+    files.replace(path, page.encode(errors="backslashreplace"))  # the name of the data need not be UTF-8
 
 
 def _matrix(source: Source, issues: Issues) -> list[tuple[str, list[tuple[str, str]]]] | None:

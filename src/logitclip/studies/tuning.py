@@ -394,8 +394,5 @@ def _drop_torn_line(journal: Path) -> None:
 
 def _is_abandoned(config: RunConfig) -> bool:
     """Return whether no process trains this run."""
-    try:
-        with claims.claim(Path(config.runs) / config.id):
-            return True
-    except claims.Claimed:
-        return False
+    # Not by claiming it: a claim that a killed process left says that its run is to be tidied up.
+    return claims.describe_owner(Path(config.runs) / config.id) is None
