@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import logging
 import os
@@ -13,8 +12,6 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from logitclip import files
 from logitclip.data._columns import find_delimiter
@@ -71,77 +68,59 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
     kind = out.suffix.lower()
     if kind not in (".csv", ".tsv", ".parquet"):
         raise ValueError(f"{out} should end in .csv, .tsv or .parquet.")
-    class_names = list(source.class_names)
-    labels = [class_names[k] for k in np.asarray(source.labels).tolist()]
-    notes, dropped = _read_notes(rows), np.zeros(len(rows), bool)
-    changed: dict[int, str] = {}
+    given = list(map(list(source.class_names).__getitem__, source.labels.tolist()))
+    frame, column, lines = _read_table(rows, given)
+    labels, notes, dropped = frame[column].astype(object).tolist(), [""] * len(frame), set[int]()
+    if REVIEW_COLUMN in frame:  # an earlier round
+        notes = frame[REVIEW_COLUMN].fillna("").map(unguard_formula).tolist()
     for name, answer in settled.items():
         i = rows.place(name)
         if i is None:
             continue
+        line = lines[i]
         if answer.kind == NO_CLASS:
-            dropped[i] = True
+            dropped.add(line)
         elif answer.kind == UNSURE:
-            notes[i] = notes[i] or UNSURE
+            notes[line] = notes[line] or UNSURE
         else:
-            first = notes[i].removeprefix(CORRECTED) if notes[i].startswith(CORRECTED) else labels[i]
-            notes[i] = KEPT if answer.label == first else CORRECTED + first
-            changed |= {i: answer.label} if answer.label != labels[i] else {}
-            labels[i] = answer.label
-    kept = np.flatnonzero(~dropped)
-    content = _table(rows, changed, notes, kept, kind) if source.path.is_file() else _listing(rows, labels, notes, kept)
-    files.write(out, content)
-    said = [notes[i] for i in kept.tolist()]
+            first = notes[line].removeprefix(CORRECTED) if notes[line].startswith(CORRECTED) else given[i]
+            notes[line] = KEPT if answer.label == first else CORRECTED + first
+            if answer.label != given[i]:
+                labels[line] = answer.label if source.path.is_file() else guard_formula(answer.label)
+    frame[column] = labels if source.path.suffix != ".parquet" else _same_type(labels, frame, column)
+    frame[REVIEW_COLUMN] = list(map(guard_formula, notes))
+    files.write(out, _to_bytes(frame.drop(index=frame.index[sorted(dropped)]), kind))
+    said = [notes[line] for line in lines if line not in dropped]
     corrected = sum(note.startswith(CORRECTED) for note in said)
-    return Applied(len(kept), corrected, said.count(KEPT), said.count(UNSURE), dropped=int(dropped.sum()))
+    return Applied(len(said), corrected, said.count(KEPT), said.count(UNSURE), dropped=len(dropped))
 
 
-def _read_notes(rows: FittedRows) -> list[str]:
-    """Return what an earlier round said about each row, in words of `apply_answers`."""
-    path = rows.source.path
-    frame = read_frame(path) if path.is_file() else None
-    if frame is None or REVIEW_COLUMN not in frame:
-        return [""] * len(rows)
-    notes = frame[REVIEW_COLUMN].fillna("").map(unguard_formula).tolist()
-    return [notes[line] for line in _lines(rows, frame)]
+def _read_table(rows: FittedRows, labels: list[str]) -> tuple[pd.DataFrame, str, list[int]]:
+    """Return the table, its label column, and the line that each row is from; of a folder, a list of its images.
 
-
-def _lines(rows: FittedRows, frame: pd.DataFrame) -> list[int]:
-    """Return the line of the table that each row is from: rows without a label or a readable image are left out."""
-    kind = rows.source.kind
-    if not isinstance(kind, Images):
-        return [int(name) - 1 for name in rows.names]
-    values = enumerate(frame[_column(frame, str(kind.image))])
-    return [next(line for line, value in values if str(value).strip() == name) for name in rows.names]  # in their order
-
-
-def _column(frame: pd.DataFrame, name: str) -> str:
-    return next(column for column in frame.columns if str(column).strip() == name)
-
-
-def _table(rows: FittedRows, changed: dict[int, str], notes: list[str], kept: np.ndarray, kind: str) -> bytes:
-    """Return the table with new labels; other values are as they were, and untouched lines of a csv file too."""
+    Lines without a label or a readable image are not among the rows.
+    """
     import pandas as pd
 
-    path, label = rows.source.path, str(rows.source.kind.label)
-    frame, separator = read_frame(path), "\t" if kind == ".tsv" else ","
-    column = _column(frame, label)
-    before = pd.Series(frame[column])
-    values = before.astype(object).tolist()
-    lines = _lines(rows, frame)
-    for i, name in changed.items():
-        values[lines[i]] = name
-    frame[column] = values if path.suffix != ".parquet" else _same_type(values, before)
-    written = [""] * len(frame)
-    for line, note in zip(lines, notes, strict=True):
-        written[line] = guard_formula(note)
-    frame[REVIEW_COLUMN] = written
-    frame = frame.drop(index=frame.index[sorted({*lines} - {lines[i] for i in kept.tolist()})])
+    source, kind = rows.source, rows.source.kind
+    if not source.path.is_file():
+        cells = {LISTED_FILE: rows.names, LISTED_LABEL: labels}
+        listed = pd.DataFrame({name: list(map(guard_formula, values)) for name, values in cells.items()})
+        return listed, LISTED_LABEL, list(range(len(rows)))
+    frame = read_frame(source.path)
+    columns = {str(column).strip(): column for column in frame.columns}
+    if isinstance(kind, Images):
+        values = enumerate(frame[columns[str(kind.image)]])  # in the order of the rows
+        lines = [next(line for line, value in values if str(value).strip() == name) for name in rows.names]
+    else:
+        lines = [int(name) - 1 for name in rows.names]
+    return frame, columns[str(kind.label)], lines
+
+
+def _to_bytes(frame: pd.DataFrame, kind: str) -> bytes:
     if kind == ".parquet":
-        content = io.BytesIO()
-        frame.to_parquet(content, index=False)
-        return content.getvalue()
-    return frame.to_csv(index=False, sep=separator, lineterminator="\n").encode()
+        return frame.to_parquet(index=False)
+    return frame.to_csv(index=False, sep="\t" if kind == ".tsv" else ",", lineterminator="\n").encode()
 
 
 def read_frame(path: Path) -> pd.DataFrame:
@@ -162,25 +141,15 @@ def read_frame(path: Path) -> pd.DataFrame:
     raise ValueError(f"The labels in {path} cannot be written back: save it as csv or parquet first.")
 
 
-def _same_type(values: list[object], column: pd.Series) -> pd.Series:
+def _same_type(values: list[object], frame: pd.DataFrame, column: str) -> pd.Series:
     """Return labels in the type of their column; as text if a class does not fit."""
     import pandas as pd
 
+    found = pd.Series(values, index=frame.index)
     try:
-        return pd.Series(values, index=column.index).astype(column.dtype)
+        return found.astype(frame.dtypes[column])
     except (TypeError, ValueError):
-        return pd.Series([str(value) for value in values], index=column.index)
-
-
-def _listing(rows: FittedRows, labels: list[str], notes: list[str], kept: np.ndarray) -> bytes:
-    """Return a list of image files with their labels; its paths are relative to the folder of the images."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow([LISTED_FILE, LISTED_LABEL, REVIEW_COLUMN])
-    positions: list[int] = kept.tolist()
-    for i in positions:
-        table.writerow(map(guard_formula, (rows.names[i], labels[i], notes[i])))
-    return text.getvalue().encode()
+        return found.map(str)
 
 
 # -- the next round ----------------------------------------------------------------------------------------------------

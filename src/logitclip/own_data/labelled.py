@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from logitclip.data._columns import TextColumn, from_frame, from_numpy, is_numeric_text
+from logitclip.data._columns import from_frame, from_numpy, is_numeric_text
 from logitclip.data.table import column_text
 from logitclip.own_data.kind import Kind, Rows
 from logitclip.own_data.tables import as_series, read_columns
@@ -80,48 +80,37 @@ class Agreement:
     """The share of predictions that agree with given labels, counted part by part.
 
     Args:
-        labels: The given labels, in parts of any size.
+        labels: The given labels as text, None where there is none, [N]; or why they cannot be read.
         values: The classes as they are predicted.
         classes: The same as text.
         column: The label column; None for folders of images.
     """
 
     def __init__(
-        self, labels: Iterator[TextColumn], values: list[object], classes: list[str], column: str | None
+        self, labels: np.ndarray | ValueError, values: list[object], classes: list[str], column: str | None
     ) -> None:
         self.labels, self.classes, self.column = labels, classes, column
         self.names = dict(zip(values, classes, strict=True))
-        self.next = TextColumn(np.array([], np.int64), [])  # labels of rows that are not predicted yet
-        self.right, self.counts, self.error = 0, Counter[str](), ""
+        self.done, self.right, self.counts = 0, 0, Counter[str]()
 
     def add(self, predicted: pd.DataFrame) -> None:
         """Count the next predictions, a data frame as `predict` returns it."""
+        if isinstance(self.labels, ValueError) or not len(self.labels):
+            return
+        given = self.labels[self.done : self.done + len(predicted)]
+        self.done += len(predicted)
         said = predicted["class"].map(self.names.get, na_action="ignore")
-        while len(said) and not self.error:
-            if not len(self.next.codes):
-                try:
-                    part = next(self.labels, None)
-                except ValueError as error:  # the predictions need no labels
-                    self.error = str(error)
-                    return
-                if part is None:
-                    return
-                self.next = part
-            codes, values = self.next
-            count = min(len(codes), len(said))
-            self._count(TextColumn(codes[:count], values), said.iloc[:count].to_numpy(object))
-            self.next, said = TextColumn(codes[count:], values), said.iloc[count:]
-
-    def _count(self, labels: TextColumn, said: np.ndarray) -> None:
-        known = (labels.codes >= 0) & np.array([isinstance(name, str) for name in said], bool)
-        given = np.array(match_classes(labels.values, self.classes), dtype=object)[labels.codes[known]]
-        self.right += int((given == said[known]).sum())
-        self.counts.update(given.tolist())
+        rows = said.to_frame("said").assign(given=given).dropna()
+        distinct = rows["given"].unique().tolist()
+        name_of = dict(zip(distinct, match_classes(distinct, self.classes), strict=True))
+        labels = np.array([name_of[label] for label in rows["given"]], dtype=object)
+        self.right += int((labels == rows["said"].to_numpy(object)).sum())
+        self.counts.update(labels)
 
     def sentence(self) -> str | None:
         """Return the share of rows with label and prediction that agree, and how to read it; None without labels."""
-        if self.error:
-            return f"They cannot be compared with the column {self.column!r}: {self.error}"
+        if isinstance(self.labels, ValueError):
+            return f"They cannot be compared with the column {self.column!r}: {self.labels}"
         if not self.counts:
             return None
         new = sorted({*self.counts} - {*self.classes})

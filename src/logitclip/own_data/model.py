@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from logitclip import files
-from logitclip.data._columns import TextColumn, read_table_parts
+from logitclip.data._columns import Columns, read_table_parts
 from logitclip.data._images import find_images
 from logitclip.data.table import column_text
 from logitclip.noise.estimate import CLEAN
@@ -255,38 +255,26 @@ class Model:
 
     def comparison(self, data: Data) -> Agreement:
         """Return what compares predictions with the labels in `data`, for predictions that come part by part."""
-        return Agreement(self._label_parts(data), self.classes_.tolist(), self.class_names, self.facts["label"])
+        try:
+            labels = self._given_labels(data)
+        except ValueError as error:  # the predictions need no labels
+            labels = error
+        return Agreement(labels, self.classes_.tolist(), self.class_names, self.facts["label"])
 
-    def _label_parts(self, data: Data) -> Iterator[TextColumn]:
-        """Yield the label column of some data part by part; nothing if it has none."""
-        label = self.facts["label"]
-        if label is None or not isinstance(data, str | os.PathLike) or Path(data).is_dir():
-            whole = self.given_labels(data)
-            yield from () if whole is None else (whole,)
-            return
-        for columns in read_table_parts(os.fspath(data), {label}, text={label}):
-            if label in columns:
-                yield column_text(columns, label, "the data")
-
-    def given_labels(self, data: Data) -> TextColumn | None:
-        """Return the label column of some data, or the class folders of images; None if there are none."""
-        label = self.facts["label"]
-        if isinstance(data, str | os.PathLike) and Path(data).is_dir():
-            return self._class_folders(Path(data))
-        if label is None:
-            return None
-        columns = read_columns(data, {label}) if isinstance(data, str | os.PathLike) or hasattr(data, "columns") else {}
-        return column_text(columns, label, "the data") if label in columns else None
-
-    def _class_folders(self, folder: Path) -> TextColumn | None:
-        """Return the folder of each image as its label; None if no folder has the name of a class."""
-        names = [Path(name) for name in sorted(find_images(folder))]
-        labels = [name.parts[0] if len(name.parts) > 1 else "" for name in names]
-        values = sorted({*labels} - {""})
-        position = {value: i for i, value in enumerate(values)}
-        if not {*values} & {*self.class_names}:
-            return None
-        return TextColumn(np.array([position.get(label, -1) for label in labels]), values)
+    def _given_labels(self, data: Data) -> np.ndarray:
+        """Return label column or class folder of each row, None where there is none, [N]; empty if no row has one."""
+        label, path = self.facts["label"], Path(data) if isinstance(data, str | os.PathLike) else None
+        if path is not None and path.is_dir():
+            parts = [Path(name).parts for name in sorted(find_images(path))]
+            labels = [folders[0] if folders else None for *folders, _ in parts]
+            return np.array(labels if {*labels} & {*self.class_names} else [], dtype=object)
+        tables: Iterable[Columns] = ()
+        if label is not None and path is not None:
+            tables = read_table_parts(path, {label}, text={label})
+        elif label is not None and hasattr(data, "columns"):
+            tables = (read_columns(data),)
+        texts = [column_text(columns, label, "the data") for columns in tables if label in columns]
+        return np.concatenate([[], *(np.array([*text.values, None], dtype=object)[text.codes] for text in texts)])
 
     def probabilities(self, data: Data) -> tuple[list[str], np.ndarray]:
         """Return row names and calibrated class probabilities [N, K]; a row of NaN where an image cannot be read."""

@@ -238,7 +238,7 @@ def _forecast(plan: Plan) -> dict[str, float]:
         elif isinstance(learner, Logistic):
             fits = (len(STRENGTHS) + 1) * (FOLDS - 1)  # of many features it tries smaller ones
             part = max(300, LINEAR_CELLS // width)
-            seconds = fits * min(rows, LINEAR_ROWS) * _seconds_per_row(_regress, plan.source, part)
+            seconds = fits * min(rows, LINEAR_ROWS) * _seconds_per_row(learner.fresh().fit, plan.source, part)
         else:
             seconds = rows * min(rows, REFERENCE) * (5e-9 + 5e-11 * width)
         costs[learner.name] = seconds
@@ -267,7 +267,7 @@ def _busy() -> float:
     return (time.perf_counter() - clock) / (time.thread_time() - worked)
 
 
-def _seconds_per_row(learn: Callable[[Rows, np.ndarray, int], object], source: Source, most: int) -> float:
+def _seconds_per_row(learn: Callable[[Rows, np.ndarray], object], source: Source, most: int) -> float:
     """Time what is learnt from at most so many rows."""
     from sklearn import ensemble, linear_model  # noqa: F401  # loading them is not timed
 
@@ -276,18 +276,14 @@ def _seconds_per_row(learn: Callable[[Rows, np.ndarray, int], object], source: S
     if len(np.unique(labels)) < 2:
         return 0.0
     started = time.thread_time()
-    learn(rows, labels, len(source.class_names))
+    learn(rows, labels)
     return (time.thread_time() - started) / len(part)
 
 
-def _grow_trees(rows: Rows, y: np.ndarray, classes: int) -> None:
+def _grow_trees(rows: Rows, y: np.ndarray) -> None:
     from sklearn.ensemble import RandomForestClassifier
 
     RandomForestClassifier(TIMED_TREES, min_samples_leaf=LEAF, random_state=0).fit(rows.features, y)
-
-
-def _regress(rows: Rows, y: np.ndarray, classes: int) -> None:
-    Logistic(classes).fit(rows, y)
 
 
 def _step_seconds(network: Network, source: Source) -> float:
@@ -318,13 +314,9 @@ def _maybe_ids(source: Source) -> list[str]:
     """Return the columns of numbers that may be shuffled ids: whole, and no two of them alike."""
     if not isinstance(source.kind, Table):
         return []
-    numbers = [name for name, what in source.used.items() if what == "number"]
-    found = {name: np.asarray(source.kind.columns[name]) for name in numbers}
-    return [
-        name
-        for name, column in found.items()
-        if len(column) >= FEW and len(np.unique(column)) == len(column) and (column == np.round(column)).all()
-    ]
+    columns = {n: np.asarray(source.kind.columns[n]) for n, what in source.used.items() if what == "number"}
+    whole = {n: column for n, column in columns.items() if len(column) >= FEW and (column == np.round(column)).all()}
+    return [n for n, column in whole.items() if len(np.unique(column)) == len(column)]
 
 
 def _unread_dates(source: Source) -> dict[str, str]:

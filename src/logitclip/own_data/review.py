@@ -95,14 +95,15 @@ class Review:
         if not self.suspects:
             raise ValueError(f"{self.model.folder} has no list of suspicious labels: fit the model again.")
         self.marked = self.marked or set(self.suspects)
+        self.classes, self.chances = np.full((len(self.rows), 1), -1), np.zeros((len(self.rows), 1))
         if PREDICTIONS in self.model.facts.get("files", {}):
             try:
                 content = read_checked(self.model.folder, PREDICTIONS, self.model.facts)
             except ValueError as error:
                 raise ValueError(f"The model in {self.model.folder} cannot be read: {error}.") from None
-            self.classes, self.chances = predictions_from_bytes(content)
-        if PREDICTIONS not in self.model.facts.get("files", {}) or len(self.classes) != len(self.rows):
-            self.classes, self.chances = np.full((len(self.rows), 1), -1), np.zeros((len(self.rows), 1))
+            classes, chances = predictions_from_bytes(content)
+            if len(classes) == len(self.rows):
+                self.classes, self.chances = classes, chances
 
     def _is_begun(self, audit: Any) -> bool:
         """Return whether the content of audit.json is an audit of this model."""
@@ -273,14 +274,10 @@ class Review:
         """Return the true classes that were answered, int [N], with the words of `audit` for the other rows."""
         found = np.where(self.checked, self.given, audit.UNANSWERED)
         words = {UNSURE: audit.UNSURE, NO_CLASS: audit.NO_CLASS}
-        for name, answer in self.settled.items():
-            place = self.rows.place(name)
-            if place is not None:
-                found[place] = words.get(answer.kind, self.positions.get(answer.label, audit.NO_CLASS))
-        for name in self.disagreements:
-            place = self.rows.place(name)
-            if place is not None:
-                found[place] = audit.UNSURE
+        said = {n: words.get(a.kind, self.positions.get(a.label, audit.NO_CLASS)) for n, a in self.settled.items()}
+        for name, answer in {**said, **dict.fromkeys(self.disagreements, audit.UNSURE)}.items():
+            if (place := self.rows.place(name)) is not None:
+                found[place] = answer
         return found
 
     def report(self) -> audit.Report | None:
@@ -303,20 +300,11 @@ class Review:
         }
         # A script element ends at the first </script>, whatever the JSON says.
         embedded = json.dumps(about, ensure_ascii=True).replace("<", "\\u003c")
-        page = (TEMPLATES / "review.html").read_text("utf-8")
-        policy = (
-            ""
-            if data is None
-            else f'<meta http-equiv="Content-Security-Policy" content="{content_policy(nonce, served=False)}">'
-        )
-        for name, text in (
-            ("STYLE", (TEMPLATES / "review.css").read_text("utf-8")),
-            ("SCRIPT", (TEMPLATES / "review.js").read_text("utf-8")),
-            ("POLICY", policy),
-            ("NONCE", nonce),
-            ("DATA", embedded),
-        ):
-            page = page.replace(f"@@{name}@@", text, 1) if name != "NONCE" else page.replace("@@NONCE@@", text)
+        page, style, script = ((TEMPLATES / f"review.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
+        policy = f'<meta http-equiv="Content-Security-Policy" content="{content_policy(nonce, served=False)}">'
+        parts = {"STYLE": style, "SCRIPT": script, "POLICY": "" if data is None else policy, "NONCE": nonce}
+        for name, text in {**parts, "DATA": embedded}.items():  # the data last: nothing in it is replaced
+            page = page.replace(f"@@{name}@@", text)
         return page
 
     def write_page(self, path: Path) -> tuple[int, int]:
@@ -331,7 +319,8 @@ class Review:
         for i in left[:MOST_ROWS]:
             item: Json = self.item(i) | {"hidden": self.reveal(i) if i in self.blind else None}
             shown = [i, *(near["id"] for near in item["neighbours"])] if self.rows.has_pictures else []
-            new = {j: address for j in shown if j not in pictures and (address := self._picture_address(j))}
+            fresh = [j for j in shown if j not in pictures]
+            new = {j: as_address(picture) for j in fresh if (picture := self.rows.picture(j)) is not None}
             size += len(json.dumps(item)) + sum(map(len, new.values()))
             if size > MOST_BYTES and items:
                 break
@@ -340,10 +329,6 @@ class Review:
         page = self.page(secrets.token_urlsafe(16), {"items": items, "pictures": pictures})
         files.write(path, page.encode())
         return len(items), len(left) - len(items)
-
-    def _picture_address(self, i: int) -> str | None:
-        content = self.rows.picture(i)
-        return None if content is None else as_address(content)
 
 
 def interleave(suspects: Sequence[int], asked: Sequence[int], seed: int) -> list[int]:

@@ -135,9 +135,8 @@ def _look_at_folder(path: Path, label: Labels, options: Options, decode: bool, e
     while (train := train_folder(path)) is not None:
         path = train
     listing, classes = list_classes(path)
-    kind, labels = _images(path, listing, classes, None, None)
-    kind, rows, kept = _load(kind, decode, encoding)
-    return Source(path, kind, rows, labels[kept], tuple(classes), {"image files": "image"}, {})
+    kind, rows, labels, _ = _read_images(listing, classes, (None, None), decode, encoding)
+    return Source(path, kind, rows, labels, tuple(classes), {"image files": "image"}, {})
 
 
 def _look_at_files(
@@ -154,14 +153,13 @@ def _look_at_files(
     listing = image_listing(columns, path, folder, label, image)
     classes = class_names([columns[label]], label, path)
     unused = {name: "is not used beside images" for name in columns if name not in (label, image)}
-    kind, positions = _images(path, listing, classes, label, image)
-    kind, rows, kept = _load(kind, decode, encoding)
+    kind, rows, labels, kept = _read_images(listing, classes, (label, image), decode, encoding)
     reviewed = _find_reviewed(columns, kept)
     return Source(
         path=path,
         kind=kind,
         rows=rows,
-        labels=positions[kept],
+        labels=labels,
         class_names=tuple(classes),
         used={image: "image"},
         left_out=unused | _about_review(reviewed),
@@ -170,23 +168,28 @@ def _look_at_files(
     )
 
 
-def _load(kind: Images, decode: bool, encoding: Encoding | None) -> tuple[Images, Rows, np.ndarray]:
-    """Return the images that can be read, their rows and their positions."""
-    if encoding is not None:
-        return EncodedImages.encode(kind, encoding)
-    rows, kept = kind.load(decode=decode)
-    return kind.keep(kept), rows, kept
+def _read_images(
+    listing: Listing,
+    classes: Sequence[str],
+    columns: tuple[str | None, str | None],
+    decode: bool,
+    encoding: Encoding | None,
+) -> tuple[Images, Rows, np.ndarray, np.ndarray]:
+    """Return the kind, rows and labels of the images that can be read, and their positions in the listing.
 
-
-def _images(
-    path: Path, listing: Listing, classes: Sequence[str], label: str | None, image: str | None
-) -> tuple[Images, np.ndarray]:
-    """Check a listing of images; return their kind and labels."""
+    The columns of a table are those of the label and of the image files.
+    """
     names, labels = collect(listing, classes)
-    require_rows(len(names), path)
+    require_rows(len(names), listing.source)
     if len(classes) < 2:
-        raise ValueError(f"{path} holds {len(classes)} classes; at least two are needed.")
-    return Images.look(listing.folder, names, label, image), labels.numpy()
+        raise ValueError(f"{listing.source} holds {len(classes)} classes; at least two are needed.")
+    kind = Images.look(listing.folder, names, *columns)
+    if encoding is not None:
+        kind, rows, kept = EncodedImages.encode(kind, encoding)
+    else:
+        rows, kept = kind.load(decode=decode)
+        kind = kind.keep(kept)
+    return kind, rows, labels.numpy()[kept], kept
 
 
 def _look_at_table(
