@@ -162,7 +162,7 @@ def as_frame(data: Any) -> Any:
 
     if isinstance(data, pd.DataFrame):
         return data.set_axis([str(name).strip() for name in data.columns], axis=1)
-    if hasattr(data, "columns") and hasattr(data, "__arrow_c_stream__"):
+    if hasattr(data, "__arrow_c_stream__") and hasattr(data, "columns"):
         import pyarrow as pa
 
         return as_frame(pa.table(data).to_pandas())
