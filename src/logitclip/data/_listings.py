@@ -11,14 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from logitclip.data._images import (
-    IMAGE_SUFFIXES,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    ImageFiles,
-    find_images,
-    read_all,
-)
+from logitclip.data._images import IMAGE_SUFFIXES, IMAGENET_MEAN, IMAGENET_STD, ImageFiles, find_images, read_all
 from logitclip.data._loading import Part, stratified_split
 from logitclip.data.dataset import Dataset, Split, locate
 

@@ -44,13 +44,7 @@ def digits(root: str | Path | None = None) -> Dataset:
     y = torch.from_numpy(rows[:, -1].astype(np.int64))
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))  # the file is ordered by writer
     train, test = (Split(x[part], y[part]) for part in (order[:TRAIN], order[TRAIN:]))
-    return Dataset(
-        name="digits",
-        train=train,
-        test=test,
-        num_classes=10,
-        class_names=tuple("0123456789"),
-    )
+    return Dataset(name="digits", train=train, test=test, num_classes=10, class_names=tuple("0123456789"))
 
 
 def _rows() -> np.ndarray:

@@ -172,11 +172,11 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
         self, split: Split, weights: Tensor | None, seed: int, temp: Any, index: Tensor | None = None
     ) -> nn.Module:
         classes, features = len(self.classes_), int(self.n_features_in_)  # type: ignore[attr-defined]
-        nothing = split.select(torch.arange(0))
+        spec, nothing = f"mlp:width={self.width},depth={self.depth}", split.select(torch.arange(0))
         with _ONE_AT_A_TIME:
             worker = engine.fit(
                 Dataset("X", split, nothing, classes, tuple(map(str, self.classes_))),
-                partial(_mlp, f"mlp:width={self.width},depth={self.depth}", classes, features),
+                lambda seed: models.build(spec, classes, (features,), seed=seed),
                 self._criterion(temp),
                 Standard if weights is None else partial(Weighted, weights=weights),
                 Settings(
@@ -222,10 +222,6 @@ class _SparseRows:
 def _examples(X: Any) -> Any:
     """Return validated features as the examples of a split."""
     return torch.from_numpy(np.require(X, requirements=["C", "W"])) if isinstance(X, np.ndarray) else _SparseRows(X)
-
-
-def _mlp(spec: str, classes: int, features: int, seed: int) -> nn.Module:
-    return models.build(spec, classes, (features,), seed=seed)
 
 
 def _select_weighted(X: Any, y: np.ndarray, sample_weight: Any) -> tuple[Any, np.ndarray, Tensor]:

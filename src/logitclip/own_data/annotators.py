@@ -340,13 +340,7 @@ def _write_reliability(path: Path, rows: list[Json]) -> None:
 
 
 def _write_fused(
-    path: Path,
-    data: Path,
-    answers: Answers,
-    fused: FusedLabels,
-    rows: np.ndarray,
-    silent: np.ndarray,
-    kept: list[str],
+    path: Path, data: Path, answers: Answers, fused: FusedLabels, rows: np.ndarray, silent: np.ndarray, kept: list[str]
 ) -> None:
     """Write one row per item and probable class; items without an answer have one row without a label."""
     place, label = np.nonzero(fused.probabilities > LEAST_LEARNT)

@@ -21,10 +21,7 @@ def calibrate(logits: np.ndarray, temperature: float, log_prior: np.ndarray | fl
 
 
 def find_temperature(
-    logits: np.ndarray,
-    labels: np.ndarray,
-    matrix: np.ndarray | None,
-    true: np.ndarray | None = None,
+    logits: np.ndarray, labels: np.ndarray, matrix: np.ndarray | None, true: np.ndarray | None = None
 ) -> float:
     """Fit the temperature of temperature scaling on noisy labels.
 

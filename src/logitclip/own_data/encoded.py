@@ -160,10 +160,8 @@ class _Encoded:
     encoding: Encoding
     mean: tuple[float, ...]
     hint = ""
-    alike = (
-        "network",
-        "logistic",
-    )  # measured by benchmarks/encoder_fit.py; noisy labels prefer what repeats their errors
+    # Measured by benchmarks/encoder_fit.py: noisy labels prefer what repeats their errors.
+    alike = ("network", "logistic")
 
     def network(self, rows: int) -> dict[str, str | float]:
         names = ("model", "lr", "weight_decay", "batch_size", "epochs", "augment")
@@ -223,9 +221,6 @@ class EncodedImages(_Encoded, Images):
             return _rows([names[i] for i in index.tolist()], x, self.mean, self.std)
 
         return NewRows(names, ImageFiles(folder, names), self._encode, finish)
-
-    def keep(self, index: np.ndarray) -> EncodedImages:
-        return replace(self, names=[self.names[i] for i in index.tolist()])
 
 
 @dataclass(frozen=True, eq=False)

@@ -498,12 +498,7 @@ def _accuracy(final: list[tuple[Learner, float]], beside: Labelled) -> float:
 
 
 def _write_model(
-    out: Path,
-    plan: Plan,
-    final: list[tuple[Learner, float]],
-    combined: Votes,
-    issues: Issues,
-    origin: Facts,
+    out: Path, plan: Plan, final: list[tuple[Learner, float]], combined: Votes, issues: Issues, origin: Facts
 ) -> Model:
     source, noise = plan.source, issues.noise
     network = next((learner for learner, _ in final if isinstance(learner, Network)), plan.network)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 import torch
@@ -140,7 +140,7 @@ class Images(Kind):
         except ValueError:
             return None
 
-    def keep(self, index: np.ndarray) -> Images:
+    def keep(self, index: np.ndarray) -> Self:
         """Return this kind with some of the training images."""
         return replace(self, names=[self.names[i] for i in index.tolist()])
 

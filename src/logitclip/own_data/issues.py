@@ -36,9 +36,7 @@ class Issues:
     wrong: np.ndarray  # [N] bool: more likely wrong than right
     noise: NoiseEstimate
     true_accuracy: float  # estimated share of the true classes that the votes predict
-    probabilities: (
-        np.ndarray
-    )  # [n, K] of the rows that are judged: calibrated, by learners that have not seen the label
+    probabilities: np.ndarray  # [n, K] of the judged rows: calibrated, by learners that have not seen the label
     learnt: bool  # whether held-out votes agree with labels beyond chance; else the noise is unknown, no label `wrong`
 
     @property

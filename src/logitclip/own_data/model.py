@@ -423,9 +423,7 @@ def predictions_to_bytes(probabilities: np.ndarray) -> bytes:
     chosen = np.take_along_axis(shown, order, 1)
     content = io.BytesIO()
     np.savez_compressed(
-        content,
-        classes=np.where(known, order, -1).astype(np.int32),
-        probabilities=chosen.astype(np.float16),
+        content, classes=np.where(known, order, -1).astype(np.int32), probabilities=chosen.astype(np.float16)
     )
     return content.getvalue()
 

@@ -140,13 +140,7 @@ def _look_at_folder(path: Path, label: Labels, options: Options, decode: bool, e
 
 
 def _look_at_files(
-    columns: Columns,
-    path: Path,
-    label: str,
-    options: Options,
-    label_type: str,
-    decode: bool,
-    encoding: Encoding | None,
+    columns: Columns, path: Path, label: str, options: Options, label_type: str, decode: bool, encoding: Encoding | None
 ) -> Source:
     image = str(options.image)
     folder = Path(os.path.expanduser(options.folder)) if options.folder else Path() if path is FRAME else path.parent

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from logitclip.data._columns import (
-    Column,
-    Columns,
-    from_frame,
-    read_table,
-    read_table_parts,
-    row_count,
-    value_text,
-)
+from logitclip.data._columns import Column, Columns, from_frame, read_table, read_table_parts, row_count, value_text
 from logitclip.data._preprocessing import Preprocessor
 from logitclip.own_data.facts import Facts
 from logitclip.own_data.kind import ENCODER_HINT, Kind, Read, RowNumbers, Rows
