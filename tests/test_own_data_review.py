@@ -398,6 +398,8 @@ def test_images_get_a_list_and_stay_where_they_are(tmp_path: Path) -> None:
     apply_answers(review.rows, review.settled, tmp_path / "list.csv")
     listed = pd.read_csv(tmp_path / "list.csv", keep_default_na=False)
     assert len(listed) == 36
+    apply_answers(review.rows, review.settled, tmp_path / "list.parquet")  # as its name says
+    assert pd.read_parquet(tmp_path / "list.parquet").equals(listed)
     row = listed[listed["file"] == review.rows.names[i]].iloc[0]
     assert (row["label"], row["logitclip_review"][:14]) == (other, "corrected from")
     assert sorted(path.relative_to(folder) for path in folder.rglob("*.png")) == before
