@@ -391,6 +391,8 @@ OWN = {
     "sentiment": "Film reviews, one answer each",
     "trec": "TREC, rules",
     "agnews": "AG News, rules",
+    "cifar aggre": "CIFAR-10N aggregate, 5,000 photos",
+    "cifar random1": "CIFAR-10N random 1, 5,000 photos",
 }
 
 
