@@ -24,7 +24,6 @@ from pathlib import Path
 import torch
 
 from logitclip import files
-from logitclip.runs import checkpoints
 from logitclip.runs.config import RunConfig
 
 SLOW_DISK = """
@@ -48,7 +47,8 @@ def start(config: RunConfig) -> subprocess.Popen[bytes]:
 
 
 def rows_in(folder: Path) -> int:
-    return len(checkpoints.read_rows(folder / "metrics.jsonl"))
+    path = folder / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def where(folder: Path) -> str:

@@ -106,7 +106,7 @@ def cases(root: Path, count: int, compiled: bool) -> dict[str, Callable[[int], f
 
         def train_some(seed: int) -> float:
             part = replace(job, index=chosen(seed))
-            return engine._train_epoch(worker, part, 0, torch.Generator().manual_seed(seed), None)["loss"]
+            return engine._train_epoch(worker, part, 0, torch.Generator().manual_seed(seed))["loss"]
 
         return train_some
 

@@ -7,6 +7,8 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -100,3 +102,22 @@ def test_an_interrupt_that_another_thread_receives_waits_for_the_end_of_the_bloc
     done.set()
     assert steps == ["processes started"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="Windows")
+def test_two_signals_at_once_interrupt_once_and_print_nothing():
+    script = """
+import signal, threading
+from logitclip.launch import raise_interrupt_on
+both = (signal.SIGINT, signal.SIGTERM)
+raise_interrupt_on(*both)
+try:
+    signal.pthread_sigmask(signal.SIG_BLOCK, both)
+    for number in both:
+        signal.pthread_kill(threading.main_thread().ident, number)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert (found.stdout, found.stderr) == ("interrupted\n", "")

@@ -679,7 +679,11 @@ BAD = {
     "figure without an axis": ('[figure]\nkind = "bars"', "[figure] of kind bars needs x."),
     "figure over what is no axis": (
         '[grid]\nloss = ["ce"]\n[figure]\nkind = "bars"\nx = "noise"\ny = "temp"',
-        "x in [figure] is not an axis of the grid: 'noise'.",
+        "x in [figure] is not an axis of the figure: 'noise'.",
+    ),
+    "figure over the seeds": (
+        '[grid]\nloss = ["ce"]\nseed = [0, 1]\n[figure]\nkind = "bars"\nx = "seed"\ny = "temp"',
+        "x in [figure] is not an axis of the figure: 'seed'. It has loss.",
     ),
     "unknown key of a figure": (
         '[figure]\nkind = "bounds"\npanel = "loss"',

@@ -145,7 +145,7 @@ def raise_interrupt_on(*numbers: signal.Signals) -> None:
 
     def stop(*_: object) -> None:
         for number in numbers:
-            signal.signal(number, signal.SIG_IGN)
+            signal.signal(number, lambda *_: None)  # SIG_IGN prints a traceback if both came at the same time
         raise KeyboardInterrupt
 
     for number in numbers:

@@ -524,10 +524,11 @@ def _figure(section: _Values | None, grid: _Grid) -> _Values | None:
     for knob in knobs.values():
         if knob.required and knob.name not in section:
             raise ValueError(f"[figure] of kind {kind} needs {knob.name}.")
+    axes = [axis for axis in grid if axis != "seed"]  # a point is a mean over the seeds
     for key in ("x", "panel", "colour"):
-        if key in section and section[key] not in grid:
+        if key in section and section[key] not in axes:
             raise ValueError(
-                f"{key} in [figure] is not an axis of the grid: {section[key]!r}. It has {', '.join(grid)}."
+                f"{key} in [figure] is not an axis of the figure: {section[key]!r}. It has {', '.join(axes)}."
             )
     if "y" in section:
         _check_statistic(section["y"], "[figure]")
