@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -516,7 +517,7 @@ def test_a_method_whose_load_leaves_out_a_part_of_its_state_is_not_resumed():
             self.seen = torch.full((2,), torch.nan)
 
         def state_dict(self) -> dict[str, Any]:
-            return {**super().state_dict(), "seen": self.seen, "epochs": [0]}
+            return {**super().state_dict(), "seen": self.seen, "epochs": [0], "counts": np.arange(2)}
 
         def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
             super().load(weights, state)

@@ -291,6 +291,9 @@ def test_what_can_be_refused_is_refused_before_the_encoder_works(tmp_path, monke
         lc.fit(tmp_path, out=tmp_path)
     with pytest.raises(ValueError, match=r"There is no .*typo.csv, the test data"):
         lc.fit(tmp_path, out=tmp_path / "m", test=tmp_path / "typo.csv")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(pytest.fail.Exception, match="too late"):  # ~ is the home, as in every other path
+        lc.fit(tmp_path, out=tmp_path / "m", test="~/issues.csv")
 
 
 @pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".parquet", ".npz"])

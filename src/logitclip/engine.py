@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -103,8 +104,10 @@ def _check_restored(method: Method, saved: State) -> None:
 
 def _same(one: Any, other: Any) -> bool:
     """Compare two states; NaN equals NaN."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        other = other.to(one.device)
+    if isinstance(one, np.ndarray | Tensor) or isinstance(other, np.ndarray | Tensor):
+        if type(one) is not type(other):
+            return False
+        one, other = torch.as_tensor(one), torch.as_tensor(other).to(torch.as_tensor(one).device)
         return one.shape == other.shape and bool(((one == other) | ((one != one) & (other != other))).all())
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)

@@ -121,7 +121,6 @@ def knob_helps(function: Callable[..., object]) -> dict[str, str]:
 
 
 def _list_recipes(json: bool) -> None:
-
     from logitclip.studies.recipe import load_recipe, recipe_names, recipe_scales
 
     described: dict[str, Json] = {}

@@ -219,7 +219,6 @@ def _serve(state: Review, port: int, *, no_browser: bool) -> None:
 
 
 def _as_json(state: Review, found: Report | None) -> Json:
-
     progress = state.state()
     shared = {name: progress[name] for name in ("answered", "left", "audit", "audit_left", "last", "last_wrong")}
     shared |= {"disagreements": list(state.disagreements), "changed": state.changed, "audit_report": None}

@@ -129,7 +129,6 @@ def _show_list(found: list[Run]) -> None:
 
 
 def _show_run(run: Run, json: bool) -> None:
-
     from logitclip.runs.listing import changed_options
 
     options = {} if run.config is None else {"data": run.config.data, **changed_options(run.config)}
@@ -177,14 +176,12 @@ def _remove_runs(found: list[Run], dry: bool) -> None:
 
 
 def _print_removed(freed: dict[str, int], dry: bool) -> None:
-
     for name, size in freed.items():
         put(f"{name} ({decimal(size)})", sys.stdout)
     tell(f"{'would remove' if dry else 'removed'} {counted(len(freed), 'item')}, {decimal(sum(freed.values()))}.")
 
 
 def _format_value(value: object) -> str:
-
     if isinstance(value, tuple | list):
         return ",".join(map(_format_value, value))
     return "" if value is None else escape(f"{value:g}" if isinstance(value, float) else str(value))

@@ -65,7 +65,6 @@ class SweepBoard(Listener):
         quiet: bool = False,
         verbose: bool = False,
     ) -> None:
-
         words = [tuned, *(field for config in configs for field, *_ in words_to_tune(config))]
         self.fields = [f for f in vars(RunConfig()) if len({getattr(c, f) for c in configs}) > 1 or f in words]
         self.name, self.quiet, self.verbose = name, quiet, verbose
@@ -304,7 +303,6 @@ class TrainingBar:
             self.stop()
 
     def _start(self, config: RunConfig, done: int) -> None:
-
         self.started, self.first = monotonic(), done
         console = Console(stderr=True)
         epochs = counted(config.epochs or 0, "epoch")

@@ -279,7 +279,7 @@ def _explain_arrow_errors(path: Path) -> Iterator[None]:
         reason = first_line(error)
         encoded = isinstance(error, UnicodeDecodeError) or "UTF8" in reason or "utf-16" in reason
         remedy = "save it as UTF-8" if encoded else "repair it or save it again"
-        if path.suffix.lower() in (".csv", ".tsv", ".txt") and _begins_as_archive(path):
+        if path.suffix.lower() in (".csv", ".tsv") and _begins_as_archive(path):
             reason, remedy = "it is compressed, or of another format", "name it .csv.gz or .parquet, or save it as text"
         raise ValueError(f"{path} could not be read ({reason}); {remedy}.") from error
 
@@ -346,8 +346,9 @@ def _arrow_column(values: pyarrow.ChunkedArray) -> Column:
 
 def _begins_as_archive(path: Path) -> bool:
     """Return whether a file begins like one of gzip, zip (also a spreadsheet) or parquet."""
-    with path.open("rb") as file:
+    with contextlib.suppress(OSError), path.open("rb") as file:
         return file.read(4).startswith((b"\x1f\x8b", b"PK\x03\x04", b"PAR1"))
+    return False
 
 
 def _read_npz(path: Path, text: Collection[str]) -> dict[str, Column]:

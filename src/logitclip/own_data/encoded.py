@@ -268,6 +268,8 @@ class EncodedTexts(_Encoded, Texts):
         return self._with_beside(self.encoding.features(join_texts(columns, self.text)), columns)
 
     def _with_beside(self, x: np.ndarray, columns: Columns) -> np.ndarray:
+        if not self.preprocessor.kinds:  # concatenating nothing would copy the features
+            return x
         return np.concatenate([x, self.preprocessor.transform(columns).numpy()], 1)
 
     def rows(self, columns: Columns, numbers: np.ndarray | None = None) -> Rows:

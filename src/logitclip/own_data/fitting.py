@@ -169,7 +169,7 @@ def fit(
     _check_writable(out)  # this and the paths are checked before an encoder works for minutes
     named = {name: rows for name, rows in (("val", val), ("test", test)) if rows is not None}
     for name, rows in named.items():
-        if isinstance(rows, str | os.PathLike) and not Path(rows).exists():
+        if isinstance(rows, str | os.PathLike) and not Path(os.path.expanduser(rows)).exists():
             raise ValueError(f"There is no {rows}, the {name} data.")
     if not isinstance(data, str | os.PathLike):
         data, label = with_labels(data, label)

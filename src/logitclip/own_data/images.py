@@ -80,7 +80,7 @@ class Images(Kind):
         if len(self.names) * 3 * self.size**2 > IN_MEMORY:
             features = small_pictures(files)
             kept = torch.from_numpy(np.isfinite(features[:, 0])).nonzero().flatten()
-            images, features = files.select(kept), features[kept]
+            images, features = files.select(kept), features[kept.numpy()]
         else:
             images, kept = read_all(files)
             features = small_pictures(images)

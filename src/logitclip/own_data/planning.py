@@ -346,9 +346,10 @@ def _far_values(source: Source) -> dict[str, float]:
         if source.used.get(name) == "number":
             values = np.asarray(column)[np.isfinite(np.asarray(column))]
             low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
-            farthest = float(values[np.abs(values - middle).argmax()])
-            if high > low and abs(farthest - middle) > FAR * (high - low):
-                found[name] = farthest
+            with np.errstate(over="ignore"):
+                farthest = float(values[np.abs(values - middle).argmax()])
+                if high > low and np.abs(farthest - middle) > FAR * (high - low):
+                    found[name] = farthest
     return found
 
 

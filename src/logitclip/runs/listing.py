@@ -212,8 +212,10 @@ def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
             if not dry:
                 files.remove(path)
     freed |= remove_unused(dry=dry)
-    if not dry and results.can_write_index(folder / results.INDEX):
-        files.replace(folder / results.INDEX, as_csv(read_runs(folder)).encode())
+    if not dry:
+        with files.lock(folder / results.INDEX_LOCK, claims.LOCK_TIMEOUT):
+            if results.can_write_index(folder / results.INDEX):
+                files.replace(folder / results.INDEX, as_csv(read_runs(folder)).encode())
     return freed
 
 

@@ -261,10 +261,12 @@ def _add_to_index(result: Result, folder: Path) -> None:
         with files.lock(folder.parent / INDEX_LOCK, claims.LOCK_TIMEOUT):
             if not can_write_index(index):
                 return
-            before = files.read_bytes(index) if index.exists() else csv_line(COLUMNS).encode()
-            whole = before[: before.rfind(b"\n") + 1]  # a kill of an older version may have cut the last line
+            before = files.read_bytes(index) if index.exists() else b""
+            whole = before[: before.rfind(b"\n") + 1] or csv_line(COLUMNS).encode()  # a crash may have cut a line
+            if whole != before:
+                files.replace(index, whole)
             if not any(line.startswith(f"{result.id},".encode()) for line in whole.splitlines()):
-                files.replace(index, whole + csv_line(values.get(name) for name in COLUMNS).encode())
+                files.append(index, csv_line(values.get(name) for name in COLUMNS).encode())  # safe without a lock, too
     except OSError as error:
         log.warning("Cannot add the run %s to %s: %s", result.id, index, error)
 
