@@ -53,7 +53,7 @@ OTHERS = (
         "all 50,000 images",
         "40 % of them are wrong",
         "trained on 5,000 of which people labelled 40 % wrongly",
-        "On 19 data sets kept apart",
+        "On 19 data sets that were put aside first",
         "beside Table 1",
     ),
     "In truth 20 % of these labels are wrong. The range holds that; 29 % is too high",  # of the output
