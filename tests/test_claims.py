@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import subprocess
@@ -184,24 +185,49 @@ def test_who_was_given_up_stops_and_leaves_the_new_claim_alone(tmp_path):
     assert json.loads(file.read_text(encoding="utf-8"))["key"] == "other"
 
 
-def test_an_interrupt_during_the_release_leaves_no_claim(tmp_path, monkeypatch):
-    owner, calls = claims._owner, []
+def test_an_interrupt_at_any_line_leaves_no_claim(tmp_path):
+    """Interrupt at the first line of `claims` that runs, at the second, and so on until the block is over."""
+    passed = 0
+    for number in itertools.count(1):
+        folder = tmp_path / str(number)
+        lines = itertools.count(1)
 
-    def interrupted(file):
-        calls.append(file)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        return owner(file)
+        def interrupt(frame, event, _, lines=lines, number=number):
+            if frame.f_code.co_filename != claims.__file__:
+                return None
+            if event == "line" and next(lines) == number:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return interrupt
 
-    with pytest.raises(KeyboardInterrupt), claims.claim(tmp_path):
-        monkeypatch.setattr(claims, "_owner", interrupted)
-    assert not (tmp_path / "claim").exists()
+        before = sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            with claims.claim(folder):
+                (folder / "file").touch()
+            break
+        except KeyboardInterrupt:
+            passed += 1
+        finally:
+            sys.settrace(before)
+        assert not (folder / claims.CLAIM).exists(), f"interrupted at line {number}"
+    assert passed > 30
 
 
 def test_a_claim_on_a_full_disk_leaves_no_half_file(tmp_path):
     with files_of_at_most(20), pytest.raises(files.CannotWrite, match="Cannot write"), claims.claim(tmp_path):
         pass
     assert not (tmp_path / "claim").exists()
+
+
+def test_a_new_folder_in_which_nothing_was_written_is_removed(tmp_path):
+    for folder in (tmp_path / "new", tmp_path):
+        with pytest.raises(ValueError, match="refused"), claims.claim(folder):
+            raise ValueError("refused")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [claims.CLAIM_LOCK]  # the user's own folder stays
+    with claims.claim(tmp_path / "new"):
+        (tmp_path / "new" / "file").touch()
+    assert (tmp_path / "new" / "file").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

@@ -32,13 +32,14 @@ class Claimed(RuntimeError):
 def claim(folder: Path) -> Iterator[str]:
     """Claim the folder for this process; yields the key for `check_claim`.
 
-    A claim is void if its process has died or, on another machine, sent no heartbeat for `SILENCE` seconds.
+    A claim is void if its process has died or, on another machine, sent no heartbeat for `SILENCE` seconds. If the
+    folder is new and the block writes nothing, it is removed again.
 
     Raises:
         Claimed: Another process holds the folder.
         logitclip.files.CannotWrite: The folder cannot be made or written to.
     """
-    file, key = folder / CLAIM, uuid.uuid4().hex
+    file, key, new = folder / CLAIM, uuid.uuid4().hex, not folder.exists()
     over = threading.Event()
 
     def beat() -> None:
@@ -47,23 +48,27 @@ def claim(folder: Path) -> Iterator[str]:
                 os.utime(file)
 
     heart = threading.Thread(target=beat, daemon=True)
-    try:  # an interrupt at any point must not leave the claim behind
-        with files.explain_errors(folder):
-            try:
-                _take(file, key)
-            except FileNotFoundError:  # the folder was empty, and `runs gc` has just removed it
-                _take(file, key)
-        heart.start()
-        yield key
-    finally:
-        over.set()
+    try:
         try:
+            with files.explain_errors(folder):
+                try:
+                    _take(file, key)
+                except FileNotFoundError:  # the folder was empty, and `runs gc` has just removed it
+                    _take(file, key)
+            heart.start()
+            yield key
+        finally:
             _release(file, key)
-        except BaseException:  # an interrupt between the end of the run and the release
-            _release(file, key)
-            raise
+    finally:  # twice: an interrupt at any point, also during the first release, must not leave the claim behind
+        _release(file, key)
+        over.set()
         if heart.is_alive():
             heart.join()
+        with contextlib.suppress(OSError):  # this must not hide why the block failed
+            if new and is_unstarted(folder):
+                with files.lock(folder / CLAIM_LOCK, LOCK_TIMEOUT):
+                    if not file.exists():
+                        _remove_empty(folder)
 
 
 def _release(file: Path, key: str) -> None:
@@ -87,6 +92,24 @@ def check_claim(folder: Path, key: str) -> None:
         raise Claimed(f"{folder} is no longer claimed by this process but by {_who(owner)}; this one stops.")
 
 
+def is_unstarted(folder: Path) -> bool:
+    """Return whether a folder has nothing but a claim: the process ended before it wrote anything."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set[str]()
+    return bool(names) and names <= {CLAIM_LOCK, CLAIM}
+
+
+def remove_unstarted(folder: Path) -> None:
+    """Remove a folder that `is_unstarted`. The lock goes last: without it, a new claim may be made."""
+    (folder / CLAIM).unlink(missing_ok=True)
+    _remove_empty(folder)
+
+
+def _remove_empty(folder: Path) -> None:
+    (folder / CLAIM_LOCK).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not empty: it has just been claimed
+        folder.rmdir()
+
+
 def _take(file: Path, key: str) -> None:
     """Write a claim of this process; a void claim of another process is replaced."""
     me = {"host": socket.gethostname(), "machine": _machine(), "pid": os.getpid(), "started": _start_time(os.getpid())}
@@ -108,7 +131,7 @@ def _take(file: Path, key: str) -> None:
                 stream.write(json.dumps({**me, "key": key}))
         except FileExistsError:
             raise Claimed(f"{file.parent} has just been claimed by another process.") from None
-        except OSError:
+        except BaseException:  # the disk is full, or an interrupt: an empty claim would not be released
             file.unlink(missing_ok=True)
             raise
 
