@@ -14,7 +14,7 @@ import pytest
 
 from logitclip import data, engine, noise
 from logitclip.methods import METHODS
-from logitclip.methods.settings import Bound, Settings, annotations_of
+from logitclip.methods.settings import Limit, Settings, annotations_of
 from logitclip.runs.config import (
     UNCOUNTED,
     Group,
@@ -395,7 +395,7 @@ def test_training_fields_have_the_type_and_the_bounds_of_settings():
     assert len(shared) == len(types) - 1
     for name in shared:
         bounds = [
-            [note for note in annotations_of(kind)[name] if isinstance(note, Bound)] for kind in (RunConfig, Settings)
+            [note for note in annotations_of(kind)[name] if isinstance(note, Limit)] for kind in (RunConfig, Settings)
         ]
         assert bounds[0] == bounds[1], name
         assert ours[name] in (types[name], types[name] | None), name

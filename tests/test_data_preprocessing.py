@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logitclip.data._columns import Dates, TextColumn, Unusable, from_numpy
-from logitclip.data._preprocessing import LARGEST, MAX_LEVELS, Preprocessor
+from logitclip.data._preprocessing import LARGEST_NUMBER, MAX_LEVELS, Preprocessor
 
 pytest.importorskip("skops")
 
@@ -90,7 +90,12 @@ def test_extreme_numbers():
         prep = Preprocessor.fit({"a": unit * np.array([1.0, 2.0, 3.0])})
         np.testing.assert_allclose(prep.transform({"a": unit * np.array([2.0, 3.0])})[:, 0], [0, 1.5**0.5], atol=1e-6)
         assert prep.transform({"a": np.array([1.7e308, -1.7e308, np.inf])}).isfinite().all()
-    assert Preprocessor.fit({"a": np.array([1e300, 2 * LARGEST, 0.0])}).transform({"a": np.zeros(1)}).isfinite().all()
+    assert (
+        Preprocessor.fit({"a": np.array([1e300, 2 * LARGEST_NUMBER, 0.0])})
+        .transform({"a": np.zeros(1)})
+        .isfinite()
+        .all()
+    )
 
 
 def test_words_and_letters():

@@ -18,7 +18,7 @@ from encoders_for_tests import make_texts, save_image_encoder, save_photos, save
 
 from logitclip import data, encoders
 from logitclip.data._images import ImageFiles
-from logitclip.data._texts import Texts
+from logitclip.data._texts import TextInputs
 from logitclip.encoders import blocks, features
 from logitclip.encoders.features import Features
 from logitclip.runs import config as config_module
@@ -264,7 +264,7 @@ def _bytes(kept):
 
 
 def test_features_are_blocks_of_float16_with_their_digest(bert):
-    texts = Texts(make_texts(40)[0])
+    texts = TextInputs(make_texts(40)[0])
     kept = Features.of(texts, f"hf:{bert}")
     assert kept.missing_blocks() == [0, 1, 2]
     seen = []
@@ -280,7 +280,7 @@ def test_features_are_blocks_of_float16_with_their_digest(bert):
 
 
 def test_only_missing_blocks_are_computed_and_they_are_the_same_bytes(bert):
-    texts = Texts(make_texts(40)[0])
+    texts = TextInputs(make_texts(40)[0])
     kept = Features.of(texts, f"hf:{bert}")
     kept.complete(texts, _compute(f"hf:{bert}"))
     before = _bytes(kept)
@@ -299,7 +299,7 @@ def test_only_missing_blocks_are_computed_and_they_are_the_same_bytes(bert):
 
 
 def test_a_damaged_block_is_found_and_computed_again(bert):
-    texts = Texts(make_texts(20)[0])
+    texts = TextInputs(make_texts(20)[0])
     kept = Features.of(texts, f"hf:{bert}")
     kept.complete(texts, _compute(f"hf:{bert}"))
     before = _bytes(kept)
@@ -314,13 +314,13 @@ def test_a_damaged_block_is_found_and_computed_again(bert):
 def test_the_key_depends_on_weights_options_and_inputs_but_not_on_the_place(bert, tmp_path):
     import shutil
 
-    texts, other = Texts(["red fish", "dog"]), save_text_encoder(tmp_path / "other", seed=1)
+    texts, other = TextInputs(["red fish", "dog"]), save_text_encoder(tmp_path / "other", seed=1)
     key = Features.of(texts, f"hf:{bert}").key
     assert Features.of(texts, f"hf:name={shutil.copytree(bert, tmp_path / 'copy')}").key == key
     different = [
         Features.of(texts, f"hf:{other}").key,
         Features.of(texts, f"hf:{bert},pooling=cls").key,
-        Features.of(Texts(["red fishd", "og"]), f"hf:{bert}").key,
+        Features.of(TextInputs(["red fishd", "og"]), f"hf:{bert}").key,
         Features.of(texts.select(torch.tensor([1, 0])), f"hf:{bert}").key,
     ]
     assert len({key, *different}) == 5
@@ -352,7 +352,7 @@ class _Products:
 
 
 def test_several_processes_give_the_same_bytes(bert, tmp_path, monkeypatch):
-    texts = Texts(make_texts(70)[0])
+    texts = TextInputs(make_texts(70)[0])
     one = Features.of(texts, f"hf:{bert}")
     one.complete(texts, lambda some: blocks.in_this_process(_Products, some))
     wanted = _bytes(one)
@@ -379,7 +379,7 @@ class _Once(_Products):
 @pytest.mark.slow
 def test_ray_gives_the_same_bytes_also_when_a_worker_dies(bert, tmp_path, monkeypatch):
     ray = pytest.importorskip("ray")
-    texts = Texts(make_texts(70)[0])
+    texts = TextInputs(make_texts(70)[0])
     one = Features.of(texts, f"hf:{bert}")
     one.complete(texts, lambda some: blocks.in_this_process(_Products, some))
     wanted = _bytes(one)
@@ -447,8 +447,8 @@ def test_several_texts_are_joined(tmp_path):
         "title,body,kind\n" + "\n".join(f"t{i},b{i},{'xy'[i % 2]}" for i in range(11)) + "\n,b11,x", encoding="utf-8"
     )
     raw = data.load(f"table:path={path},label=kind,text=title,body,test=0.25", raw=True)
-    assert isinstance(raw.train.x, Texts)
-    assert isinstance(raw.test.x, Texts)
+    assert isinstance(raw.train.x, TextInputs)
+    assert isinstance(raw.test.x, TextInputs)
     joined = {*raw.train.x.values, *raw.test.x.values}
     assert joined == {f"t{i}\nb{i}" for i in range(11)} | {"b11"}
     assert raw.train.beside is None
@@ -575,8 +575,8 @@ def test_features_are_no_inputs_of_an_encoder(vit, tmp_path):
 
 def test_auto_is_for_images_or_for_texts(reviews, monkeypatch):
     table = RunConfig(data=f"table:path={reviews},label=kind,text=text", encoder="auto").resolve()
-    assert table.encoder == encoders.ENCODERS.canonical(encoders.AUTO["texts"])
-    assert RunConfig(data="digits", encoder="auto").resolve().encoder == encoders.AUTO["images"]
+    assert table.encoder == encoders.ENCODERS.canonical(encoders.AUTO_ENCODERS["texts"])
+    assert RunConfig(data="digits", encoder="auto").resolve().encoder == encoders.AUTO_ENCODERS["images"]
 
 
 def test_gc_removes_the_features_that_no_run_names(reviews, bert, tmp_path):
@@ -594,6 +594,6 @@ def test_gc_removes_the_features_that_no_run_names(reviews, bert, tmp_path):
 
 
 def test_gc_leaves_other_folders_and_fresh_features(bert, tmp_path):
-    Features.of(Texts(["a", "b"]), f"hf:{bert}")
+    Features.of(TextInputs(["a", "b"]), f"hf:{bert}")
     (features.cache_folder() / ("0" * 32)).mkdir()
     assert features.remove_unused() == {}

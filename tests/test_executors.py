@@ -78,6 +78,18 @@ def test_a_failure_is_recorded_and_the_others_go_on(tmp_path):
     assert rows == train(one).rows
 
 
+def test_the_recorded_error_is_one_sentence(tmp_path, monkeypatch):
+    (config,) = configs(tmp_path, 1)
+    for error, sentence in (
+        (RuntimeError("two sizes differ\nat this place"), "RuntimeError: two sizes differ."),
+        (KeyError(), "KeyError."),
+    ):
+        monkeypatch.setattr(queue, "train", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
+        failure = queue.attempt(config, tmp_path / config.id, None)
+        assert isinstance(failure, Failure)
+        assert failure.error == sentence
+
+
 def test_what_diverged_is_not_repeated_and_what_failed_otherwise_is(tmp_path, monkeypatch):
     bad, wrong = failing(tmp_path), diverging(tmp_path)
     execute([bad, wrong], executor="inline")

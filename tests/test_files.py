@@ -40,6 +40,38 @@ def test_a_full_disk_is_named_in_one_sentence(tmp_path, monkeypatch):
     assert everything_in(tmp_path) == {}
 
 
+@pytest.mark.parametrize("pieces", [[b"x" * 10] * 3, [b"x" * 10_000_000], [b"x" * 101]])
+def test_a_full_disk_is_named_for_content_that_comes_in_pieces(tmp_path, pieces):
+    path = tmp_path / "predictions.csv"
+    path.write_bytes(b"old")
+
+    def write() -> None:
+        with files.open_to_write(path) as write_piece:
+            for piece in pieces:
+                write_piece(piece)
+
+    with files_of_at_most(20), pytest.raises(files.CannotWrite) as caught:
+        write()
+    assert str(caught.value) == f"Cannot write {path}: File too large. Earlier files are intact."
+    assert everything_in(tmp_path) == {"predictions.csv": b"old"}
+    write()
+    assert path.read_bytes() == b"".join(pieces)
+
+
+def test_a_rename_that_fails_midway_is_not_called_intact(tmp_path):
+    (tmp_path / "b").mkdir()  # a folder cannot be replaced by a file
+
+    def stage() -> None:
+        with files.stage(tmp_path, {"a": b"new", "b": b"new"}) as paths:
+            for name, path in paths.items():
+                path.replace(tmp_path / name)
+
+    with pytest.raises(files.CannotWrite) as caught:
+        stage()
+    assert str(caught.value).endswith("Some of its files may be new: repeat the command.")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
 def test_folders_that_cannot_be_opened_are_not_synced(tmp_path, monkeypatch):
     """As on Windows."""
     real = os.open

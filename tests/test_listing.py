@@ -40,7 +40,7 @@ def original(tmp_path_factory) -> Path:
     bad = replace(config, lr=1e20)
     with pytest.raises(Diverged) as error:
         train(bad)
-    results.record_failure(folder / bad.id, str(error.value), final=True)
+    results.record_failure(folder / bad.id, bad, str(error.value), final=True)
 
     def interrupt(_: RunConfig, row: dict[str, Any] | None) -> None:
         if row is not None:
@@ -243,7 +243,7 @@ def test_no_claim_is_made_while_gc_removes(folder, monkeypatch):
 
 
 def test_a_claim_that_waits_while_gc_removes_its_folder_makes_it_again(tmp_path, monkeypatch):
-    folder, remove = tmp_path / ("0" * 16), studies._remove_unstarted
+    folder, remove = tmp_path / ("0" * 16), claims.remove_unstarted
     folder.mkdir()
     (folder / claims.CLAIM_LOCK).touch()
     owners: list[str | None] = []
@@ -260,7 +260,7 @@ def test_a_claim_that_waits_while_gc_removes_its_folder_makes_it_again(tmp_path,
         assert not owners
         remove(path)
 
-    monkeypatch.setattr(studies, "_remove_unstarted", slowly)
+    monkeypatch.setattr(claims, "remove_unstarted", slowly)
     studies.collect_garbage(tmp_path)
     waiting.join()
     assert len(owners) == 1
@@ -421,7 +421,7 @@ def test_no_run_is_trained_behind_a_link(folder, photos):
     (folder / config.id).symlink_to(photos)
     with pytest.raises(ValueError, match="is a link, and a run is trained in a folder of its own: remove the link"):
         train(config)
-    results.record_failure(folder / config.id, "it failed")
+    results.record_failure(folder / config.id, config, "it failed")
     assert everything_in(photos) == before
 
 

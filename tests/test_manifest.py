@@ -10,7 +10,7 @@ import pytest
 from logitclip.runs.config import RunConfig, plugins_ignored
 from logitclip.runs.results import Result
 from logitclip.studies import sweeping
-from logitclip.studies.manifest import FOLDER, as_swept
+from logitclip.studies.manifest import SWEEPS, as_swept
 from logitclip.studies.recipe import load_recipe
 
 PLUGIN = """
@@ -110,7 +110,7 @@ def test_options_of_the_command_line_are_kept(tmp_path):
 def test_a_torn_line_and_foreign_lines_are_left_out(tmp_path):
     file, plugin = make(tmp_path, "torn")
     swept = sweep(file, plugin, tmp_path / "runs")
-    (manifest,) = (tmp_path / "runs" / FOLDER).iterdir()
+    (manifest,) = (tmp_path / "runs" / SWEEPS).iterdir()
     before = manifest.read_bytes()
     bad = [{"id": "../../etc", "config": {}}, {"id": "0" * 16, "config": {"nothing": 1}}, [1], {"id": 5}]
     manifest.write_bytes(before + "".join(json.dumps(line) + "\n" for line in bad).encode() + b'{"cells": [{"coor')
@@ -136,7 +136,7 @@ def test_a_repeated_sweep_adds_nothing(tmp_path):
     )
     recipe = load_recipe(str(file), runs=str(tmp_path / "runs"))
     sweeping.sweep(recipe, executor="inline")
-    (manifest,) = (tmp_path / "runs" / FOLDER).iterdir()
+    (manifest,) = (tmp_path / "runs" / SWEEPS).iterdir()
     before = manifest.read_bytes()
     assert len(before.splitlines()) == 3
     sweeping.sweep(recipe, executor="inline")

@@ -199,6 +199,15 @@ def test_small_grey_images(spec, shape):
     assert build(spec, 10, shape)(images(3, shape)).shape == (3, 10)
 
 
+def test_rebuild_takes_only_the_weights_of_its_network():
+    trained = models.build("mlp:width=8", 3, (4,), seed=5)
+    again = models.rebuild("mlp:width=8", 3, (4,), trained.state_dict())
+    assert not again.training
+    assert torch.equal(again(torch.ones(2, 4)), trained(torch.ones(2, 4)))
+    with pytest.raises(ValueError, match=r"its weights are not those of the network mlp:width=16$"):
+        models.rebuild("mlp:width=16", 3, (4,), trained.state_dict())
+
+
 def test_mlp_takes_any_shape():
     for shape in [(20,), (2, 3), DIGIT, (1, 2, 3, 4)]:
         assert build("mlp:depth=1", 3, shape)(images(4, shape)).shape == (4, 3)

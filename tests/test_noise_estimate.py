@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from logitclip.noise.estimate import MOST_CLASSES, SUREST, estimate_noise
+from logitclip.noise.estimate import LARGEST_MATRIX, SUREST, estimate_noise
 
 
 def noisy(n, classes, rate, seed=0, rule="next"):
@@ -130,7 +130,7 @@ def test_a_few_rows_say_little():
 
 def test_many_classes_have_a_rate_but_no_matrix():
     rng = np.random.default_rng(0)
-    classes = MOST_CLASSES + 1
+    classes = LARGEST_MATRIX + 1
     true = rng.integers(0, classes, 3000)
     given = np.where(rng.random(3000) < 0.2, (true + 1) % classes, true)
     found = estimate_noise(given, 0.9 * np.eye(classes)[true] + 0.1 / classes, resamples=3)

@@ -150,6 +150,11 @@ def test_columns_missing_unknown_and_new(people, fitted, caplog):
     assert "They cannot be compared with the column 'kind'" in fitted.agreement(odd, fitted.predict(odd))
     none = new.assign(kind=None)
     assert fitted.agreement(none, fitted.predict(none)) is None
+    for one, other in ((new, new[:3]), (new[:3], new)):  # the file has changed meanwhile
+        sentence = str(fitted.agreement(one, fitted.predict(other)))
+        assert sentence == (
+            f"They cannot be compared with the column 'kind': there are {len(one)} labels for {len(other)} rows."
+        )
 
 
 def test_the_index_of_a_data_frame_is_no_feature_and_mixed_values_are_text(people, tmp_path):
@@ -546,6 +551,12 @@ def test_ten_thousand_classes(tmp_path):
     assert len(model.class_names) == 10_000
     assert model.noise["matrix"] is None
     assert len(model.predict(frame.head(5))) == 5
+
+
+def test_a_folder_to_test_on_may_be_named_from_the_home(pictures, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(pictures.parent))
+    model = lc.fit(pictures, out=tmp_path, test=f"~/{pictures.name}", learner="logistic")
+    assert model.facts["test_accuracy"] > 0.8
 
 
 def test_a_folder_with_few_pictures(pictures, tmp_path):
@@ -1414,6 +1425,10 @@ def test_the_data_is_read_once(people, tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "read_table", lambda path, **options: (reads.append(path), real(path, **options))[1])
     lc.fit(people[0], "kind", out=tmp_path, find_issues=True, **QUICK)
     assert reads == [str(people[0])]
+    val, test = (shutil.copy(people[0], tmp_path / f"{name}.csv") for name in ("val", "test"))
+    reads.clear()
+    lc.fit(people[0], "kind", out=tmp_path / "beside", val=val, test=test, learner="logistic")
+    assert reads == [str(path) for path in (people[0], val, test)]
 
 
 def test_the_clip_is_searched_where_it_is_asked_for(people, tmp_path):
@@ -1458,7 +1473,7 @@ def test_images_of_val_and_test_that_cannot_be_read_do_not_count(tmp_path):
 def test_of_very_many_rows_whole_groups_or_the_latest_are_held_out(by, monkeypatch):
     from logitclip.own_data import folds
 
-    monkeypatch.setattr(folds, "MOST_CELLS", 3000)
+    monkeypatch.setattr(folds, "MOST_PREDICTIONS", 3000)
     rng = np.random.default_rng(0)
     number = rng.integers(0, 40, 2000)
     source = SimpleNamespace(labels=np.zeros(2000, int), class_names=("a", "b"), groups=None, times=None)

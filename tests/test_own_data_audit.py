@@ -5,12 +5,12 @@ import pytest
 from scipy import stats
 
 from logitclip.own_data import audit
-from logitclip.own_data.audit import NO_CLASS, REVIEWED, UNANSWERED, UNSURE, Rate
+from logitclip.own_data.audit import NO_CLASS_CODE, REVIEWED, UNANSWERED_CODE, UNSURE_CODE, Rate
 
 
 @pytest.mark.parametrize(("hits", "n"), [(0, 50), (1, 50), (5, 50), (25, 50), (50, 50), (7, 200)])
 def test_one_stratum_is_clopper_and_pearson(hits: int, n: int) -> None:
-    value, low, high = audit.combine(np.array([hits]), np.array([n]), np.array([10**7]))
+    value, low, high = audit.combine_strata(np.array([hits]), np.array([n]), np.array([10**7]))
     expected = stats.binomtest(hits, n).proportion_ci(method="exact")
     assert value == pytest.approx(hits / n)
     assert (low, high) == pytest.approx((expected.low, expected.high), abs=3e-4)
@@ -18,7 +18,7 @@ def test_one_stratum_is_clopper_and_pearson(hits: int, n: int) -> None:
 
 @pytest.mark.parametrize(("hits", "n", "size"), [(3, 20, 40), (0, 30, 60), (12, 50, 80)])
 def test_without_replacement_it_inverts_the_hypergeometric_test(hits: int, n: int, size: int) -> None:
-    _, low, high = audit.combine(np.array([hits]), np.array([n]), np.array([size]))
+    _, low, high = audit.combine_strata(np.array([hits]), np.array([n]), np.array([size]))
     inside = [
         k
         for k in range(hits, size - (n - hits) + 1)
@@ -31,11 +31,11 @@ def test_without_replacement_it_inverts_the_hypergeometric_test(hits: int, n: in
 
 
 def test_a_census_has_no_width() -> None:
-    assert audit.combine(np.array([3, 1]), np.array([10, 4]), np.array([10, 4])) == pytest.approx((4 / 14,) * 3)
+    assert audit.combine_strata(np.array([3, 1]), np.array([10, 4]), np.array([10, 4])) == pytest.approx((4 / 14,) * 3)
 
 
 def test_a_stratum_without_answers_may_have_any_rate() -> None:
-    value, low, high = audit.combine(np.array([0, 0]), np.array([10, 0]), np.array([10, 30]))
+    value, low, high = audit.combine_strata(np.array([0, 0]), np.array([10, 0]), np.array([10, 30]))
     assert (value, low, high) == pytest.approx((0.0, 0.0, 0.75))
 
 
@@ -67,7 +67,7 @@ def test_intervals_cover_at_fifty_answers_with_a_good_and_a_useless_score(rate: 
         hits = np.stack(
             [rng.hypergeometric(m, s - m, n, 100) for m, s, n in zip(marked, sizes, counts, strict=True)], 1
         )
-        _, low, high = audit.combine(hits, counts, sizes)
+        _, low, high = audit.combine_strata(hits, counts, sizes)
         covered = ((low <= wrong.mean()) & (wrong.mean() <= high)).mean()
         assert covered >= 0.9  # 95 % and two standard errors of 100 audits
 
@@ -121,7 +121,7 @@ def audited(rng: np.random.Generator, answers: int = 100):
     scores = np.where(predicted != given, 0.8, 0.05)
     strata = audit.make_strata(scores, np.zeros(1200, bool))
     asked = audit.draw(scores, strata, answers, seed=0)
-    told = np.full(1200, UNANSWERED)
+    told = np.full(1200, UNANSWERED_CODE)
     told[asked] = true[asked]
     return given, true, predicted, told, strata, asked
 
@@ -145,7 +145,7 @@ def test_report() -> None:
 def test_unsure_answers_widen_the_bounds_and_not_the_rate() -> None:
     given, _, predicted, told, strata, asked = audited(np.random.default_rng(0))
     decided = audit.report(given, predicted, told, strata, asked)
-    told[asked[:3]], told[asked[3:6]] = UNSURE, NO_CLASS
+    told[asked[:3]], told[asked[3:6]] = UNSURE_CODE, NO_CLASS_CODE
     found = audit.report(given, predicted, told, strata, asked)
     assert found.undecided == 6
     assert found.noise.answers == 94
@@ -160,7 +160,7 @@ def test_reviewed_rows_are_known_and_only_the_rest_is_uncertain() -> None:
     reviewed = np.arange(1000) < 400  # all wrong labels have been found
     strata = audit.make_strata(rng.random(1000), reviewed)
     asked = audit.draw(rng.random(1000), strata, 60, seed=0)
-    told = np.full(1000, UNANSWERED)
+    told = np.full(1000, UNANSWERED_CODE)
     told[asked], told[reviewed] = true[asked], true[reviewed]
     noise = audit.report(given, np.full(1000, -1), told, strata, asked).noise
     assert noise.value == pytest.approx(0.3)

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 import logitclip as lc
-from logitclip.data._texts import Texts
+from logitclip.data._texts import TextInputs
 from logitclip.own_data import load
 from logitclip.own_data.export import export
 
@@ -73,7 +73,7 @@ def test_a_head_on_features(bert, tmp_path, monkeypatch):
     model = lc.fit(frame, "kind", out=tmp_path / "model", **options)
     export(model, tmp_path / "model.onnx")
     session = runtime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
-    features = blocks.encode_block(encoders.build(f"hf:{bert}", "texts"), Texts(texts))
+    features = blocks.encode_block(encoders.build(f"hf:{bert}", "texts"), TextInputs(texts))
     (found,) = session.run(["probabilities"], {"features": features.astype(np.float32)})
     np.testing.assert_allclose(found, model.predict_proba(frame), atol=1e-5)
 

@@ -19,7 +19,7 @@ from reviews import BREAKING, HOSTILE, SECRET, make_images, make_model, make_tab
 from logitclip.own_data import load
 from logitclip.own_data.answers import Answer, append_answers, read_answers
 from logitclip.own_data.apply import apply_answers
-from logitclip.own_data.audit import UNSURE
+from logitclip.own_data.audit import UNSURE_CODE
 from logitclip.own_data.fitted_rows import FittedRows
 from logitclip.own_data.kind import Kind
 from logitclip.own_data.review import Review, content_policy, interleave
@@ -203,7 +203,7 @@ def test_reviewers_who_disagree_are_named(model) -> None:
     review.answer(2, digest, "class", "elm", "Ann")
     review.answer(2, digest, "class", "oak", "Bob")
     assert [a.reviewer for a in review.disagreements["3"]] == ["Ann", "Bob"]
-    assert review.answers_array()[2] == UNSURE
+    assert review.answers_array()[2] == UNSURE_CODE
 
 
 def test_those_who_disagree_are_asked_again_once(model) -> None:
@@ -338,9 +338,9 @@ def test_the_file_holds_no_markup_from_data(model, tmp_path: Path, monkeypatch: 
     blind = [item for item in data["data"]["items"] if item["audit"]]
     assert len(blind) == 30
     assert all(item["given"] is None and item["hidden"]["given"] for item in blind)
-    monkeypatch.setattr("logitclip.own_data.review.MOST_ROWS", 50)
+    monkeypatch.setattr("logitclip.own_data.review.PAGE_ROWS", 50)
     assert review.write_page(tmp_path / "small.html") == (50, 70)
-    monkeypatch.setattr("logitclip.own_data.review.MOST_BYTES", 10_000)
+    monkeypatch.setattr("logitclip.own_data.review.PAGE_BYTES", 10_000)
     count, left = review.write_page(tmp_path / "small.html")
     assert 0 < count < 20
     assert count + left == 120

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +11,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from disk import everything_in
 from reviews import make_images, make_model, make_table, open_review
 
 from logitclip.own_data import fitting, load
 from logitclip.own_data.annotators import GROUP, LABEL, WEIGHT, fuse_data
 from logitclip.own_data.answers import Answer, append_answers
-from logitclip.own_data.apply import correct_data
+from logitclip.own_data.apply import apply_answers, correct_data
+from logitclip.own_data.source import Options, look
+from logitclip.runs.claims import Claimed, claim
 
 
 def crowd(folder: Path, seed: int = 0) -> tuple[Path, np.ndarray]:
@@ -120,10 +124,42 @@ def test_an_interrupted_round_is_finished_by_the_same_command(tmp_path: Path, mo
         at_the_end.setattr(fitting, "write_issues", full)
         with pytest.raises(OSError, match="no room"):
             fit(data, answers=model.folder, out=model.folder, options=options)
-    fit(data, answers=model.folder, out=model.folder, options=options)
-    assert "was interrupted: it is finished first" in caplog.text
+    append_answers(tmp_path / "more.jsonl", [Answer("3", review.rows.digest(2), "class", "elm", "Bob")])
+    fit(data, answers=tmp_path / "more.jsonl", out=model.folder, options=options)
+    assert "was interrupted: it is finished first, with the answers that it had." in caplog.text
+    assert "Newer answers are kept; repeat the command to use them." in caplog.text
     assert len(load(model.folder).issues) == len(pd.read_csv(data)) - 1
     assert open_review(load(model.folder)).checked.sum() == 1
+    fit(data, answers=model.folder, out=model.folder, options=options)
+    assert open_review(load(model.folder)).checked.sum() == 2
+
+
+def test_data_for_the_next_fit_is_written_only_by_who_holds_the_folder(tmp_path: Path) -> None:
+    from logitclip.cli.own_data import FitOptions, fit
+
+    table, out, quick = make_table(tmp_path), tmp_path / "model", FitOptions(learner="logistic")
+    path, _ = crowd(tmp_path)
+    model = make_model(table, out, label="kind", learner="logistic")
+    append_answers(out / "answers.jsonl", [Answer("1", open_review(model).rows.digest(0), "class", "oak", "Ann")])
+    before = everything_in(out)
+    with claim(out):
+        for options in ({"answers": out}, {"annotators": "ann,bob,eve"}):
+            with pytest.raises(Claimed, match=f"trained by process {os.getpid()}"):
+                fit(table if "answers" in options else path, out=out, options=quick, **options)
+        assert {name: content for name, content in everything_in(out).items() if name != "claim"} == before
+
+
+def test_files_that_fit_did_not_write_are_not_replaced_by_fused_answers(tmp_path: Path) -> None:
+    from logitclip.cli.own_data import fit
+
+    path, _ = crowd(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "annotators.csv").write_text("my own notes", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"annotators\.csv is a file that `fit` did not write"):
+        fit(path, annotators="ann,bob,eve", out=tmp_path / "mine")
+    with pytest.raises(ValueError, match="There is no column 'joe'"):
+        fit(path, annotators="ann,joe", out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_command_fits_on_answers_and_says_what_the_round_brought(tmp_path: Path, capsys) -> None:
@@ -211,6 +247,24 @@ def test_rounds_on_a_folder_of_images(tmp_path: Path, capsys) -> None:
     assert sorted(wrong["label"]) == ["dark", "light"]  # pictures 0 and 9 were in the other folder
     assert sorted(path.relative_to(photos) for path in photos.rglob("*")) == before
     assert len(load(model.folder).predict(photos)) == 36
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet"])
+def test_names_that_are_formulas_come_back_as_they_were(tmp_path: Path, kind: str) -> None:
+    photos, classes = tmp_path / "photos", {"dark": "=dark", "light": "'+light"}
+    for old, new in classes.items():
+        (make_images(photos) / old).rename(photos / new)
+    model = make_model(photos, tmp_path / "model", learner="logistic")
+    review = open_review(model)
+    names, labels = list(review.rows.names), [review.class_names[k] for k in review.given]
+    for i, label in ((0, "'+light"), (1, labels[1])):
+        review.answer(i, review.rows.digest(i), "class", label, "Ann")
+    apply_answers(review.rows, review.settled, tmp_path / f"list.{kind}")
+    again = look(tmp_path / f"list.{kind}", "label", Options(image="file", folder=str(photos)))
+    assert list(again.rows.names) == names
+    assert [again.class_names[k] for k in again.labels] == ["'+light", *labels[1:]]
+    assert again.reviewed is not None
+    assert again.reviewed.sum() == 2
 
 
 def test_reviewed_labels_count_more_in_the_search_for_a_clip(tmp_path: Path, monkeypatch) -> None:

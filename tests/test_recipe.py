@@ -31,7 +31,7 @@ from logitclip.registry import Registry
 from logitclip.runs.config import RunConfig, plugins_ignored
 from logitclip.runs.results import Result
 from logitclip.studies import measures, tuning
-from logitclip.studies.recipe import FOLDER, STATISTICS, load_recipe, read_published, recipe_names, recipe_scales
+from logitclip.studies.recipe import MEASURES, RECIPES, load_recipe, read_published, recipe_names, recipe_scales
 
 # -- what the paper says, with every knob written out ------------------------------------------------------------------
 
@@ -435,7 +435,7 @@ def test_recipes_of_ours_have_no_published_numbers() -> None:
 
 def test_statistics_are_numbers_of_a_result() -> None:
     of_results = {field.name for field in dataclasses.fields(Result)}
-    assert {*STATISTICS} - {"temp"} - {"gain", "rank"} - {*measures._MEASURES} <= of_results
+    assert {*MEASURES} - {"temp"} - {"gain", "rank"} - {*measures._MEASURES} <= of_results
 
 
 # -- the loader --------------------------------------------------------------------------------------------------------
@@ -744,7 +744,7 @@ def test_whatever_is_in_a_recipe_it_is_a_recipe_or_a_sentence(data: st.DataObjec
     with mock.patch("logitclip.studies.recipe.tomllib.loads", return_value=content):
         for scale in ("full", "small"):
             with contextlib.suppress(ValueError):
-                load_recipe(str(FOLDER / "quickstart.toml"), scale)
+                load_recipe(str(RECIPES / "quickstart.toml"), scale)
 
 
 @pytest.mark.parametrize("json_", [True, False])

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import re
 import signal
 import time
 from dataclasses import replace
@@ -20,11 +21,12 @@ from disk import read_rows
 from logitclip import data, engine, files
 from logitclip.data.augment import transform
 from logitclip.methods.standard import Standard
-from logitclip.runs import checkpoints, claims
+from logitclip.runs import checkpoints, claims, listing
 from logitclip.runs import train as training
 from logitclip.runs.config import RunConfig
-from logitclip.runs.results import Result, read_result
-from logitclip.runs.train import _with_devices_of_torchrun, build_model, prepare, train
+from logitclip.runs.results import Failure, Result, read_result
+from logitclip.runs.train import _with_devices_of_torchrun, build_model, prepare, rebuild_network, train
+from logitclip.studies.queue import attempt
 
 SMALL = RunConfig(
     noise="symmetric:rate=0.5",
@@ -668,6 +670,35 @@ def test_what_is_out_of_range_is_refused_before_anything_is_written(tmp_path, ch
         train(in_folder(tmp_path, "a", **change))
     assert str(caught.value).startswith(message)
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"balance": True, "method": "sop"}, "SOP has its own objective"),
+        ({"model": "mlp:depth=100000000"}, "depth must be at most 1,000, got 100,000,000."),
+        ({"model": "mlp:width=100000000000", "tensorboard": True}, "Training ran out of memory."),
+        ({"augment": "flip_crop:padding=1000000"}, "padding must be between 0 and 8"),
+    ],
+)
+def test_a_run_that_is_refused_late_leaves_no_folder(tmp_path, change, message):
+    config = in_folder(tmp_path, "a", **change)
+    with pytest.raises((ValueError, MemoryError), match=re.escape(message)):
+        train(config)
+    assert not (tmp_path / "a" / config.id).exists()
+    found = attempt(config, tmp_path / "a" / config.id, None)  # in a study it is a failure, to list and to remove
+    assert isinstance(found, Failure)
+    run = listing.read_run(tmp_path / "a" / config.id)
+    assert (run.status, run.config) == ("failed", config.resolve())
+    assert listing.remove(run) > 0
+
+
+def test_a_network_that_is_not_known_here_is_no_damage(tmp_path):
+    config = in_folder(tmp_path, "a", epochs=1)
+    result = train(config)
+    other = replace(result, config={**result.config, "model": "mynet"})
+    with pytest.raises(ValueError, match=r"^Unknown model 'mynet'"):
+        rebuild_network(other, data.load(str(result.config["data"])))
 
 
 def test_a_run_that_lost_its_claim_stops_before_it_writes(tmp_path):

@@ -488,7 +488,7 @@ def test_trials_that_fail_are_said_and_tried_again(typed, monkeypatch) -> None:
     monkeypatch.setattr(queue, "train", broken)
     code, out, err = typed("--option", "lr", "--values", "0.1,0.2")
     assert (code, out, len(calls)) == (3, "", 2)
-    assert "and 1 more: RuntimeError: no memory See " in err
+    assert "and 1 more: RuntimeError: no memory. See " in err
     assert err.endswith("logitclip: No value can be chosen: all trials failed.\n")
     monkeypatch.setattr(queue, "train", real)  # the cause has passed
     assert typed("--option", "lr", "--values", "0.1,0.2")[0] == 0

@@ -17,9 +17,9 @@ import os
 import shutil
 import stat
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -49,30 +49,35 @@ def write(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def open_to_write(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that the user named, as `write` does, for content that comes in pieces; see `write`."""
+def open_to_write(path: Path) -> Iterator[Callable[[bytes], None]]:
+    """Yield a function that writes the next piece of a file that the user named; see `write`."""
     if not path.name:
         raise ValueError(f"{path} is a folder: name a file in it.")
-    if path.exists() and not path.is_file() and not path.is_dir():
-        with explain_errors(path), path.open("wb") as stream:
-            yield stream
-        return
-    target = Path(os.path.realpath(path))
-    scratch = scratch_name(target)
+    device = path.exists() and not path.is_file() and not path.is_dir()
+    target = path if device else Path(os.path.realpath(path))
+    scratch = target if device else scratch_name(target)
+    with explain_errors(path):
+        make_folder(target.parent)
+        stream = scratch.open("wb")
+
+    def write_piece(content: bytes) -> None:
+        with explain_errors(path):
+            stream.write(content)
+
     try:
+        yield write_piece
         with explain_errors(path):
-            make_folder(target.parent)
-            stream = scratch.open("wb")
-        with stream:
-            yield stream
-            with explain_errors(path):
-                stream.flush()
+            stream.flush()
+            if not device:
                 os.fsync(stream.fileno())
-        with explain_errors(path):
-            scratch.replace(target)
-            sync_folder(target.parent)
+                stream.close()
+                scratch.replace(target)
+                sync_folder(target.parent)
     finally:
-        scratch.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the rest does not fit either
+            stream.close()
+        if not device:
+            scratch.unlink(missing_ok=True)
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -109,7 +114,7 @@ def stage(folder: Path, contents: Mapping[str, bytes]) -> Iterator[dict[str, Pat
             with explain_errors(folder / name):
                 make_folder(folder)
                 write_synced(paths[name], content)
-        with explain_errors(folder):
+        with explain_errors(folder, "Some of its files may be new: repeat the command."):
             yield dict(paths)
     finally:
         for path in paths.values():
@@ -149,13 +154,13 @@ def remove(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def explain_errors(path: Path) -> Iterator[None]:
-    """Raise an OSError of the block as `CannotWrite`, with a sentence that names `path`."""
+def explain_errors(path: Path, state: str = "Earlier files are intact.") -> Iterator[None]:
+    """Raise an OSError of the block as `CannotWrite`; it names `path`, and says in which state the files are."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise CannotWrite(f"Cannot write {path}: {reason}. Earlier files are intact.") from error
+        raise CannotWrite(f"Cannot write {path}: {reason}. {state}") from error
 
 
 def scratch_name(path: Path) -> Path:

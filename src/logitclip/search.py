@@ -25,7 +25,7 @@ NOTHING_LEARNT = (
     "No trial is better than chance, so the choice means nothing. Train longer, on more examples or with another "
     "learning rate."
 )
-ERRORS = 1.5  # accuracies within this many standard errors of the best count as ties
+TIED_WITHIN = 1.5  # accuracies within this many standard errors of the best count as ties
 HELD_OUT = 0.51  # share of the examples to validate on; five trials on the rest cost a quarter of the paper's grid
 
 
@@ -184,7 +184,7 @@ def score_trials(done: Mapping[float, Trial | None]) -> dict[float, Score | None
 
 
 def contenders(done: Mapping[float, Trial | None]) -> list[float]:
-    """Return the values whose validation accuracy is within `ERRORS` standard errors of the highest, that one first.
+    """Return the values whose validation accuracy is within `TIED_WITHIN` standard errors of the best, which is first.
 
     The standard error is that of the difference between two models on the same examples. It is large where validation
     accuracy says little: under asymmetric noise, right and wrong predictions alike agree with many of the noisy labels.
@@ -201,7 +201,7 @@ def contenders(done: Mapping[float, Trial | None]) -> list[float]:
     def near(value: float) -> bool:
         difference = right[first].astype(float) - right[value]
         error = float(difference.std()) / math.sqrt(len(difference))
-        return trials[first].accuracy - trials[value].accuracy <= ERRORS * error
+        return trials[first].accuracy - trials[value].accuracy <= TIED_WITHIN * error
 
     return [first, *(value for value in trials if value != first and near(value))]
 

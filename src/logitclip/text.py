@@ -23,6 +23,8 @@ def printable(text: str) -> str:
 def guard_formula(text: str) -> str:
     """Keep spreadsheets from reading the text of a CSV cell as a formula: a quote comes first.
 
+    It is for lists that people look at, such as issues.csv; data that `fit` may read has its values as they are.
+
     >>> guard_formula("=HYPERLINK(1)"), guard_formula("ce"), guard_formula("-1.5")
     ("'=HYPERLINK(1)", 'ce', '-1.5')
     """

@@ -28,7 +28,7 @@ T = TypeVar("T")
 Flag = Annotated[FlagCreatePairsOff[bool], arg(help_behavior_hint="")]  # without a --no- form
 Text = Annotated[str | None, arg(metavar="TEXT", help_behavior_hint="")]
 File = Annotated[Path | None, arg(metavar="PATH", help_behavior_hint="")]
-Whole = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
+OptionalInt = Annotated[int | None, arg(metavar="INT", help_behavior_hint="")]
 Number = Annotated[float | None, arg(metavar="FLOAT", help_behavior_hint="")]
 Plugins = Annotated[tuple[str, ...], arg(metavar="FILE", help_behavior_hint="")]
 Root = Annotated[File, arg(help="The folder with the data; $LOGITCLIP_DATA or ./data if not given.")]
@@ -50,7 +50,7 @@ class Place:
 
     executor: Executor = "local"
     """Where to run: processes on this machine (local), only this process (inline), or a Ray cluster (ray)."""
-    jobs: Whole = None
+    jobs: OptionalInt = None
     """Number of runs at the same time; as many as fit if not given."""
     per_device: int = 1
     """Number of runs that share a GPU."""

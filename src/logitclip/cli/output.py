@@ -86,7 +86,7 @@ def _keep_whole(table: Table, console: Console, *, every: bool) -> None:
     for column in table.columns:
         longest = max(console.measure(cell, options=wide).maximum for cell in (column.header, *column.cells))
         column.min_width = longest if column.no_wrap or every else min(longest, column.min_width or 12)
-        needed += column.min_width + 3  # at most so much between two columns
+        needed += column.min_width + 3  # 3: the most between two columns
     console.width = max(console.width, needed)
 
 

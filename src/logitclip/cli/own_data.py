@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import time
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from rich.markup import escape
 from tyro.conf import Positional, arg
 
-from logitclip.cli.options import File, Flag, ModelFolder, ModelPlugins, Number, Plugins, Text, Whole
+from logitclip.cli.options import File, Flag, ModelFolder, ModelPlugins, Number, OptionalInt, Plugins, Text
 from logitclip.cli.output import Exit, fail, make_table, show, show_json, tell
 from logitclip.cli.review import correct, fuse, name_plugins, show_round
 from logitclip.cli.terminal import EncodingBar
@@ -77,9 +78,9 @@ class FitOptions:
     """The network's loss, as in gce:q=0.7."""
     model: Text = None
     """The network, instead of the one that fits the data."""
-    epochs: Whole = None
+    epochs: OptionalInt = None
     """Passes of the network over the data."""
-    batch_size: Whole = None
+    batch_size: OptionalInt = None
     """Examples in a batch of the network."""
     lr: Number = None
     """Learning rate of the network."""
@@ -95,19 +96,19 @@ class FitOptions:
     @property
     def columns(self) -> Json:
         """The options that name columns or where their files are."""
-        return {name: getattr(self, name) for name in COLUMNS}
+        return {name: getattr(self, name) for name in COLUMN_OPTIONS}
 
 
-COLUMNS = ("text", "image", "folder", "drop", "weight", "group", "time")
+COLUMN_OPTIONS = ("text", "image", "folder", "drop", "weight", "group", "time")
 DEFAULTS = FitOptions()
-Options = Annotated[FitOptions, arg(name="")]
+FitFlags = Annotated[FitOptions, arg(name="")]
 
 
 def fit(
     data: Data,
     /,
     *,
-    options: Options = DEFAULTS,
+    options: FitFlags = DEFAULTS,
     answers: File = None,
     annotators: Text = None,
     item: Text = None,
@@ -136,18 +137,20 @@ def fit(
         json: Print the facts of the model as one JSON object on stdout.
     """
     load_plugins(options.plugin)
-    columns, corrected = options.columns, None
-    if answers is not None:
-        corrected = correct(data, answers, out)
-        fitted_with = {name: columns.get(name) or value for name, value in corrected.columns.items()}
-        data, columns = corrected.path, columns | fitted_with
-        encoder = corrected.encoder if options.encoder == "none" else options.encoder
-        options = replace(options, label=corrected.label, encoder=encoder)
-    elif annotators or item or annotator or answer:
-        named = {"item": item, "annotator": annotator, "answer": answer}
-        data, label = fuse(data, out, columns, annotators=_names(annotators), **named)
-        options = replace(options, label=label)
-    fitted = _fit(data, options, out=out, **columns)
+    out, columns, corrected = out.expanduser(), options.columns, None
+    named = {"item": item, "annotator": annotator, "answer": answer}
+    makes_data = answers is not None or bool(annotators) or any(named.values())
+    with _claim(out) if makes_data else contextlib.nullcontext():
+        if answers is not None:
+            corrected = correct(data, answers, out)
+            fitted_with = {name: columns.get(name) or value for name, value in corrected.columns.items()}
+            data, columns = corrected.path, columns | fitted_with
+            encoder = corrected.encoder if options.encoder == "none" else options.encoder
+            options = replace(options, label=corrected.label, encoder=encoder)
+        elif makes_data:
+            data, label = fuse(data, out, columns, annotators=_names(annotators), **named)
+            options = replace(options, label=label)
+        fitted = _fit(data, options, out=out, claimed=makes_data, **columns)
     if json:
         show_json(fitted.facts)
         return
@@ -166,7 +169,7 @@ def fit(
 
 
 def issues(
-    data: Data, /, *, options: Options = DEFAULTS, out: Out = Path("issues"), fast: Flag = False, json: Flag = False
+    data: Data, /, *, options: FitFlags = DEFAULTS, out: Out = Path("issues"), fast: Flag = False, json: Flag = False
 ) -> None:
     """Find the labels of your own data that are probably wrong.
 
@@ -274,12 +277,21 @@ def _write_predictions(parts: Iterable[pd.DataFrame], out: Path, compared: Agree
     from logitclip.own_data.model import as_csv
 
     rows = 0
-    with open_to_write(out) as file:
+    with open_to_write(out) as write:
         for found in parts:
-            file.write(as_csv(found, header=not rows))
+            write(as_csv(found, header=not rows))
             compared.add(found)
             rows += len(found)
     return rows
+
+
+def _claim(out: Path) -> contextlib.AbstractContextManager[None]:
+    """Claim the model folder for the data that is made there, and for the fit on it."""
+    from logitclip.own_data.annotators import FUSED, RELIABILITY
+    from logitclip.own_data.apply import CORRECTED_FILE
+    from logitclip.own_data.fitting import claim_folder
+
+    return claim_folder(out, (CORRECTED_FILE, FUSED, RELIABILITY))
 
 
 def _fit(data: Path, options: FitOptions, **others: Any) -> Model:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from logitclip.own_data.review import Review
 
 Data = Annotated[File, arg(help="The data of the model, if it is no longer where the model was fitted.")]
-Count = Annotated[int, arg(metavar="INT")]
+PlainInt = Annotated[int, arg(metavar="INT")]
 
 NAMED = 10  # rows that are named in a message
 
@@ -37,11 +37,11 @@ def review(
     model: ModelFolder,
     /,
     *,
-    audit: Count = 0,
+    audit: PlainInt = 0,
     answers: File = None,
     out: Annotated[File, arg(aliases=["-o"])] = None,
     data: Data = None,
-    port: Count = 0,
+    port: PlainInt = 0,
     no_browser: Flag = False,
     report: Flag = False,
     plugin: ModelPlugins = (),
@@ -65,7 +65,7 @@ def review(
     """
     from logitclip.own_data import load
     from logitclip.own_data.answers import ANSWERS, merge_answers, read_answers_csv
-    from logitclip.own_data.audit import LEAST_ANSWERS, SHARES
+    from logitclip.own_data.audit import LEAST_ANSWERS, STRATA
     from logitclip.own_data.fitted_rows import FittedRows
     from logitclip.own_data.review import Review
 
@@ -80,7 +80,7 @@ def review(
     _warn(state)
     if 0 < audit < len(state.asked):
         tell(
-            f"--audit {audit} asks {len(state.asked):,} rows: at least {LEAST_ANSWERS} from each of {len(SHARES)} "
+            f"--audit {audit} asks {len(state.asked):,} rows: at least {LEAST_ANSWERS} from each of {len(STRATA)} "
             "groups by score, and never fewer than before."
         )
     if out is not None:

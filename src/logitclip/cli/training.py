@@ -55,7 +55,7 @@ def train(
         raise
     except Diverged as error:
         bar.stop()
-        record_failure(Path(config.runs) / config.id, str(error), final=True)
+        record_failure(Path(config.runs) / config.id, config, str(error), final=True)
         fail(Exit.FAILED, str(error))
     finally:
         bar.stop()

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.text import Text as RichText
 from tyro.conf import arg
 
-from logitclip.cli.options import Flag, Place, Quiet, RunOptions, Text, Verbose, Whole
+from logitclip.cli.options import Flag, OptionalInt, Place, Quiet, RunOptions, Text, Verbose
 from logitclip.cli.output import Exit, fail, make_table, show, show_json
 from logitclip.cli.terminal import SweepBoard, announce, result_table
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
@@ -38,7 +38,7 @@ class SearchOptions:
     """Run an Optuna study between these bounds, as in 0.1,10."""
     linear: Flag = False
     """In a study, sample uniformly instead of log-uniformly."""
-    trials: Whole = None
+    trials: OptionalInt = None
     """Number of trials of a study, including those in its storage; 20 if not given."""
     storage: Text = None
     """Where a study is kept: a file, a journal (a name that ends in .log), or any SQL address."""
@@ -187,20 +187,20 @@ def _score_in_points(score: Score | None) -> Json:
 def tried_table(tried: Tried) -> Group:
     """Return a table of the tried values, and why one of them was chosen."""
 
-    from logitclip.search import ERRORS
+    from logitclip.search import TIED_WITHIN
 
     option, scores, best, parts = tried.option, tried.scores, tried.best, tried.parts
     equal = sum(score == scores[best] for score in scores.values())
     tied = sum(part is not None and part.contender for part in parts.values())
     if tied > 1:
-        reason = f"the highest score of {tied} values within {ERRORS:g} standard errors of the highest accuracy"
+        reason = f"the highest score of {tied} values within {TIED_WITHIN:g} standard errors of the highest accuracy"
     elif equal > 1:
         reason = f"the first tried of {equal} values with the highest accuracy"
     else:
         reason = "the highest accuracy"
     named = {value: f"{value:g}" if isinstance(value, float) else escape(str(value)) for value in scores}
     names = {"gap": "- gap to training labels", "outvoted": "- outvoted", "score": "= score"} if parts else {}
-    heads = [*names.values(), f"within {ERRORS:g} errors"] if parts else []
+    heads = [*names.values(), f"within {TIED_WITHIN:g} errors"] if parts else []
     table = make_table("Values tried", option, "accuracy on held-out labels", *heads, "")
     for value, score in scores.items():
         cells = ["failed" if score is None else f"{score:.2f}"]

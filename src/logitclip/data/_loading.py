@@ -70,7 +70,7 @@ def hold_out(
 
 
 def limit_examples(dataset: Dataset, train: int, test: int) -> Dataset:
-    """Keep so many training and test examples, a fixed random choice that is the same for every seed; 0 keeps all."""
+    """Keep `train` and `test` examples, a fixed random choice that is the same for every seed; 0 keeps all."""
     if train:
         index = choose_examples(len(dataset.train), train, "train")
         label_sets = {name: labels[index] for name, labels in dataset.label_sets.items()}

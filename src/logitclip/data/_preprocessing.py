@@ -34,7 +34,7 @@ TERMS: tuple[dict[str, Any], ...] = (  # of short texts, and of others
     {"analyzer": "char_wb", "ngram_range": (2, 4)},
     {"token_pattern": r"\w+|[^\w\s]", "ngram_range": (1, 2)},
 )
-LARGEST = 1e150  # the squares of larger numbers overflow
+LARGEST_NUMBER = 1e150  # the squares of larger numbers overflow
 TRUSTED = ("numpy.dtype",)  # what a saved preprocessor may hold beside scikit-learn's own transformers
 
 CYCLES = {"year": 365.2425, "week": 7.0, "day": 1.0}  # in days
@@ -321,7 +321,7 @@ def _values(name: str, column: Column, kind: ColumnKind) -> np.ndarray:
             if wrong:
                 raise ValueError(f"Column {name!r} held numbers when the model was fitted, now it holds {wrong[0]!r}.")
             column = np.array([*map(float, column.values), np.nan])[column.codes]
-        return np.clip(np.where(np.isfinite(column), column, np.nan), -LARGEST, LARGEST)
+        return np.clip(np.where(np.isfinite(column), column, np.nan), -LARGEST_NUMBER, LARGEST_NUMBER)
     text = as_text(column)
     return np.array([*text.values, "" if kind == "text" else "<missing>"], dtype=object)[text.codes]
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 
-class Texts:
+class TextInputs:
     """A text for each example; `texts[index]` with a tensor of positions is a list of strings.
 
     >>> import torch
-    >>> Texts(["one", "two", "three"])[torch.tensor([2, 0])]
+    >>> TextInputs(["one", "two", "three"])[torch.tensor([2, 0])]
     ['three', 'one']
     """
 
@@ -24,10 +24,10 @@ class Texts:
     def __getitem__(self, index: Tensor) -> list[str]:
         return [self.values[i] for i in index.tolist()]
 
-    def join(self, others: Texts) -> Texts:
+    def join(self, others: TextInputs) -> TextInputs:
         """Return these texts and then the others."""
-        return Texts(self.values + others.values)
+        return TextInputs(self.values + others.values)
 
-    def select(self, index: Tensor) -> Texts:
+    def select(self, index: Tensor) -> TextInputs:
         """Return the texts at `index`."""
-        return Texts(self[index])
+        return TextInputs(self[index])

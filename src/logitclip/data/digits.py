@@ -38,7 +38,7 @@ def digits(root: str | Path | None = None) -> Dataset:
     >>> data.train.x.shape, len(data.test)
     (torch.Size([1400, 1, 8, 8]), 397)
     """
-    rows = _rows()
+    rows = _read_pixels()
     # Grey levels 0..16 become 0..240: bytes, and no rounding.
     x = torch.from_numpy((15 * rows[:, :-1]).astype(np.uint8)).view(-1, 1, 8, 8)
     y = torch.from_numpy(rows[:, -1].astype(np.int64))
@@ -47,7 +47,7 @@ def digits(root: str | Path | None = None) -> Dataset:
     return Dataset(name="digits", train=train, test=test, num_classes=10, class_names=tuple("0123456789"))
 
 
-def _rows() -> np.ndarray:
+def _read_pixels() -> np.ndarray:
     """Return the grey levels and the label of each digit, [1797, 65]."""
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:

@@ -28,7 +28,7 @@ from logitclip.data._images import ImageFiles, own_image_defaults
 from logitclip.data._listings import Listing, image_dataset
 from logitclip.data._loading import Part, stratified_split
 from logitclip.data._preprocessing import Preprocessor
-from logitclip.data._texts import Texts
+from logitclip.data._texts import TextInputs
 from logitclip.data.dataset import DATASETS, Dataset, Defaults, Split, locate, reads, with_defaults
 from logitclip.registry import suggest
 
@@ -230,11 +230,11 @@ def _split_rows(columns: Columns, path: str | Path, labels: Tensor, roles: Roles
     return torch.from_numpy(train), torch.from_numpy(test)
 
 
-def join_texts(columns: Columns, names: Sequence[str]) -> Texts:
+def join_texts(columns: Columns, names: Sequence[str]) -> TextInputs:
     """Join the text columns row by row, a line each; a missing text is left out."""
     found = [as_text(columns[name]) for name in names]  # type: ignore[arg-type]  # `require_column` has checked them
     lines = [np.array([*text.values, ""], dtype=object)[text.codes] for text in found]
-    return Texts(["\n".join(line for line in row if line) for row in zip(*lines, strict=True)])
+    return TextInputs(["\n".join(line for line in row if line) for row in zip(*lines, strict=True)])
 
 
 def image_listing(columns: Columns, path: Path, folder: Path, label: str, image: str) -> Listing:

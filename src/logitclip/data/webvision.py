@@ -16,7 +16,7 @@ from logitclip.data.dataset import DATASETS, Dataset, Split, locate, with_defaul
 log = logging.getLogger(__name__)
 
 MINI = 50  # classes of the usual small version
-PAGE = "https://data.vision.ee.ethz.ch/cvl/webvision/dataset2017.html"
+SITE = "https://data.vision.ee.ethz.ch/cvl/webvision/dataset2017.html"
 
 
 @DATASETS.register
@@ -46,19 +46,19 @@ def webvision(
     places = (Path(root), Path(root) / "webvision")
     folder = next((place for place in places if (place / "info").is_dir()), None)
     if folder is None:
-        raise ValueError(f"There is no WebVision in {places[0]} or {places[1]} (no folder 'info'); get it from {PAGE}.")
+        raise ValueError(f"There is no WebVision in {places[0]} or {places[1]} (no folder 'info'); get it from {SITE}.")
     synsets = [line for _, line in read_lines(folder / "info" / "synsets.txt")]
     kept = synsets[:MINI] if subset == "mini" else synsets
 
     sources = ["google"] if subset == "mini" else ["google", "flickr"]
     lists = [folder / "info" / f"train_filelist_{source}.txt" for source in sources]
-    parts = [collect(Listing(file, folder, _rows(file, len(kept), len(synsets))), kept) for file in lists]
+    parts = [collect(Listing(file, folder, _read_kept(file, len(kept), len(synsets))), kept) for file in lists]
     names, labels = [name for part, _ in parts for name in part], torch.cat([part for _, part in parts])
     check_every_class(labels, kept, " and ".join(map(str, lists)))
 
     if test == "webvision":
         file = folder / "info" / "val_filelist.txt"
-        tested = Listing(file, folder / "val_images_256", _rows(file, len(kept), len(synsets)))
+        tested = Listing(file, folder / "val_images_256", _read_kept(file, len(kept), len(synsets)))
     else:
         given = (locate(ilsvrc, root),) if ilsvrc else tuple(place / "ilsvrc12" for place in (Path(root), folder))
         tested = _ilsvrc(next((place for place in given if place.exists()), given[0]), synsets, len(kept))
@@ -84,7 +84,7 @@ def _name(synset: str) -> str:
     return names.partition(",")[0].strip() or wnid
 
 
-def _rows(file: Path, kept: int, known: int) -> Iterator[tuple[int, str, str]]:
+def _read_kept(file: Path, kept: int, known: int) -> Iterator[tuple[int, str, str]]:
     """Yield the lines of the first `kept` classes, skipping other known classes; unknown labels stay, to be refused."""
     skipped = {str(i) for i in range(kept, known)}
     return (row for row in read_list(file) if row[2] not in skipped)
@@ -113,4 +113,4 @@ def _ilsvrc(place: Path, synsets: Sequence[str], kept: int) -> Listing:
         raise ValueError(f"The classes of {file} are in the order of their WordNet ids, and info/synsets.txt is not.")
     first = next((name for _, name, _ in read_list(file)), "")
     nested = not (file.parent / first).exists() and (file.parent / "val" / first).exists()
-    return Listing(file, file.parent / "val" if nested else file.parent, _rows(file, kept, len(wnids)))
+    return Listing(file, file.parent / "val" if nested else file.parent, _read_kept(file, kept, len(wnids)))

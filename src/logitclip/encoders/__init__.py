@@ -19,7 +19,7 @@ from logitclip.files import Json, sha256_once
 from logitclip.registry import Registry, attach
 
 __all__ = [
-    "AUTO",
+    "AUTO_ENCODERS",
     "ENCODERS",
     "HEAD",
     "Encoder",
@@ -38,10 +38,11 @@ Kind = InputKind  # its older name, which plugins import
 F = TypeVar("F", bound=Callable[..., Any])
 
 # What `auto` stands for; docs/photos_and_texts.md says why.
-AUTO: Mapping[InputKind, str] = {
+AUTO_ENCODERS: Mapping[InputKind, str] = {
     "images": "hf:name=facebook/dinov2-small",
     "texts": "hf:name=intfloat/multilingual-e5-small,prompt=query:",
 }
+AUTO = AUTO_ENCODERS  # its older name, which plugins may import
 
 # Defaults of a run on features, decided on noisy validation labels; docs/photos_and_texts.md has the numbers.
 HEAD: Mapping[str, Any] = {

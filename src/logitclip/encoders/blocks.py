@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from logitclip.data._texts import Texts
+from logitclip.data._texts import TextInputs
 from logitclip.encoders import Encoder
 from logitclip.encoders.features import InputBlock, Inputs, read_examples
 
 log = logging.getLogger(__name__)
 
 BATCH = 32  # examples; on a GPU four times as many
-READERS = 4  # threads that read and prepare examples
+READING_THREADS = 4
 AHEAD = 3  # batches that are prepared in advance
 RETRIES = 3  # of a block whose Ray actor was lost
 
@@ -37,13 +37,13 @@ def encode_block(encode: Encoder, inputs: Inputs) -> np.ndarray:
     Texts are batched by length. One thread computes, so that the last bits do not depend on the number of cores.
     """
     order = range(len(inputs))
-    if isinstance(inputs, Texts):
+    if isinstance(inputs, TextInputs):
         order = sorted(order, key=lambda i: len(inputs.values[i]))
     size = BATCH if not torch.accelerator.is_available() else 4 * BATCH
     batches = [list(order[start : start + size]) for start in range(0, len(inputs), size)]
     found = np.full((len(inputs), encode.width), np.nan, dtype=np.float32)
     read = read_examples(inputs, encode.size)
-    with _one_thread(), ThreadPoolExecutor(READERS) as readers:
+    with _one_thread(), ThreadPoolExecutor(READING_THREADS) as readers:
         waiting: deque[tuple[list[int], list[Future[Any]]]] = deque()
         for batch in [*batches, *[None] * AHEAD]:
             if batch is not None:

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from logitclip import files
 from logitclip.data._images import ImageFiles
-from logitclip.data._texts import Texts
+from logitclip.data._texts import TextInputs
 from logitclip.data.dataset import Examples
 from logitclip.encoders import InputKind, identify
 
@@ -39,9 +39,9 @@ FORMAT = 1
 WAIT = 7 * 24 * 3600.0  # seconds to wait for another process that computes the same features
 UNUSED = 24 * 3600.0  # seconds that features wait for their first run
 ABOUT, USERS, LOCK = "about.json", "users.txt", "lock"
-LARGEST = 65504.0  # of float16
+LARGEST_FLOAT16 = 65504.0
 
-Inputs = Tensor | ImageFiles | Texts
+Inputs = Tensor | ImageFiles | TextInputs
 InputBlock = tuple[int, Inputs]
 Compute = Callable[[Iterator[InputBlock]], Iterable[tuple[int, np.ndarray]]]  # features of blocks, in any order
 OnRows = Callable[[int, int], None]  # rows done so far, all rows
@@ -66,7 +66,7 @@ def input_kind(inputs: Examples) -> InputKind:
     Raises:
         ValueError: If they are neither images nor texts.
     """
-    if isinstance(inputs, Texts):
+    if isinstance(inputs, TextInputs):
         return "texts"
     if isinstance(inputs, ImageFiles) or (
         isinstance(inputs, Tensor) and inputs.dtype == torch.uint8 and inputs.dim() == 4
@@ -82,7 +82,7 @@ def digest_inputs(inputs: Inputs) -> str:
     if isinstance(inputs, Tensor):
         found.update(f"{tuple(inputs.shape)}".encode())
         found.update(inputs.contiguous().numpy().data.cast("B"))
-    elif isinstance(inputs, Texts):
+    elif isinstance(inputs, TextInputs):
         for text in inputs.values:
             encoded = text.encode("utf-8", "surrogatepass")
             found.update(struct.pack("<q", len(encoded)) + encoded)
@@ -145,7 +145,7 @@ class Features:
 
     def _write(self, number: int, features: np.ndarray) -> None:
         content = io.BytesIO()
-        np.save(content, np.clip(features, -LARGEST, LARGEST).astype(np.float16), allow_pickle=False)
+        np.save(content, np.clip(features, -LARGEST_FLOAT16, LARGEST_FLOAT16).astype(np.float16), allow_pickle=False)
         digest = hashlib.sha256(content.getbuffer()).hexdigest()
         files.replace(self.folder / f"{number:06d}-{digest}.npy", content.getvalue())
 
@@ -193,7 +193,7 @@ def select(inputs: Inputs, index: Tensor) -> Inputs:
 
 def read_examples(inputs: Inputs, size: int) -> Sequence[Callable[[], Any]]:
     """Return a function for each input that reads it: a PIL image in RGB, or a text."""
-    if isinstance(inputs, Texts):
+    if isinstance(inputs, TextInputs):
         return [partial(inputs.values.__getitem__, i) for i in range(len(inputs))]
     if isinstance(inputs, ImageFiles):
         return [partial(inputs.open, i, size) for i in range(len(inputs))]

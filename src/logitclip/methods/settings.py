@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
-LARGEST = 3.4028234663852886e38  # in float32; torch is not imported here, because the command line reads this module
+LARGEST_FLOAT32 = 3.4028234663852886e38  # torch is not imported here: the command line reads this module
 
 
 @dataclass(frozen=True)
-class Bound:
+class Limit:
     """A note in the annotation of a field: what its value must be, in words, and the test of it.
 
     >>> at_least(1).words, at_least(1).allows(0)
@@ -23,17 +23,17 @@ class Bound:
     allows: Callable[[Any], bool]
 
 
-def at_least(least: int) -> Bound:
-    return Bound(f"at least {least}", lambda value: value >= least)
+def at_least(least: int) -> Limit:
+    return Limit(f"at least {least}", lambda value: value >= least)
 
 
-def at_most(most: int) -> Bound:
-    return Bound(f"at most {most}", lambda value: value <= most)
+def at_most(most: int) -> Limit:
+    return Limit(f"at most {most}", lambda value: value <= most)
 
 
-FINITE = Bound("at least 0 and finite in float32", lambda value: 0 <= value < LARGEST)
-POSITIVE = Bound("positive and finite in float32", lambda value: 0 < value < LARGEST)
-SHARES = Bound("shares of the epochs between 0 and 1", lambda values: all(0 <= share <= 1 for share in values))
+FINITE = Limit("at least 0 and finite in float32", lambda value: 0 <= value < LARGEST_FLOAT32)
+POSITIVE = Limit("positive and finite in float32", lambda value: 0 < value < LARGEST_FLOAT32)
+SHARES = Limit("shares of the epochs between 0 and 1", lambda values: all(0 <= share <= 1 for share in values))
 
 Count = Annotated[int, at_least(1)]
 Seed = Annotated[int, at_least(0), at_most(2**63 - 1)]
@@ -115,7 +115,7 @@ def check_bounds(options: object) -> None:
         if value is None:
             continue
         for note in notes:
-            if isinstance(note, Bound) and not note.allows(value):
+            if isinstance(note, Limit) and not note.allows(value):
                 raise ValueError(f"{name} must be {note.words}, got {value}.")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,25 @@ def build(spec: str, num_classes: int, input_shape: Sequence[int], *, seed: int 
         model = make(num_classes, **wanted)
         _check(model, name, shape, num_classes)
     return model
+
+
+class WrongWeights(ValueError):
+    """The weights are not those of the network."""
+
+
+def rebuild(spec: str, num_classes: int, input_shape: Sequence[int], weights: Mapping[str, Tensor]) -> nn.Module:
+    """Build a trained network again, in evaluation mode.
+
+    Raises:
+        WrongWeights: If the weights are not those of this network.
+        ValueError: If the network cannot be built.
+    """
+    network = build(spec, num_classes, input_shape)
+    try:
+        network.load_state_dict(weights)
+    except RuntimeError as error:
+        raise WrongWeights(f"its weights are not those of the network {spec}") from error
+    return network.eval()
 
 
 def _check(model: nn.Module, name: str, shape: tuple[int, ...], num_classes: int) -> None:

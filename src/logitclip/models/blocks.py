@@ -37,7 +37,7 @@ def check_sizes(minimum: int, **values: int) -> None:
             raise ValueError(f"{name} must be at least {minimum}, got {value}.")
 
 
-def at_most(maximum: int, **values: int) -> None:
+def check_at_most(maximum: int, **values: int) -> None:
     """Refuse the first of `values` above `maximum`."""
     for name, value in values.items():
         if value > maximum:

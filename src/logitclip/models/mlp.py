@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from logitclip.models import MODELS
-from logitclip.models.blocks import Activation, Norm, at_most, check_sizes, make_activation, one_of, sequence
+from logitclip.models.blocks import Activation, Norm, check_at_most, check_sizes, make_activation, one_of, sequence
 
 
 @MODELS.register
@@ -32,7 +32,7 @@ def mlp(
     """
     check_sizes(1, width=width)
     check_sizes(0, depth=depth)
-    at_most(1000, depth=depth)  # or building the layers would take hours
+    check_at_most(1000, depth=depth)  # or building the layers would take hours
     normed = one_of("norm", norm, ("none", "batch")) == "batch"
     hidden = nn.Sequential()
     for inputs in ([in_features] + [width] * depth)[:depth]:

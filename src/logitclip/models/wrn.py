@@ -10,7 +10,7 @@ from logitclip.models import MODELS
 from logitclip.models.blocks import (
     Activation,
     PreActBlock,
-    at_most,
+    check_at_most,
     check_sizes,
     conv,
     init_he,
@@ -43,7 +43,7 @@ def wrn(
     check_sizes(1, width=width)
     if depth < 10 or (depth - 4) % 6:
         raise ValueError(f"depth of a wrn must be 6 n + 4 (10, 16, 22, 28, 34, 40, ...), got {depth}.")
-    at_most(1000, depth=depth)
+    check_at_most(1000, depth=depth)
     widths = [16 * width, 32 * width, 64 * width]
     block = partial(PreActBlock, activation=activation, dropout=dropout)
     model = sequence(

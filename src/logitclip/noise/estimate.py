@@ -9,8 +9,8 @@ import numpy as np
 SUREST = 0.5  # share of the predictions of each class that the estimate is based on
 CLEAN = 0.05  # labels look clean if at most this share of them may be wrong
 RESAMPLES = 100
-MOST_CELLS = 2_000_000  # rows times classes that are looked at; of more rows, a random part is used
-MOST_CLASSES = 500  # with more classes there is no matrix, only a rate
+MOST_SAMPLED = 2_000_000  # rows times classes that are looked at; of more rows, a random part is used
+LARGEST_MATRIX = 500  # with more classes there is no matrix, only a rate
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +78,7 @@ def estimate_noise(
     if not 0 <= labels.min() <= labels.max() < classes:
         raise ValueError(f"Labels must be in 0..{classes - 1}, got {labels.min()}..{labels.max()}.")
     rng = np.random.default_rng(seed)
-    most = max(100, MOST_CELLS // classes)
+    most = max(100, MOST_SAMPLED // classes)
     if n > most:
         chosen = rng.choice(n, most, replace=False)
         labels, probabilities, n = labels[chosen], probabilities[chosen], most
@@ -132,7 +132,7 @@ def _estimate_weighted(
     spread = np.average((places - centre) ** 2, weights=weights)
     slope = np.average((places - centre) * wrong, weights=weights) / spread if spread > 0 else 0.0
     rate = float(np.clip(share - slope * centre, 0, share))  # surer predictions are not worse
-    if classes > MOST_CLASSES:
+    if classes > LARGEST_MATRIX:
         return rate, None
     counts = np.bincount(predicted * classes + labels, weights, minlength=classes**2).reshape(classes, classes)
     counts[counts.sum(1) == 0] = np.eye(classes)[counts.sum(1) == 0]  # never predicted: the label is right

@@ -20,6 +20,7 @@ from logitclip.data._columns import Columns, read_table, row_count, take
 from logitclip.data.table import column_text
 from logitclip.files import Json
 from logitclip.own_data.apply import read_frame
+from logitclip.own_data.calibration import softmax
 from logitclip.own_data.folds import FOLDS
 from logitclip.text import guard_formula
 
@@ -130,8 +131,7 @@ def _accuracy(answers: Answers, logs: np.ndarray) -> tuple[np.ndarray, np.ndarra
     """Return each annotator's share of right answers and the ends of its interval, by log-probabilities [A, K]."""
     from scipy.stats import beta
 
-    chances = np.exp(logs - logs.max(1, keepdims=True))
-    right = chances[np.arange(len(logs)), answers.answer] / chances.sum(1)
+    right = softmax(logs)[np.arange(len(logs)), answers.answer]
     people = len(answers.annotators)
     n = np.bincount(answers.annotator, minlength=people)
     share = np.bincount(answers.annotator, right, minlength=people) / np.maximum(n, 1)
@@ -203,8 +203,7 @@ def _confusion(answers: Answers, probabilities: np.ndarray) -> np.ndarray:
 def _posterior(answers: Answers, log_prior: np.ndarray, confusion: np.ndarray) -> np.ndarray:
     logs = log_prior.copy()
     np.add.at(logs, answers.item, np.log(confusion[answers.annotator, :, answers.answer]))
-    shifted = np.exp(logs - logs.max(1, keepdims=True))
-    return shifted / shifted.sum(1, keepdims=True)
+    return softmax(logs)
 
 
 def _out_of_fold(x: np.ndarray, probabilities: np.ndarray, seed: int) -> np.ndarray:

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 ANSWERS = "answers.jsonl"  # in the model folder
 CLASS, UNSURE, NO_CLASS, UNDO = "class", "unsure", "none", "undo"
-KINDS = (CLASS, UNSURE, NO_CLASS, UNDO)
-LONGEST = 1000  # characters of a text in an answer
+ANSWER_KINDS = (CLASS, UNSURE, NO_CLASS, UNDO)
+LONGEST_TEXT = 1000  # characters of a text in an answer
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,12 @@ class Answer:
             value = getattr(self, field.name)
             if type(value) is not (bool if field.name == "audit" else str):
                 raise ValueError(f"The {field.name} of an answer cannot be {value!r}.")
-            if isinstance(value, str) and len(value) > LONGEST:
-                raise ValueError(f"The {field.name} of an answer has {len(value)} characters, more than {LONGEST}.")
-        if self.kind not in KINDS:
-            raise ValueError(f"An answer is one of {', '.join(KINDS)}, not {self.kind!r}.")
+            if isinstance(value, str) and len(value) > LONGEST_TEXT:
+                raise ValueError(
+                    f"The {field.name} of an answer has more than {LONGEST_TEXT} characters: {len(value)}."
+                )
+        if self.kind not in ANSWER_KINDS:
+            raise ValueError(f"An answer is one of {', '.join(ANSWER_KINDS)}, not {self.kind!r}.")
         if (self.kind == CLASS) != bool(self.label):
             raise ValueError(f"An answer of the kind {self.kind!r} cannot have the label {self.label!r}.")
 

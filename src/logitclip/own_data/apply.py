@@ -31,7 +31,6 @@ from logitclip.own_data.images import Images
 from logitclip.own_data.model import MODEL, PAGE, is_model, load
 from logitclip.own_data.review import Review
 from logitclip.own_data.source import CORRECTED, KEPT, REVIEW_COLUMN
-from logitclip.text import guard_formula, unguard_formula
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,7 +56,8 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
     """Write the data with the answers in it, never over the data itself.
 
     A table keeps its columns; its label column has the corrected labels, and a column says what was changed. Rows that
-    are in no class are left out. Of a folder of images nothing is moved: the result is a list of files and labels.
+    are in no class are left out. Of a folder of images nothing is moved: the result is a list of files and labels. It
+    is data for the next `fit`, so every value is written as it is, whatever a spreadsheet would make of it.
 
     Raises:
         ValueError: If `out` is the data itself, or is neither csv, tsv nor parquet.
@@ -72,7 +72,7 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
     frame, column, lines = _read_table(rows, given)
     labels, notes, dropped = frame[column].astype(object).tolist(), [""] * len(frame), set[int]()
     if REVIEW_COLUMN in frame:  # an earlier round
-        notes = frame[REVIEW_COLUMN].fillna("").map(unguard_formula).tolist()
+        notes = frame[REVIEW_COLUMN].fillna("").tolist()
     for name, answer in settled.items():
         i = rows.place(name)
         if i is None:
@@ -86,9 +86,9 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
             first = notes[line].removeprefix(CORRECTED) if notes[line].startswith(CORRECTED) else given[i]
             notes[line] = KEPT if answer.label == first else CORRECTED + first
             if answer.label != given[i]:
-                labels[line] = answer.label if source.path.is_file() else guard_formula(answer.label)
+                labels[line] = answer.label
     frame[column] = labels if source.path.suffix != ".parquet" else _same_type(labels, frame, column)
-    frame[REVIEW_COLUMN] = list(map(guard_formula, notes))
+    frame[REVIEW_COLUMN] = notes
     files.write(out, _to_bytes(frame.drop(index=frame.index[sorted(dropped)]), kind))
     said = [notes[line] for line in lines if line not in dropped]
     corrected = sum(note.startswith(CORRECTED) for note in said)
@@ -104,8 +104,7 @@ def _read_table(rows: FittedRows, labels: list[str]) -> tuple[pd.DataFrame, str,
 
     source, kind = rows.source, rows.source.kind
     if not source.path.is_file():
-        cells = {LISTED_FILE: rows.names, LISTED_LABEL: labels}
-        listed = pd.DataFrame({name: list(map(guard_formula, values)) for name, values in cells.items()})
+        listed = pd.DataFrame({LISTED_FILE: list(rows.names), LISTED_LABEL: labels})
         return listed, LISTED_LABEL, list(range(len(rows)))
     frame = read_frame(source.path)
     columns = {str(column).strip(): column for column in frame.columns}
@@ -178,7 +177,7 @@ class Round:
 def correct_data(folder: Path, answers: Path, data: Path | None = None) -> CorrectedData:
     """Write the data of a model with the answers of a review into the model folder.
 
-    If a fit on such data was interrupted while it wrote the model, that data stays as it is, and so do its answers.
+    If a fit on such data was interrupted while it wrote the model, that data stays as it is; the answers are only kept.
 
     Args:
         folder: The model folder, whose answers count too.
@@ -198,7 +197,12 @@ def correct_data(folder: Path, answers: Path, data: Path | None = None) -> Corre
     path = folder / CORRECTED_FILE
     facts = _facts_of_interrupted(folder)
     if facts is not None:
-        log.warning("A fit of %s was interrupted: it is finished first, with the answers that it had.", folder)
+        merge_answers(folder / ANSWERS, new)
+        log.warning(
+            "A fit of %s was interrupted: it is finished first, with the answers that it had. Newer answers are kept; "
+            "repeat the command to use them.",
+            folder,
+        )
         return CorrectedData(path, facts["label"], facts["source"]["options"], _encoder(facts), None)
     model = load(folder)
     merge_answers(folder / ANSWERS, new)

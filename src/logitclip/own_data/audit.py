@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SHARES = (0.5, 0.25, 0.15, 0.07, 0.03)  # of the rows in each stratum, the least suspicious first
+STRATA = (0.5, 0.25, 0.15, 0.07, 0.03)  # of the rows in each stratum, the least suspicious first
 LEAST_ANSWERS = 5  # answers in a stratum
-LEVEL = 0.95
+CONFIDENCE = 0.95
 CELLS = 2048  # of the grid on which the distribution of a weighted mean is computed
 BISECTIONS = 14  # bisections of an end of an interval: an error below 1e-4
 REVIEWED = -1  # the stratum of rows that were reviewed before the audit
@@ -54,7 +54,7 @@ class Rate:
 # -- which rows to ask for ---------------------------------------------------------------------------------------------
 
 
-def make_strata(scores: np.ndarray, reviewed: np.ndarray, shares: Sequence[float] = SHARES) -> np.ndarray:
+def make_strata(scores: np.ndarray, reviewed: np.ndarray, shares: Sequence[float] = STRATA) -> np.ndarray:
     """Put rows into strata by score.
 
     Args:
@@ -167,11 +167,13 @@ def estimate_rate(values: np.ndarray, strata: np.ndarray, asked: np.ndarray, wit
     sizes = np.bincount(cells[among], minlength=number)
     counts = np.bincount(cells[seen], minlength=number)
     hits = np.bincount(cells[seen], values[seen], minlength=number)
-    value, low, high = combine(hits, counts, sizes)
+    value, low, high = combine_strata(hits, counts, sizes)
     return Rate(float(value), float(low), float(high), int(counts.sum()))
 
 
-def combine(hits: np.ndarray, counts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def combine_strata(
+    hits: np.ndarray, counts: np.ndarray, sizes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the weighted mean of the rates of strata and the ends of its interval.
 
     Args:
@@ -202,7 +204,7 @@ def _bisect(inside: np.ndarray, outside: np.ndarray, tail: Callable[[np.ndarray]
     inside, outside = inside.copy(), np.broadcast_to(outside, inside.shape).copy()
     for _ in range(BISECTIONS):
         middle = (inside + outside) / 2
-        likely = tail(middle) > (1 - LEVEL) / 2
+        likely = tail(middle) > (1 - CONFIDENCE) / 2
         inside, outside = np.where(likely, middle, inside), np.where(likely, outside, middle)
     return outside
 
@@ -281,7 +283,7 @@ def _chances(drawn: int, size: int, marked: np.ndarray) -> np.ndarray:
 
 # -- what an audit says ------------------------------------------------------------------------------------------------
 
-UNANSWERED, UNSURE, NO_CLASS = -1, -2, -3  # in an array of answers; others are positions of classes
+UNANSWERED_CODE, UNSURE_CODE, NO_CLASS_CODE = -1, -2, -3  # in an array of answers; others are positions of classes
 
 
 @dataclass(frozen=True)
@@ -309,7 +311,7 @@ def report(
     Args:
         given: Labels in the data, int [N].
         predicted: Out-of-fold predictions, int [N]; -1 where there is none.
-        answers: True classes, `UNANSWERED`, `UNSURE` or `NO_CLASS`, int [N].
+        answers: True classes, `UNANSWERED_CODE`, `UNSURE_CODE` or `NO_CLASS_CODE`, int [N].
         strata: The stratum of each row, from `make_strata`.
         asked: The rows of the audit, from `draw`.
     """
@@ -317,7 +319,7 @@ def report(
     wrong = np.where(decided, given != answers, np.nan)
     right = np.where(decided, predicted == answers, np.nan)
     noise = estimate_rate(wrong, strata, asked)
-    open_ = (answers == UNSURE) | (answers == NO_CLASS)
+    open_ = (answers == UNSURE_CODE) | (answers == NO_CLASS_CODE)
     bounds = noise.low, noise.high
     if open_.any():
         low, high = (estimate_rate(np.where(open_, fill, wrong), strata, asked) for fill in (0.0, 1.0))
@@ -353,7 +355,7 @@ def answers_to_halve(values: np.ndarray, strata: np.ndarray, asked: np.ndarray) 
 
     def width(total: int) -> float:
         planned = allocate(sizes, np.sqrt(rates * (1 - rates)), total)
-        _, low, high = combine(rates * planned, planned, sizes)
+        _, low, high = combine_strata(rates * planned, planned, sizes)
         return share * float(high - low)
 
     enough, few = int(sizes.sum()), int(answered.sum())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from logitclip.noise.estimate import MOST_CELLS
+from logitclip.noise.estimate import MOST_SAMPLED
 
 TEMPERATURES = np.geomspace(0.02, 50, 60)
 
@@ -36,8 +36,8 @@ def find_temperature(
         true: Which labels are known to be true, bool [N]; they are explained without noise.
     """
     true = np.zeros(len(labels), bool) if true is None else true
-    if logits.size > MOST_CELLS:
-        chosen = np.random.default_rng(0).choice(len(labels), max(100, MOST_CELLS // logits.shape[1]), replace=False)
+    if logits.size > MOST_SAMPLED:
+        chosen = np.random.default_rng(0).choice(len(labels), max(100, MOST_SAMPLED // logits.shape[1]), replace=False)
         logits, labels, true = logits[chosen], labels[chosen], true[chosen]
     rows = np.arange(len(labels))
 

@@ -30,7 +30,7 @@ from logitclip.runs.encoding import load_encoder
 if TYPE_CHECKING:
     from logitclip.own_data.kind import Data
 
-FOLDER = "encoder"  # of a model folder that has the weights in it
+BUNDLE = "encoder"  # the folder of the weights in a model folder
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Encoding:
 
     def resolve(self, takes: encoders.InputKind) -> Encoding:
         """Return this with the encoder that `auto` stands for, in canonical form, and a folder with its whole path."""
-        spec = encoders.AUTO[takes] if self.spec.strip() == "auto" else self.spec
+        spec = encoders.AUTO_ENCODERS[takes] if self.spec.strip() == "auto" else self.spec
         name, knobs = encoders.ENCODERS.parse(spec)
         if "name" in knobs and (folder := Path(os.path.expanduser(knobs["name"]))).is_dir():
             spec = encoders.ENCODERS.format(name, {**knobs, "name": str(folder.resolve())})
@@ -89,7 +89,7 @@ def _scale(x: np.ndarray, beside: int = 0) -> tuple[tuple[float, ...], tuple[flo
     return tuple(mean.tolist()), tuple(std.tolist())
 
 
-def _rows(names: Sequence[str], x: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> Rows:
+def _as_rows(names: Sequence[str], x: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> Rows:
     features = (x - np.array(mean, np.float32)) / np.array(std, np.float32)
     return Rows(names, features.astype(np.float32), torch.from_numpy(x))
 
@@ -121,16 +121,16 @@ def copy_encoder(facts: Facts, out: Path) -> None:
     """Copy the files of the encoder into the model folder."""
     found = encoders.files_of(facts["encoder"]["spec"])
     home = Path(*min((path.parent.parts for path in found), key=len))
-    if home.resolve() == (out / FOLDER).resolve():
+    if home.resolve() == (out / BUNDLE).resolve():
         return
-    files.clear_place(out / FOLDER)
+    files.clear_place(out / BUNDLE)
     for path in found:
-        place = out / FOLDER / path.relative_to(home)
+        place = out / BUNDLE / path.relative_to(home)
         files.make_folder(place.parent)
         place.unlink(missing_ok=True)  # it may be a link
         shutil.copyfile(path, place)
     if not _is_bundled(facts, out):
-        raise ValueError(f"{out / FOLDER} has other files beside those of the encoder: remove it and start again.")
+        raise ValueError(f"{out / BUNDLE} has other files beside those of the encoder: remove it and start again.")
 
 
 def with_bundle(facts: Facts, folder: Path) -> Facts:
@@ -140,12 +140,12 @@ def with_bundle(facts: Facts, folder: Path) -> Facts:
 
 def _name_bundle(facts: Facts, folder: Path) -> Facts:
     name, knobs = encoders.ENCODERS.parse(facts["encoder"]["spec"])
-    return {**facts["encoder"], "spec": encoders.ENCODERS.format(name, {**knobs, "name": str(folder / FOLDER)})}
+    return {**facts["encoder"], "spec": encoders.ENCODERS.format(name, {**knobs, "name": str(folder / BUNDLE)})}
 
 
 def _is_bundled(facts: Facts, folder: Path) -> bool:
     """Return whether the encoder of this model is in its folder; that of an earlier model may be."""
-    if not isinstance(facts.get("encoder"), dict) or not (folder / FOLDER).is_dir():
+    if not isinstance(facts.get("encoder"), dict) or not (folder / BUNDLE).is_dir():
         return False
     try:
         return encoders.identify(_name_bundle(facts, folder)["spec"]) == facts["encoder"]["identity"]
@@ -175,8 +175,8 @@ class _Encoded:
         """The encoder, loaded once."""
         return encoders.build(self.encoding.spec, self.takes)
 
-    def read_beside(self, data: Data) -> Rows:
-        rows: NewRows = self.read(data)  # type: ignore[attr-defined]
+    def read_beside(self, data: Data, columns: Columns | None) -> Rows:
+        rows: NewRows = self.read(data, columns)  # type: ignore[attr-defined]
         return rows.finish(self.encoding.features(rows.inputs), np.arange(len(rows)))
 
     def _encode(self, part: Inputs) -> np.ndarray:
@@ -212,13 +212,13 @@ class EncodedImages(_Encoded, Images):
         mean, std = _scale(x[kept])
         own = {**vars(images), "mean": mean, "std": std, "encoding": encoding}
         kind = cls(**own).keep(kept)
-        return kind, _rows(kind.names, x[kept], mean, std), kept
+        return kind, _as_rows(kind.names, x[kept], mean, std), kept
 
-    def read(self, data: Data) -> NewRows:  # type: ignore[override]
-        folder, names = self._files(data)
+    def read(self, data: Data, columns: Columns | None = None) -> NewRows:  # type: ignore[override]
+        folder, names = self._files(data, columns)
 
         def finish(x: np.ndarray, index: np.ndarray) -> Rows:
-            return _rows([names[i] for i in index.tolist()], x, self.mean, self.std)
+            return _as_rows([names[i] for i in index.tolist()], x, self.mean, self.std)
 
         return NewRows(names, ImageFiles(folder, names), self._encode, finish)
 
@@ -274,22 +274,22 @@ class EncodedTexts(_Encoded, Texts):
 
     def rows(self, columns: Columns, numbers: np.ndarray | None = None) -> Rows:
         names = RowNumbers(np.arange(row_count(columns)) if numbers is None else numbers)
-        return _rows(names, self._features(columns), self.mean, self.std)
+        return _as_rows(names, self._features(columns), self.mean, self.std)
 
-    def read(self, data: Data) -> NewRows:  # type: ignore[override]
-        return self._late_rows(read_columns(data, self._text_columns))
+    def read(self, data: Data, columns: Columns | None = None) -> NewRows:  # type: ignore[override]
+        return self._late_rows(read_columns(data, self.text_columns) if columns is None else columns)
 
     def read_parts(self, data: Data) -> Iterator[NewRows]:  # type: ignore[override]
         if not isinstance(data, str | os.PathLike):
             yield self.read(data)
             return
         start = 0
-        for columns in read_table_parts(os.fspath(data), {*self.used}, text=self._text_columns):
+        for columns in read_table_parts(os.fspath(data), {*self.used}, text=self.text_columns):
             yield self._late_rows(columns, start)
             start += row_count(columns)
 
     @property
-    def _text_columns(self) -> set[str]:
+    def text_columns(self) -> set[str]:
         return {*self.text, *self.preprocessor.text_columns}
 
     def _late_rows(self, columns: Columns, start: int = 0) -> NewRows:
@@ -299,6 +299,6 @@ class EncodedTexts(_Encoded, Texts):
         names = RowNumbers(start + np.arange(row_count(columns)))
 
         def finish(x: np.ndarray, index: np.ndarray) -> Rows:
-            return _rows(RowNumbers(start + index), self._with_beside(x, take(columns, index)), self.mean, self.std)
+            return _as_rows(RowNumbers(start + index), self._with_beside(x, take(columns, index)), self.mean, self.std)
 
         return NewRows(names, join_texts(columns, self.text), self._encode, finish)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from logitclip import files
-from logitclip.data._preprocessing import LARGEST, Preprocessor
+from logitclip.data._preprocessing import LARGEST_NUMBER, Preprocessor
 from logitclip.own_data.encoded import EncodedImages, EncodedTexts
 from logitclip.own_data.learners import UNSEEN, Forest, Learner, Logistic
 from logitclip.own_data.model import Model
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sklearn.preprocessing import OneHotEncoder
 
 OPSET = {"": 17, "ai.onnx.ml": 3}
-ACTIVATIONS = {nn.ReLU: "Relu", nn.Tanh: "Tanh"}
+ONNX_ACTIVATIONS = {nn.ReLU: "Relu", nn.Tanh: "Tanh"}
 
 
 def export(model: Model, path: str | Path) -> None:
@@ -131,7 +131,7 @@ def _add_numbers(graph: _Graph, preprocessor: Preprocessor) -> list[str]:
     x = taken[0] if len(taken) == 1 else graph.add("Concat", *taken, axis=1)
     unknown = graph.add("Or", graph.add("IsNaN", x), graph.add("IsInf", graph.add("Cast", x, to=1)))
     filled = graph.add("Where", unknown, graph.hold(imputer.statistics_, keep=True), x)
-    limits = (graph.hold(np.float64(sign * LARGEST), keep=True) for sign in (-1, 1))
+    limits = (graph.hold(np.float64(sign * LARGEST_NUMBER), keep=True) for sign in (-1, 1))
     centred = graph.add("Sub", graph.add("Clip", filled, *limits), graph.hold(scaler.mean_, keep=True))
     scaled = graph.add("Div", centred, graph.hold(scaler.scale_, keep=True))
     most = float(np.finfo(np.float32).max)
@@ -241,8 +241,8 @@ def _add_network(graph: _Graph, learner: Network, features: str) -> str:
         if isinstance(layer, nn.Linear):
             bias = torch.zeros(layer.out_features) if layer.bias is None else layer.bias
             x = graph.add("Gemm", x, graph.hold(layer.weight.detach().T), graph.hold(bias.detach()))
-        elif type(layer) in ACTIVATIONS:
-            x = graph.add(ACTIVATIONS[type(layer)], x)
+        elif type(layer) in ONNX_ACTIVATIONS:
+            x = graph.add(ONNX_ACTIVATIONS[type(layer)], x)
         elif not isinstance(layer, nn.Sequential | nn.Dropout | nn.Flatten | nn.Identity):
             raise ValueError(
                 f"A {type(layer).__name__} in the network {learner.recipe.model} cannot be exported: use an mlp."

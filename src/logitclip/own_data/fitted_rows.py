@@ -24,8 +24,8 @@ DIGITS = 16  # of a digest
 PICTURE = 640  # pixels of the longer side of a picture
 COMPARED = 4_000  # rows that neighbours are chosen from; of more, a random part
 PICTURES_COMPARED = 1_000
-NEIGHBOURS = 5
-LONGEST = 20_000  # characters of a value
+SHOWN_NEIGHBOURS = 5
+LONGEST_VALUE = 20_000  # characters of a value
 
 
 class FittedRows:
@@ -68,7 +68,7 @@ class FittedRows:
 
     def content(self, i: int) -> list[tuple[str, str]]:
         """Return names and values of the columns of a row; of a picture, its file name."""
-        return [(name, value[:LONGEST]) for name, value in self.source.kind.content(i)]
+        return [(name, value[:LONGEST_VALUE]) for name, value in self.source.kind.content(i)]
 
     def digest(self, i: int) -> str:
         """Return a digest of the content of a row, without its label."""
@@ -120,7 +120,7 @@ class FittedRows:
         known = ~np.isnan(features).any(1)
         return chosen[known], features[known]
 
-    def neighbours(self, i: int, count: int = NEIGHBOURS) -> list[int]:
+    def neighbours(self, i: int, count: int = SHOWN_NEIGHBOURS) -> list[int]:
         """Return the nearest other rows: by the features of a table or text, or what the network makes of a picture."""
         chosen, features = self.compared
         distances = np.square(features - self._embed(np.array([i]))).sum(1)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +25,7 @@ from logitclip.own_data.calibration import find_temperature, match_confidence
 from logitclip.own_data.combining import ADVISER, Vote, Votes, accuracy_of, combine, share_out
 from logitclip.own_data.encoded import Encoding, check_bundle, copy_encoder
 from logitclip.own_data.facts import Facts
-from logitclip.own_data.folds import FOLDS, MOST_CELLS, choose_rows, make_folds
+from logitclip.own_data.folds import FOLDS, MOST_PREDICTIONS, choose_rows, make_folds
 from logitclip.own_data.issues import Issues, judge_labels, spread_over, write_issues
 from logitclip.own_data.kind import Source
 from logitclip.own_data.labelled import Labelled, read_labelled
@@ -56,6 +57,7 @@ from logitclip.runs.results import Failed
 from logitclip.studies.tuning import GRIDS
 
 if TYPE_CHECKING:
+    import pandas as pd
     from numpy.typing import ArrayLike
 
     from logitclip.own_data.kind import Data, Labels
@@ -89,6 +91,7 @@ def fit(
     test: Data | tuple[Data, ArrayLike] | None = None,
     out: str | Path = "model",
     made_by: str = "fit",
+    claimed: bool = False,
     encoder: str = "none",
     bundle: bool = False,
     download: bool = False,
@@ -124,6 +127,7 @@ def fit(
             learner counts and calibrate the probabilities, instead of the noisy labels of held-out rows.
         test: Rows with labels you trust, likewise: the model's accuracy on them is measured.
         out: The model folder to write.
+        claimed: Whether the caller holds `claim_folder(out)`, because it has written the data there.
         made_by: The command, for model.json. If it is issues, a model in `out` that fit made is never changed.
         encoder: A pretrained encoder of images or texts, as in ``hf:FOLDER``; auto chooses one. The learners then see
             its features.
@@ -167,17 +171,14 @@ def fit(
     if bundle:
         check_bundle(encoder)
     _check_writable(out)  # this and the paths are checked before an encoder works for minutes
-    named = {name: rows for name, rows in (("val", val), ("test", test)) if rows is not None}
-    for name, rows in named.items():
-        if isinstance(rows, str | os.PathLike) and not Path(os.path.expanduser(rows)).exists():
-            raise ValueError(f"There is no {rows}, the {name} data.")
+    named = {name: _find_data(rows, name) for name, rows in (("val", val), ("test", test)) if rows is not None}
     if not isinstance(data, str | os.PathLike):
         data, label = with_labels(data, label)
     with downloads_allowed(download):
         source = look(data, label, columns, encoding=encoding)
     options |= {"clip": clip, "learner": learner, "balance": balance, "jobs": jobs, "seed": seed}
     plan = make_plan(source, five_folds=find_issues, **options)
-    with claim(out):
+    with contextlib.nullcontext() if claimed else claim(out):
         files.remove_scratch(out, WRITTEN)
         try:
             origin = {"path": _keep_data(data, source, out), "options": asdict(columns)}
@@ -230,10 +231,37 @@ def _require_packages() -> None:
         raise ImportError(f"Your own data needs {', '.join(missing)}: pip install 'logitclip[own-data]'.")
 
 
-def _check_writable(out: Path) -> None:
+def _find_data(rows: Any, name: str) -> Any:
+    """Return the path of rows in a file or folder, with ~ expanded, or rows that are in memory.
+
+    Raises:
+        ValueError: If there is no such path.
+    """
+    if not isinstance(rows, str | os.PathLike):
+        return rows
+    path = Path(os.path.expanduser(rows))
+    if not path.exists():
+        raise ValueError(f"There is no {rows}, the {name} data.")
+    return path
+
+
+@contextlib.contextmanager
+def claim_folder(out: Path, names: Sequence[str]) -> Iterator[None]:
+    """Claim a model folder, in which files with these names and then those of `fit` are written.
+
+    Raises:
+        ValueError: If a file there is not of `fit`.
+    """
+    _check_writable(out, (*names, *WRITTEN))
+    with claim(out):
+        files.remove_scratch(out, names)
+        yield
+
+
+def _check_writable(out: Path, names: Sequence[str] = WRITTEN) -> None:
     """Raise a ValueError if a name that `fit` will write is taken by a folder, or by a file that it did not write."""
     ours = (out / CLAIM_LOCK).exists() or is_model(out)
-    for name in WRITTEN:
+    for name in names:
         if (out / name).is_dir():
             raise ValueError(f"{out / name} is a folder, and `fit` writes a file there: name another folder with out.")
         if not ours and (out / name).is_file():
@@ -300,7 +328,7 @@ def _fit(
     return model
 
 
-def _keep_data(data: Any, source: Source, out: Path) -> str:
+def _keep_data(data: str | os.PathLike[str] | pd.DataFrame, source: Source, out: Path) -> str:
     """Return where the data is; a data frame or an array is written to the model folder, for `review`."""
     if isinstance(data, str | os.PathLike):
         return str(source.path.resolve())
@@ -533,7 +561,7 @@ def _write_model(
     contents = source.kind.contents()
     for learner, _ in final:
         contents |= learner.contents()
-    if source.labels.size * len(source.class_names) <= MOST_CELLS:
+    if source.labels.size * len(source.class_names) <= MOST_PREDICTIONS:
         every = np.full((len(source.labels), len(source.class_names)), np.nan)
         every[~np.isnan(issues.scores)] = issues.probabilities
         contents[PREDICTIONS] = predictions_to_bytes(every)

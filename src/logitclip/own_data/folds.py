@@ -13,7 +13,7 @@ from logitclip.data._loading import stratified_split
 from logitclip.own_data.kind import Source
 
 FOLDS = 5  # of all learners but the network, which may have fewer
-MOST_CELLS = 50_000_000  # rows times classes up to which every row is predicted
+MOST_PREDICTIONS = 50_000_000  # rows times classes up to which every row is predicted
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +44,8 @@ def make_folds(source: Source, count: int, seed: int) -> Folds:
         ValueError: If there are fewer groups or times than folds.
     """
     classes = len(source.class_names)
-    if len(source.labels) * classes > MOST_CELLS:
-        few = _choose_part(source, max(100, MOST_CELLS // 10 // classes), seed)
+    if len(source.labels) * classes > MOST_PREDICTIONS:
+        few = _choose_part(source, max(100, MOST_PREDICTIONS // 10 // classes), seed)
         return Folds([(np.setdiff1d(np.arange(len(source.labels)), few), few)], free=False)
     if source.times is not None:
         return Folds(time_folds(source.times, count), free=False)

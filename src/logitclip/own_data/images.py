@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from logitclip.data._columns import Columns
 from logitclip.data._images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, find_images, png_address, read_all
 from logitclip.data.table import column_text
 from logitclip.own_data.facts import Facts
@@ -25,7 +26,7 @@ CPU_PIXELS = 64  # without a GPU, larger images are reduced to this
 IN_MEMORY = 2_000_000_000  # bytes of decoded images that are kept in memory
 SAMPLE = 500  # number of image files whose size is read
 THUMBNAIL = 96  # pixels
-GRID = 16  # side of the small pictures that the learners other than the network see
+SMALL_SIDE = 16  # side of the small pictures that the learners other than the network see
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,12 +89,12 @@ class Images(Kind):
             raise ValueError(f"{self.folder} holds no readable image.")
         return Rows(self.keep(kept.numpy()).names, features, images), kept.numpy()
 
-    def read(self, data: Data) -> Rows:
-        folder, names = self._files(data)
+    def read(self, data: Data, columns: Columns | None = None) -> Rows:
+        folder, names = self._files(data, columns)
         files = ImageFiles(folder, names, self.size)
         return Rows(names, small_pictures(files), files)
 
-    def _files(self, data: Data) -> tuple[Path, list[str]]:
+    def _files(self, data: Data, columns: Columns | None) -> tuple[Path, list[str]]:
         file = isinstance(data, str | os.PathLike)
         if file and Path(data).is_dir():
             folder, names = Path(data), sorted(find_images(Path(data)))
@@ -103,7 +104,8 @@ class Images(Kind):
             return folder, names
         if self.image is None:
             raise ValueError(f"The model was fitted on a folder of images; give a folder, not {data}.")
-        text = column_text(read_columns(data), self.image, str(data) if file else "The data frame")
+        columns = read_columns(data) if columns is None else columns
+        text = column_text(columns, self.image, str(data) if file else "The data frame")
         return Path(data).parent if file else Path(), ["" if code < 0 else text.values[code] for code in text.codes]
 
     def network(self, rows: int) -> dict[str, str | float]:
@@ -146,17 +148,17 @@ class Images(Kind):
 
 
 def small_pictures(images: Tensor | ImageFiles) -> np.ndarray:
-    """Return images as rows of numbers, float32 [N, 3 * side * side] with a side of at most `GRID`.
+    """Return images as rows of numbers, float32 [N, 3 * side * side] with a side of at most `SMALL_SIDE`.
 
     They are centred on 0.5 and scaled so that the deviation of natural images is about 1. Images that cannot be read
     are rows of NaN.
     """
-    rows = torch.full((len(images), 3 * min(images.shape[-1], GRID) ** 2), torch.nan)
+    rows = torch.full((len(images), 3 * min(images.shape[-1], SMALL_SIDE) ** 2), torch.nan)
     for i in range(len(images)):
         pixels = images[i] if isinstance(images, Tensor) else images.decode_or_skip(i)
         if pixels is not None:
             small = pixels[None].float() / 255
-            if small.shape[-1] > GRID:
-                small = torch.nn.functional.interpolate(small, size=(GRID, GRID), mode="area")
+            if small.shape[-1] > SMALL_SIDE:
+                small = torch.nn.functional.interpolate(small, size=(SMALL_SIDE, SMALL_SIDE), mode="area")
             rows[i] = ((small - 0.5) / 0.25).flatten()
     return rows.numpy()

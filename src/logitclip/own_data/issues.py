@@ -24,7 +24,7 @@ DOUBT = 1.55, 1.29, -0.44  # weights of the odds by Bayes' rule and of agreement
 ODDS = 4.0  # log-odds by Bayes' rule from which more say little more
 SURE = 0.9  # score from which the class that all learners agree on is suggested,
 LEAST_AGREEMENT = 0.6  # unless the votes agree with fewer labels
-ERRORS = 2.0  # standard errors that the range of the noise rate is wider than the shares it is made of
+WIDER_BY = 2.0  # standard errors that the range of the noise rate is wider than the shares it is made of
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +124,7 @@ def _within_range(noise: NoiseEstimate, votes: Votes, labels: np.ndarray) -> Noi
     """
     against = float(((votes.agreed >= 0) & (votes.agreed != labels)).mean())
     error = [
-        ERRORS * math.sqrt(max(share * (1 - share), 1 / len(labels)) / len(labels))
+        WIDER_BY * math.sqrt(max(share * (1 - share), 1 / len(labels)) / len(labels))
         for share in (against, votes.doubted)
     ]
     low, high = max(0.0, float(against) - error[0]), min(1.0, votes.doubted + error[1])

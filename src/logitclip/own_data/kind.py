@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from logitclip.data._columns import Columns
 from logitclip.data._images import ImageFiles
 from logitclip.own_data.facts import Facts
 
@@ -88,13 +89,18 @@ class Kind(ABC):
         """Return the files of the model folder that `restore` reads."""
         return {}
 
-    @abstractmethod
-    def read(self, data: Data) -> Rows:
-        """Read new rows: a file, a folder or a data frame."""
+    @property
+    def text_columns(self) -> set[str]:
+        """The columns of a table that are read as text, whatever their values look like."""
+        return set()
 
-    def read_beside(self, data: Data) -> Rows:
+    @abstractmethod
+    def read(self, data: Data, columns: Columns | None = None) -> Rows:
+        """Read new rows: a file, a folder or a data frame; `columns` if those of a table have been read."""
+
+    def read_beside(self, data: Data, columns: Columns | None) -> Rows:
         """Read `val` or `test` rows of a fit. What is expensive to compute is kept for the next one."""
-        return self.read(data)
+        return self.read(data, columns)
 
     def read_parts(self, data: Data) -> Iterator[Rows]:
         """Read new rows part by part, in the order of `read`. A kind whose rows need much memory reads them late."""

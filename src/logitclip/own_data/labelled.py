@@ -53,13 +53,14 @@ def read_labelled(data: Data | tuple[Data, ArrayLike], kind: Kind, classes: Sequ
         ValueError: If there are no labels, or one of `val` is no class of the training data.
     """
     label = str(kind.label)
-    rows = kind.read_beside(data[0] if isinstance(data, tuple) else data)
     if isinstance(data, tuple):
-        columns = from_frame(as_series(data[1]).to_frame(label))
+        rows, columns = kind.read_beside(data[0], None), from_frame(as_series(data[1]).to_frame(label))
     elif isinstance(data, str | os.PathLike) and Path(data).is_dir():
+        rows = kind.read_beside(data, None)
         columns = {label: from_numpy(np.array([PurePath(name).parts[0] for name in rows.names]))}
     else:
-        columns = read_columns(data, {label})
+        columns = read_columns(data, {label, *kind.text_columns})
+        rows = kind.read_beside(data, columns)
     if label not in columns:
         raise ValueError(f"The {what} data has no column {label!r}. {suggest(label, columns)}")
     labels = column_text(columns, label, f"the {what} data")
@@ -99,6 +100,8 @@ class Agreement:
             return
         given = self.labels[self.done : self.done + len(predicted)]
         self.done += len(predicted)
+        if len(given) < len(predicted):  # the file has changed: `sentence` says it
+            return
         said = predicted["class"].map(self.names.get, na_action="ignore")
         rows = said.to_frame("said").assign(given=given).dropna()
         distinct = rows["given"].unique().tolist()
@@ -109,14 +112,17 @@ class Agreement:
 
     def sentence(self) -> str | None:
         """Return the share of rows with label and prediction that agree, and how to read it; None without labels."""
+        place = "class folders" if self.column is None else f"column {self.column!r}"
         if isinstance(self.labels, ValueError):
-            return f"They cannot be compared with the column {self.column!r}: {self.labels}"
+            return f"They cannot be compared with the {place}: {self.labels}"
+        if len(self.labels) not in (0, self.done):
+            counts = f"there are {len(self.labels):,} labels for {self.done:,} rows"
+            return f"They cannot be compared with the {place}: {counts}."
         if not self.counts:
             return None
         new = sorted({*self.counts} - {*self.classes})
         are = "classes are" if len(new) > 1 else "class is"
         unknown = f" {len(new)} {are} new to the model and counted as wrong: {', '.join(new[:3])}." if new else ""
-        place = "class folders" if self.column is None else f"column {self.column!r}"
         return (
             f"{self.right / self.counts.total():.1%} agree with the {place}. If a share r of these labels is wrong, a "
             f"perfect classifier would agree with about 1 - r.{unknown}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from logitclip.files import Json
+from logitclip.own_data.calibration import softmax
 from logitclip.own_data.facts import Facts
 from logitclip.own_data.folds import Folds, choose_rows
 from logitclip.own_data.kind import Read, Rows
@@ -32,7 +33,7 @@ REFERENCE = 20_000  # rows that neighbours are looked for in
 
 
 class Learner(ABC):
-    """Learns the probabilities of K classes from rows, on so many cores."""
+    """Learns the probabilities of K classes from rows, on `jobs` cores."""
 
     name: ClassVar[str]
     file: ClassVar[str]  # in the model folder
@@ -253,8 +254,7 @@ class Logistic(Learner):
 
     def predict_proba(self, rows: Rows) -> np.ndarray:
         scores = ((rows.features - self.centre) * self.scale) @ self.weights.T + self.bias
-        scores = np.exp(scores - scores.max(1, keepdims=True))
-        return self._every_class(scores / scores.sum(1, keepdims=True), self.seen)
+        return self._every_class(softmax(scores), self.seen)
 
     def facts(self) -> Facts:
         return {"name": self.name, "strength": self.strength}

@@ -18,11 +18,12 @@ from logitclip.files import Json
 from logitclip.launch import make_fabric
 from logitclip.methods.standard import Standard, Weighted
 from logitclip.own_data.facts import Facts
-from logitclip.own_data.folds import MOST_CELLS, Folds
+from logitclip.own_data.folds import MOST_PREDICTIONS, Folds
 from logitclip.own_data.kind import Read, Rows
 from logitclip.own_data.learners import Learner
+from logitclip.runs.checkpoints import as_safetensors
 
-AVERAGED = 20_000  # rows up to which every epoch is averaged, and not every fifth
+AVERAGED_ROWS = 20_000  # rows up to which every epoch is averaged, and not every fifth
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,8 @@ class Network(Learner):
         nothing = split.select(torch.arange(0))
         names = tuple(map(str, range(self.classes)))
         self.shape = self.input_shape(rows)
-        every = 1 if len(y) <= AVERAGED else 5
-        averages = self.averages and len(y) * self.classes <= MOST_CELLS
+        every = 1 if len(y) <= AVERAGED_ROWS else 5
+        averages = self.averages and len(y) * self.classes <= MOST_PREDICTIONS
         total, count = torch.zeros(len(y) if averages else 0, self.classes, dtype=torch.float64), 0
 
         def average(progress: engine.Progress) -> None:
@@ -147,18 +148,14 @@ class Network(Learner):
         return {"name": self.name, "recipe": vars(self.recipe), "input_shape": list(self.shape)}
 
     def contents(self) -> dict[str, bytes]:
-        from safetensors.torch import save
-
         assert self.network is not None
-        return {self.file: save({name: value.contiguous() for name, value in self.network.state_dict().items()})}
+        return {self.file: as_safetensors(self.network.state_dict())}
 
     def restore(self, facts: Facts, read: Read) -> None:
         from safetensors.torch import load
 
         self.shape = tuple(facts["input_shape"])
-        self.network = models.build(self.recipe.model, self.classes, self.shape)
-        self.network.load_state_dict(load(read(self.file)))
-        self.network.eval()
+        self.network = models.rebuild(self.recipe.model, self.classes, self.shape, load(read(self.file)))
 
 
 def with_clip(network: Network, clip: str) -> Network:

@@ -17,7 +17,7 @@ from logitclip import files
 from logitclip.files import Json
 from logitclip.own_data.kind import Source
 
-FOLDER = "parts"
+PARTS = "parts"
 Arrays = dict[str, np.ndarray]
 
 
@@ -25,7 +25,7 @@ class Parts:
     """The finished parts of a fit. Data with another content has other parts."""
 
     def __init__(self, folder: Path, source: Source) -> None:
-        self.folder = folder / FOLDER
+        self.folder = folder / PARTS
         self.data = digest_of(source)
 
     def compute(self, what: Json, function: Callable[[], Arrays]) -> Arrays:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from logitclip import models
 from logitclip.criterion import build_criterion
-from logitclip.data._columns import TextColumn, date_in_text, unread_number
+from logitclip.data._columns import Column, TextColumn, date_in_text, unread_number
 from logitclip.launch import using_threads
 from logitclip.own_data.folds import FOLDS, choose_rows, make_folds
 from logitclip.own_data.kind import Rows, Source
@@ -29,7 +29,7 @@ from logitclip.own_data.learners import (
     Logistic,
     Neighbours,
 )
-from logitclip.own_data.network import AVERAGED, Network, NetworkOptions
+from logitclip.own_data.network import AVERAGED_ROWS, Network, NetworkOptions
 from logitclip.own_data.rules import ROWS as RULES_ROWS
 from logitclip.own_data.tables import Table
 from logitclip.registry import suggest
@@ -44,10 +44,10 @@ TEMP = 2.5  # the clip where there are too few rows to search for one
 SEARCH_FROM = 5_000  # rows from which the clip is searched
 SEARCHED_ROWS = 20_000  # rows on which it is searched
 HALVES = 2  # folds of the network, unless five are asked for
-LEARNERS = ("network", "forest", "logistic", "neighbours")
+LEARNER_NAMES = ("network", "forest", "logistic", "neighbours")
 FEW = 20  # rows; fewer whole numbers may all differ by chance
 LEAST_COPIES = 0.05  # share of the rows from which copies are told
-FAR = 1e3  # distances between the quartiles from which a value is told: standardised, the others become one number
+FAR_AWAY = 1e3  # distances between the quartiles from which a value is told: standardised, the others become one number
 MEASURED = 4  # training steps that are timed
 TIMED_TREES = 4
 LINEAR_CELLS = 40_000  # rows times features that a regression is timed on, or 300 rows
@@ -94,24 +94,8 @@ class Plan:
         if source.unlabelled is not None:
             lines.append(f"{len(source.unlabelled):,} rows have no label: they are predicted.")
         lines += [f"Left out: {name!r} {reason}." for name, reason in source.left_out.items()]
-        lines += [
-            f"{name!r} is a different whole number in every row: if it is an id, leave it out with --drop {name}."
-            for name in _maybe_ids(source)
-        ]
-        lines += [
-            f"{name!r} holds dates as text, such as {date!r}: to use them as dates, write 2026-11-18 in a "
-            "file, or convert the column with pandas.to_datetime."
-            for name, date in _unread_dates(source).items()
-        ]
-        lines += [
-            f"{name!r} holds numbers, but values such as {value!r} make it text: write numbers with a point, without "
-            "signs of thousands or units, and leave missing ones empty."
-            for name, value in _unread_numbers(source).items()
-        ]
-        lines += [
-            f"{name!r} has a value far from the others, {value:g}: if it stands for a missing one, leave it empty."
-            for name, value in _far_values(source).items()
-        ]
+        columns = source.kind.columns if isinstance(source.kind, Table) else {}
+        lines += [f"{n!r} {why}" for n, column in columns.items() for why in _doubt(n, column, source.used.get(n))]
         copies = _count_copies(source)
         if copies:
             lines.append(
@@ -203,12 +187,12 @@ def make_plan(
 
 def _learner_names(learner: str, classes: int) -> list[str]:
     if learner == AUTO:
-        return list(LEARNERS) if classes <= MOST_CLASSES else ["network"]
+        return list(LEARNER_NAMES) if classes <= MOST_CLASSES else ["network"]
     names = [name.strip() for name in learner.split(",")]
     for name in names:
-        if name not in LEARNERS:
-            raise ValueError(f"There is no learner {name!r}. {suggest(name, [*LEARNERS, AUTO])}")
-    return [name for name in LEARNERS if name in names]
+        if name not in LEARNER_NAMES:
+            raise ValueError(f"There is no learner {name!r}. {suggest(name, [*LEARNER_NAMES, AUTO])}")
+    return [name for name in LEARNER_NAMES if name in names]
 
 
 def _clip_to_search(clip: str, rows: int) -> str | None:
@@ -254,7 +238,7 @@ def _network_seconds(plan: Plan, network: Network) -> float:
     if plan.clip_to_search:
         passes += TRIALS * (1 - SEARCH_HELD_OUT) * min(1, SEARCHED_ROWS / rows)
         fits += TRIALS
-    predicted = 1.2 if rows <= AVERAGED else 1.0  # after every epoch, or after every fifth
+    predicted = 1.2 if rows <= AVERAGED_ROWS else 1.0  # after every epoch, or after every fifth
     step = predicted * _step_seconds(network, plan.source)
     return fits * (SET_UP + EPOCH * network.recipe.epochs) + passes * steps * step
 
@@ -268,7 +252,7 @@ def _busy() -> float:
 
 
 def _seconds_per_row(learn: Callable[[Rows, np.ndarray], object], source: Source, most: int) -> float:
-    """Time what is learnt from at most so many rows."""
+    """Return the CPU seconds of `learn` per row, measured on at most `most` rows."""
     from sklearn import ensemble, linear_model  # noqa: F401  # loading them is not timed
 
     part = choose_rows(len(source.labels), most, 0)
@@ -310,47 +294,40 @@ def _step_seconds(network: Network, source: Source) -> float:
     return min(times)
 
 
-def _maybe_ids(source: Source) -> list[str]:
-    """Return the columns of numbers that may be shuffled ids: whole, and no two of them alike."""
-    if not isinstance(source.kind, Table):
-        return []
-    columns = {n: np.asarray(source.kind.columns[n]) for n, what in source.used.items() if what == "number"}
-    whole = {n: column for n, column in columns.items() if len(column) >= FEW and (column == np.round(column)).all()}
-    return [n for n, column in whole.items() if len(np.unique(column)) == len(column)]
+def _doubt(name: str, column: Column, used: str | None) -> Iterator[str]:
+    """Say why a column may mean something else than what it is read as."""
+    if isinstance(column, TextColumn) and used != "text":
+        if (date := date_in_text(column)) is not None:
+            yield (
+                f"holds dates as text, such as {date!r}: to use them as dates, write 2026-11-18 in a file, or convert "
+                "the column with pandas.to_datetime."
+            )
+        if (value := unread_number(column)) is not None:
+            yield (
+                f"holds numbers, but values such as {value!r} make it text: write numbers with a point, without signs "
+                "of thousands or units, and leave missing ones empty."
+            )
+    elif used == "number":
+        numbers = np.asarray(column)
+        if _may_be_id(numbers):
+            yield f"is a different whole number in every row: if it is an id, leave it out with --drop {name}."
+        if (far := _far_value(numbers)) is not None:
+            yield f"has a value far from the others, {far:g}: if it stands for a missing one, leave it empty."
 
 
-def _unread_dates(source: Source) -> dict[str, str]:
-    """Return the columns with dates that were not read as dates, each with a value."""
-    return {name: date for name, column in _texts(source).items() if (date := date_in_text(column)) is not None}
+def _may_be_id(column: np.ndarray) -> bool:
+    """Return whether a column may hold shuffled ids: whole numbers, no two of them alike."""
+    whole = len(column) >= FEW and (column == np.round(column)).all()
+    return bool(whole) and len(np.unique(column)) == len(column)
 
 
-def _unread_numbers(source: Source) -> dict[str, str]:
-    """Return the columns with numbers that were not read as numbers, each with a value that is the reason."""
-    return {name: value for name, column in _texts(source).items() if (value := unread_number(column)) is not None}
-
-
-def _texts(source: Source) -> dict[str, TextColumn]:
-    """Return the columns of text that are not used for their words."""
-    if not isinstance(source.kind, Table):
-        return {}
-    texts = {name: column for name, column in source.kind.columns.items() if isinstance(column, TextColumn)}
-    return {name: column for name, column in texts.items() if source.used.get(name) != "text"}
-
-
-def _far_values(source: Source) -> dict[str, float]:
-    """Return the value of each column of numbers that is farthest from the others, if it is very far."""
-    if not isinstance(source.kind, Table):
-        return {}
-    found = {}
-    for name, column in source.kind.columns.items():
-        if source.used.get(name) == "number":
-            values = np.asarray(column)[np.isfinite(np.asarray(column))]
-            low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
-            with np.errstate(over="ignore"):
-                farthest = float(values[np.abs(values - middle).argmax()])
-                if high > low and np.abs(farthest - middle) > FAR * (high - low):
-                    found[name] = farthest
-    return found
+def _far_value(column: np.ndarray) -> float | None:
+    """Return the value that is farthest from the others, if it is very far."""
+    values = column[np.isfinite(column)]
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+    with np.errstate(over="ignore"):
+        farthest = float(values[np.abs(values - middle).argmax()])
+        return farthest if high > low and np.abs(farthest - middle) > FAR_AWAY * (high - low) else None
 
 
 def _count_copies(source: Source) -> int:

@@ -10,10 +10,10 @@ from logitclip.own_data.kind import Source
 from logitclip.own_data.model import Model
 from logitclip.own_data.tables import COLUMNS_SHOWN, Table
 
-FIRST = 60  # rows that are explained at least
-MOST_CELLS = 600  # rows times columns that are explained at most, beyond the first rows
+LEAST_EXPLAINED = 60  # rows that are explained at least
+MOST_EXPLAINED = 600  # rows times columns that are explained at most, beyond the first rows
 CANDIDATES = 20  # columns that are tried; of more, those that say most about the label by themselves
-BINS = 10  # of numbers
+NUMBER_BINS = 10
 
 
 def columns_that_mattered(model: Model, source: Source, issues: Issues) -> dict[int, list[str]]:
@@ -30,7 +30,7 @@ def columns_that_mattered(model: Model, source: Source, issues: Issues) -> dict[
     if type(kind) is not Table:
         return {}
     names = _candidates(kind, source.labels)
-    count = max(FIRST, min(int(issues.wrong.sum()), MOST_CELLS // len(names)))
+    count = max(LEAST_EXPLAINED, min(int(issues.wrong.sum()), MOST_EXPLAINED // len(names)))
     rows = issues.ranking[:count]
     # All replacements as one table: the rows as they are, then a copy of them for each typical value.
     copies = [(name, typical) for name in names for typical in _typical(kind.columns[name])]
@@ -79,7 +79,7 @@ def _predictive_share(column: Column, labels: np.ndarray) -> float:
         codes = column.codes + 1
     else:
         values = _numbers(column)
-        codes = np.searchsorted(np.nanquantile(values, np.linspace(0, 1, BINS + 1)[1:-1]), values)
+        codes = np.searchsorted(np.nanquantile(values, np.linspace(0, 1, NUMBER_BINS + 1)[1:-1]), values)
     table = np.zeros((int(codes.max()) + 1, int(labels.max()) + 1))
     np.add.at(table, (codes, labels), 1)
     return float(table.max(1).sum() / len(labels))

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -39,10 +38,10 @@ from logitclip.own_data.fitted_rows import FittedRows
 from logitclip.own_data.model import PREDICTIONS, Model, predictions_from_bytes, read_checked
 
 AUDIT = "audit.json"  # in the model folder: the draw
-LAST = 20  # suspects whose share of wrong labels tells when to stop
+LAST_ANSWERS = 20  # suspects whose share of wrong labels tells when to stop
 LEASE = 600.0  # seconds for which a row that a reviewer has on screen is not given to another
 TEMPLATES = Path(__file__).parent / "templates"
-MOST_ROWS, MOST_BYTES = 500, 20_000_000  # of the page in one file
+PAGE_ROWS, PAGE_BYTES = 500, 20_000_000  # of the page in one file
 
 
 class Review:
@@ -105,7 +104,7 @@ class Review:
             if len(classes) == len(self.rows):
                 self.classes, self.chances = classes, chances
 
-    def _is_begun(self, audit: Any) -> bool:
+    def _is_begun(self, audit: object) -> bool:
         """Return whether the content of audit.json is an audit of this model."""
         return (
             isinstance(audit, dict)
@@ -179,9 +178,9 @@ class Review:
         names = [self.rows.place(row) for row in self.disagreements]
         done = {*places, *names}
         checked = {self.rows.names[i] for i in np.flatnonzero(self.checked).tolist()}  # their label is the answer
-        suspects = [a for a in self.answers if a.kind == CLASS and not a.audit and a.row not in checked][-LAST:]
+        suspects = [a for a in self.answers if a.kind == CLASS and not a.audit and a.row not in checked][-LAST_ANSWERS:]
         wrong = sum(a.label != self._given_name(a.row) for a in suspects)
-        mine = [a.time for a in self.answers if a.reviewer == reviewer and a.kind != UNDO][-LAST:]
+        mine = [a.time for a in self.answers if a.reviewer == reviewer and a.kind != UNDO][-LAST_ANSWERS:]
         return {
             "answered": len(done),
             "left": len(self.marked.difference(done)),
@@ -271,11 +270,11 @@ class Review:
             self.settled, self.disagreements = settle(self.answers)
 
     def answers_array(self) -> np.ndarray:
-        """Return the true classes that were answered, int [N], with the words of `audit` for the other rows."""
-        found = np.where(self.checked, self.given, audit.UNANSWERED)
-        words = {UNSURE: audit.UNSURE, NO_CLASS: audit.NO_CLASS}
-        said = {n: words.get(a.kind, self.positions.get(a.label, audit.NO_CLASS)) for n, a in self.settled.items()}
-        for name, answer in {**said, **dict.fromkeys(self.disagreements, audit.UNSURE)}.items():
+        """Return the true classes that were answered, int [N], with the codes of `audit` for the other rows."""
+        found = np.where(self.checked, self.given, audit.UNANSWERED_CODE)
+        codes = {UNSURE: audit.UNSURE_CODE, NO_CLASS: audit.NO_CLASS_CODE}
+        said = {n: codes.get(a.kind, self.positions.get(a.label, audit.NO_CLASS_CODE)) for n, a in self.settled.items()}
+        for name, answer in {**said, **dict.fromkeys(self.disagreements, audit.UNSURE_CODE)}.items():
             if (place := self.rows.place(name)) is not None:
                 found[place] = answer
         return found
@@ -316,13 +315,13 @@ class Review:
         done = {self.rows.place(name) for name in self.settled}
         left = [i for i in self.queue if i not in done]
         items, pictures, size = [], {}, 0
-        for i in left[:MOST_ROWS]:
+        for i in left[:PAGE_ROWS]:
             item: Json = self.item(i) | {"hidden": self.reveal(i) if i in self.blind else None}
             shown = [i, *(near["id"] for near in item["neighbours"])] if self.rows.has_pictures else []
             fresh = [j for j in shown if j not in pictures]
             new = {j: as_address(picture) for j in fresh if (picture := self.rows.picture(j)) is not None}
             size += len(json.dumps(item)) + sum(map(len, new.values()))
-            if size > MOST_BYTES and items:
+            if size > PAGE_BYTES and items:
                 break
             items.append(item)
             pictures |= new

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 LOCAL = ("127.0.0.1", "localhost")
 PORT = 8765  # the first one to try
-LARGEST = 10_000  # bytes of a request
+LARGEST_REQUEST = 10_000  # bytes of a request
 MOST_ITEMS = 60
 
 
@@ -94,8 +94,8 @@ class _Gate:
                 content = b""
                 async for chunk in request.stream():
                     content += chunk
-                    if len(content) > LARGEST:
-                        return _refuse(f"A request has at most {LARGEST:,} bytes.", 413)
+                    if len(content) > LARGEST_REQUEST:
+                        return _refuse(f"A request has at most {LARGEST_REQUEST:,} bytes.", 413)
                 try:
                     values = json.loads(content)
                 except (ValueError, RecursionError):

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -16,7 +16,9 @@ from logitclip.own_data.facts import Facts
 from logitclip.own_data.kind import ENCODER_HINT, Kind, Read, RowNumbers, Rows
 
 if TYPE_CHECKING:
-    from logitclip.own_data.kind import Data
+    import pandas as pd
+
+    from logitclip.own_data.kind import Data, Labels
 
 log = logging.getLogger(__name__)
 
@@ -48,8 +50,12 @@ class Table(Kind):
     def contents(self) -> dict[str, bytes]:
         return {PREPROCESSING: self.preprocessor.to_bytes()}
 
-    def read(self, data: Data) -> Rows:
-        columns = read_columns(data, self.preprocessor.text_columns)
+    @property
+    def text_columns(self) -> set[str]:
+        return self.preprocessor.text_columns
+
+    def read(self, data: Data, columns: Columns | None = None) -> Rows:
+        columns = read_columns(data, self.text_columns) if columns is None else columns
         rows = self.rows(columns)
         self._warn(columns)
         return rows
@@ -59,8 +65,7 @@ class Table(Kind):
             yield self.read(data)
             return
         start, warned = 0, set[str]()
-        text = self.preprocessor.text_columns
-        for columns in read_table_parts(os.fspath(data), {*self.preprocessor.kinds}, text=text):
+        for columns in read_table_parts(os.fspath(data), {*self.preprocessor.kinds}, text=self.text_columns):
             count = row_count(columns)
             yield self.rows(columns, start + np.arange(count))
             warned |= self._warn(columns, warned)
@@ -140,7 +145,7 @@ def read_columns(data: Data, text: Collection[str] = ()) -> dict[str, Column]:
     return from_frame(as_frame(data))
 
 
-def as_frame(data: Any) -> Any:
+def as_frame(data: object) -> pd.DataFrame:
     """Return data as a pandas data frame, its columns named by text.
 
     Args:
@@ -166,7 +171,7 @@ def as_frame(data: Any) -> Any:
     return pd.DataFrame(array, columns=[f"x{i}" for i in range(array.shape[1])]).infer_objects()
 
 
-def with_labels(data: Any, label: Any) -> tuple[Any, str]:
+def with_labels(data: object, label: Labels) -> tuple[pd.DataFrame, str]:
     """Return a data frame with the labels in it, and the name of their column.
 
     Args:
@@ -189,7 +194,7 @@ def with_labels(data: Any, label: Any) -> tuple[Any, str]:
     return frame.assign(**{name: values.array}), name
 
 
-def as_series(labels: Any) -> Any:
+def as_series(labels: object) -> pd.Series:
     """Return labels as a pandas series.
 
     Raises:

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from logitclip.files import Json, sha256_once
 from logitclip.methods import settings
-from logitclip.methods.settings import Bound, Settings, annotations_of, at_least, at_most, check_bounds
+from logitclip.methods.settings import Limit, Settings, annotations_of, at_least, at_most, check_bounds
 from logitclip.registry import Registry
 
 # Increased when the maths changes, so that old results are not reused. If only one method changes, raise
@@ -59,7 +59,7 @@ class Otherwise:
 
 
 DATA, NOISE, LOSS, NETWORK, OPTIMISATION, RUNNING = Group
-BELOW_ONE = Bound("at least 0 and below 1", lambda value: 0 <= value < 1)
+BELOW_ONE = Limit("at least 0 and below 1", lambda value: 0 <= value < 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,11 +299,11 @@ def _digests_of_data(config: RunConfig) -> dict[str, str]:
 
 def encoder_spec(config: RunConfig) -> str:
     """Return the encoder of a run, and for auto the one that it stands for."""
-    from logitclip.encoders import AUTO
+    from logitclip.encoders import AUTO_ENCODERS
 
     if config.encoder != "auto":
         return config.encoder
-    return AUTO["texts" if registries()["data"].split(config.data)[1].get("text") else "images"]
+    return AUTO_ENCODERS["texts" if registries()["data"].split(config.data)[1].get("text") else "images"]
 
 
 def identity_of_encoder(config: RunConfig) -> Json:

@@ -13,7 +13,7 @@ from logitclip.launch import using_threads
 from logitclip.runs.config import RunConfig
 from logitclip.runs.train import build_model
 
-EXAMPLES = 64  # of a timed step
+TIMED_EXAMPLES = 64  # of a timed step
 TIMED_STEPS = 2  # the first one also allocates memory
 
 
@@ -31,7 +31,7 @@ def run_seconds(config: RunConfig, dataset: Dataset) -> float:
     device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
     view = transform(str(resolved.augment), dataset.mean, dataset.std)
     model = build_model(str(resolved.model), dataset, view, seed=0).to(device)
-    x = view(dataset.train.x[torch.arange(min(EXAMPLES, len(dataset.train)))], None).to(device)
+    x = view(dataset.train.x[torch.arange(min(TIMED_EXAMPLES, len(dataset.train)))], None).to(device)
     target = torch.zeros(len(x), dtype=torch.int64, device=device)
     clock = time.process_time if on_cpu else time.perf_counter  # seconds of a core, however busy the machine is
     times = []

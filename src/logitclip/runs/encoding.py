@@ -16,7 +16,7 @@ from torch import Tensor
 from logitclip import data, encoders
 from logitclip.data._images import ImageFiles
 from logitclip.data._loading import limit_examples
-from logitclip.data._texts import Texts
+from logitclip.data._texts import TextInputs
 from logitclip.encoders import blocks
 from logitclip.encoders.features import Features, InputBlock, Inputs, OnRows, cache_folder, input_kind, select
 from logitclip.noise import NoisyLabels
@@ -117,7 +117,7 @@ def _sources(dataset: data.Dataset) -> list[tuple[Inputs, dict[str, Tensor]]]:
     both = [split.x for split in splits.values()]
     rows = [split.rows for split in splits.values()]
     of_one_folder = all(isinstance(x, ImageFiles) for x in both) and both[0].folder == both[1].folder
-    if (of_one_folder or all(isinstance(x, Texts) for x in both)) and not any(part is None for part in rows):
+    if (of_one_folder or all(isinstance(x, TextInputs) for x in both)) and not any(part is None for part in rows):
         joined = torch.cat(rows)
         if len(joined.unique()) == len(joined):  # else the test rows are those of another file
             order = joined.argsort()

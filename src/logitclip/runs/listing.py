@@ -100,10 +100,10 @@ def read_run(folder: Path) -> Run:
 
 def _unchanged_options(folder: Path) -> Json | None:
     """Return the options of a run without a result; None if they are missing, or were edited afterwards."""
-    options = files.read_json(folder / "config.json")
+    options = files.read_json(folder / results.CONFIG)
     if not isinstance(options, dict) or options.pop("digest", None) in (None, files.object_digest(options)):
         return options if isinstance(options, dict) else None
-    log.warning("%s has been changed: the run matches no condition on its options.", folder / "config.json")
+    log.warning("%s has been changed: the run matches no condition on its options.", folder / results.CONFIG)
     return None
 
 
@@ -173,7 +173,7 @@ def remove(run: Run, *, dry: bool = False) -> int:
     """
     if run.folder.is_symlink():
         raise NotARun(f"{run.folder} is a link, and only folders of runs are removed. Remove the link yourself.")
-    if not _is_ours(run.folder) and not _is_unstarted(run.folder):
+    if not _is_ours(run.folder) and not claims.is_unstarted(run.folder):
         raise NotARun(f"{run.folder} is not the folder of a run: it has no config.json of ours. It is left as it is.")
     size = run.bytes
     if dry and run.owner is not None:
@@ -205,7 +205,7 @@ def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
             for path in _needless(read_run(run.folder)):  # again, as it may have been claimed since
                 freed[str(path.relative_to(folder))] = _size(path)
                 if not dry:
-                    _remove_unstarted(path) if path == run.folder else files.remove(path)
+                    claims.remove_unstarted(path) if path == run.folder else files.remove(path)
     for path in folder.glob(f"{files.SCRATCH}*"):  # of the index
         if path.lstat().st_mtime < time.time() - UNFINISHED:
             freed[path.name] = _size(path)
@@ -223,7 +223,7 @@ def _needless(run: Run) -> list[Path]:
     """Return the files and folders of a run that nobody needs; the whole folder if the run never started."""
     if run.owner is not None or run.folder.is_symlink():
         return []
-    if _is_unstarted(run.folder):
+    if claims.is_unstarted(run.folder):
         return [run.folder]
     needless = temporary_files(run.folder)
     if run.status == "done":
@@ -234,28 +234,14 @@ def _needless(run: Run) -> list[Path]:
 
 def _is_ours(folder: Path) -> bool:
     """Return whether a folder has the config.json of a run, of this version or another."""
-    options = files.read_json(folder / "config.json")
+    options = files.read_json(folder / results.CONFIG)
     return isinstance(options, dict) and {"data", "loss", "model", "seed"} <= options.keys()
-
-
-def _is_unstarted(folder: Path) -> bool:
-    """Return whether a folder has nothing but a claim: the process ended before the run began."""
-    names = {path.name for path in folder.iterdir()}
-    return bool(names) and names <= {claims.CLAIM_LOCK, claims.CLAIM}
 
 
 def _size(path: Path) -> int:
     """Return the bytes of a file, or of all files in a folder; those of links are the links' own."""
     found = [path, *path.rglob("*")] if path.is_dir() and not path.is_symlink() else [path]
     return sum(file.lstat().st_size for file in found if file.is_symlink() or file.is_file())
-
-
-def _remove_unstarted(folder: Path) -> None:
-    """Remove the folder of a run that never started. The lock goes last: without it, a new claim may be made."""
-    for name in (claims.CLAIM, claims.CLAIM_LOCK):
-        (folder / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not empty: it has just been claimed
-        folder.rmdir()
 
 
 def _parse_condition(condition: str) -> tuple[str, str, str]:

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LAST = 10  # epochs over which the reported accuracy is averaged
-RESULT, METRICS, NOISE, WEIGHTS = "result.json", "metrics.jsonl", "noise.json", "weights.safetensors"
+CONFIG, NOISE, METRICS = "config.json", "noise.json", "metrics.jsonl"
+RESULT, WEIGHTS = "result.json", "weights.safetensors"
 VALIDATION, EXAMPLES, TEST = "validation.npz", "examples.npz", "test.npz"
 ROW: Json = {  # a row of `metrics.jsonl`
     "epoch": int,
@@ -350,14 +351,29 @@ def _warn_of_older_results(folder: Path) -> None:
     log.warning("Results in %s are of an older version, without a digest: changed numbers are not noticed.", folder)
 
 
-def record_failure(folder: Path, error: str, trace: str = "", *, attempts: int = 1, final: bool = False) -> Failure:
-    """Write `failure.json`, counting earlier attempts, and return the failure. Nothing is written through a link."""
+def write_config(folder: Path, config: RunConfig) -> None:
+    """Write `config.json` with its digest."""
+    options = asdict(config)
+    files.write_json(folder / CONFIG, {**options, "digest": files.object_digest(options)})
+
+
+def record_failure(
+    folder: Path, config: RunConfig, error: str, trace: str = "", *, attempts: int = 1, final: bool = False
+) -> Failure:
+    """Write `failure.json`, counting earlier attempts, and return the failure. Nothing is written through a link.
+
+    If the run failed before its folder had a `config.json`, that is written too.
+    """
     before = read_outcome(folder)
     earlier = before.attempts if isinstance(before, Failure) else 0
     failure = Failure(folder.name, error, trace, earlier + attempts, final)
     if folder.is_symlink():
         return failure
     try:
+        if not (folder / CONFIG).is_file():
+            with contextlib.suppress(Exception):  # it may be why the run failed
+                config = config.resolve()
+            write_config(folder, config)
         files.write_json(folder / "failure.json", asdict(failure))
     except files.CannotWrite as problem:  # only the caller is told
         log.warning("%s", problem)

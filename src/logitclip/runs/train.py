@@ -41,9 +41,10 @@ from logitclip.rng import stream
 from logitclip.runs import checkpoints, claims, encoding, results
 from logitclip.runs.config import RunConfig, identify_data, load_plugins, resolved_id
 from logitclip.runs.results import LAST, Result, read_result
-from logitclip.text import explain_missing, first_line
+from logitclip.text import explain_missing
 
 SPLITS = ("train", "test")
+TENSORBOARD = "tensorboard"  # in the folder of a run
 MOST_WEIGHT = 10.0  # largest class weight with `balance`: a few wrong labels must not count as hundreds
 
 if TYPE_CHECKING:
@@ -244,7 +245,10 @@ def _train_here(
                 record.finish(result, worker.weights(), dataset, held.val)
         except (files.CannotWrite, claims.Claimed):  # nothing can or should be written now
             raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, Exception) and not isinstance(error, engine.Diverged) and not record.rows:
+                record.remove()  # refused, or failed before there was anything to keep
+                raise
             try:
                 record.save()
             except KeyboardInterrupt:  # a signal has interrupted the save
@@ -290,20 +294,20 @@ class _Record:
             raise ValueError(f"Not all processes see the same checkpoints: {self.folder} must be on a shared disk.")
         self.saved = time.monotonic()
         self.started = self.saved - seconds
+        self.new = self.writes and not (self.folder / results.CONFIG).exists()
         if not self.writes:
             return
-        checkpoints.remove_temporary_files(self.folder)
-        files.remove(self.folder / results.RESULT)  # a damaged one: `train` returns an intact one earlier
-        options = asdict(task.config)
-        files.write_json(self.folder / "config.json", {**options, "digest": files.object_digest(options)})
-        files.replace(self.folder / results.NOISE, files.line_per_key(noise))
-        checkpoints.write_rows(self.folder / results.METRICS, self.rows)
         if task.config.tensorboard:
             with explain_missing("--tensorboard needs TensorBoard", "tensorboard"):
                 from torch.utils.tensorboard import SummaryWriter
-            files.clear_place(self.folder / "tensorboard")
+            files.clear_place(self.folder / TENSORBOARD)
             # Steps after the checkpoint are dropped.
-            self.board = SummaryWriter(str(self.folder / "tensorboard"), purge_step=len(self.rows))
+            self.board = SummaryWriter(str(self.folder / TENSORBOARD), purge_step=len(self.rows))
+        checkpoints.remove_temporary_files(self.folder)
+        files.remove(self.folder / results.RESULT)  # a damaged one: `train` returns an intact one earlier
+        results.write_config(self.folder, task.config)
+        files.replace(self.folder / results.NOISE, files.line_per_key(noise))
+        checkpoints.write_rows(self.folder / results.METRICS, self.rows)
         if task.on_epoch is not None:
             task.on_epoch(task.config, self.rows[-1] if self.rows else None)
 
@@ -339,6 +343,13 @@ class _Record:
         if self.unsaved is not None:
             checkpoints.save_checkpoint(self.folder, *self.unsaved, self.task.id)
         self.saved, self.unsaved = time.monotonic(), None
+
+    def remove(self) -> None:
+        """Remove what this process has written of a run that cannot be trained."""
+        if self.board is not None:
+            self.board.close()
+        for name in (results.CONFIG, results.NOISE, results.METRICS, TENSORBOARD) if self.new else ():
+            files.remove(self.folder / name)
 
     def summarise(self, noise_rate: float, device: torch.device) -> Result:
         """Return the result of the finished run."""
@@ -483,8 +494,7 @@ def _build_balanced_criterion(config: RunConfig, dataset: data.Dataset, index: T
 
 def build_model(spec: str, dataset: data.Dataset, view: engine.View, seed: int) -> nn.Module:
     """Return the network that `spec` names, for the inputs that `view` makes of the dataset."""
-    shape = view(dataset.test.x[torch.tensor([0])], None).shape[1:]
-    return models.build(spec, dataset.num_classes, shape, seed=seed)
+    return models.build(spec, dataset.num_classes, _input_shape(dataset, view), seed=seed)
 
 
 def rebuild_network(result: Result, dataset: data.Dataset) -> tuple[nn.Module, engine.View]:
@@ -494,13 +504,15 @@ def rebuild_network(result: Result, dataset: data.Dataset) -> tuple[nn.Module, e
         logitclip.runs.results.Damaged: The weights are damaged, or not those of this network.
     """
     view = transform(str(result.config["augment"]), dataset.mean, dataset.std)
-    network = build_model(str(result.config["model"]), dataset, view, seed=0)
+    weights, shape = result.weights(), _input_shape(dataset, view)
     try:
-        network.load_state_dict(result.weights())
-    except RuntimeError as error:
-        reason = f"{results.WEIGHTS} is not of the network {result.config['model']} ({first_line(error)})"
-        raise results.damage_error(result.folder, reason) from error
-    return network.eval(), view
+        return models.rebuild(str(result.config["model"]), dataset.num_classes, shape, weights), view
+    except models.WrongWeights as error:
+        raise results.damage_error(result.folder, str(error)) from error
+
+
+def _input_shape(dataset: data.Dataset, view: engine.View) -> tuple[int, ...]:
+    return tuple(view(dataset.test.x[torch.tensor([0])], None).shape[1:])
 
 
 def versions() -> dict[str, str]:

@@ -26,7 +26,7 @@ class Listener:
         """The run already has an outcome."""
 
     def on_encoding(self, config: RunConfig, done: int, rows: int) -> None:
-        """So many of the rows have features; called after each block, before any run starts."""
+        """`done` of the rows have features; called after each block, before any run starts."""
 
     def on_start(self, config: RunConfig, row: EpochRow | None) -> None:
         """The run starts; `row` is the last row of a run that is resumed."""

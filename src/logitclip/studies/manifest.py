@@ -23,7 +23,7 @@ from logitclip.studies.recipe import Cell, Recipe
 
 log = logging.getLogger(__name__)
 
-FOLDER = "sweeps"  # in the folder of runs
+SWEEPS = "sweeps"  # in the folder of runs
 _DEFAULTS = {field.name: field.default for field in fields(RunConfig)}
 
 
@@ -110,7 +110,7 @@ def _read_manifest(recipe: Recipe) -> Manifest:
     if not recipe.digest or not recipe.cells:
         return Manifest(None)
     name = f"{recipe.name}-{recipe.scale}-{recipe.digest[:8]}.jsonl"
-    path = Path(recipe.cells[0].config.runs) / FOLDER / name
+    path = Path(recipe.cells[0].config.runs) / SWEEPS / name
     content = files.read_bytes(path) if path.exists() else b""
     manifest = Manifest(path, torn=bool(content) and not content.endswith(b"\n"))
     for text in content.splitlines():

@@ -24,6 +24,7 @@ from logitclip.runs.encoding import Pool, compute_features
 from logitclip.runs.results import Failure, Result, read_outcome, record_failure
 from logitclip.runs.train import OnEpoch, train
 from logitclip.studies.listener import Listener
+from logitclip.text import first_line
 
 if TYPE_CHECKING:
     from logitclip.engine import EpochRow
@@ -130,7 +131,7 @@ class Queue:
         if job.deaths < tries or isinstance(read_outcome(job.folder), Result):  # it may have died after its end
             self.todo.appendleft(job)
         else:
-            self.finish(job, record_failure(job.folder, error, attempts=job.deaths))
+            self.finish(job, record_failure(job.folder, job.config, error, attempts=job.deaths))
 
 
 def encode_first(queue: Queue, pool: Pool) -> None:
@@ -151,8 +152,9 @@ def attempt(config: RunConfig, folder: Path, on_epoch: OnEpoch | None) -> Result
     except Claimed:
         return None
     except Exception as error:
-        sentence = f"{type(error).__name__}: {error}".strip().partition("\n")[0]
-        return record_failure(folder, sentence, traceback.format_exc(), final=isinstance(error, Diverged))
+        name, line = type(error).__name__, first_line(error)
+        sentence = f"{name}." if line == name else f"{name}: {line}."
+        return record_failure(folder, config, sentence, traceback.format_exc(), final=isinstance(error, Diverged))
     with contextlib.suppress(OSError):
         (folder / "failure.json").unlink(missing_ok=True)
     return result

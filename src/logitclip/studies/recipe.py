@@ -87,8 +87,7 @@ from logitclip.runs.config import (
 )
 from logitclip.studies.measures import MEASURES, PER_EXAMPLE
 
-FOLDER = Path(__file__).parents[1] / "recipes"
-STATISTICS = tuple(MEASURES)
+RECIPES = Path(__file__).parents[1] / "recipes"
 FIGURES = Registry("figure", package="logitclip.studies")  # the knobs of a kind are the keys of [figure]
 _FIELDS = {field.name: object for field in fields(RunConfig) if field.name != "runs"}  # the sweep sets it
 MOST_CELLS = 100_000
@@ -189,7 +188,7 @@ def recipe_names() -> list[str]:
     >>> "table1" in recipe_names()
     True
     """
-    by_number = [(re.sub(r"\d+", lambda n: n[0].zfill(3), file.stem), file.stem) for file in FOLDER.glob("*.toml")]
+    by_number = [(re.sub(r"\d+", lambda n: n[0].zfill(3), file.stem), file.stem) for file in RECIPES.glob("*.toml")]
     return [name for _, name in sorted(by_number)]
 
 
@@ -205,7 +204,7 @@ def read_published(name: str) -> tuple[Published, ...]:
     >>> read_published("table8")[0].value
     75.9
     """
-    with (FOLDER / "published.csv").open(encoding="utf-8", newline="") as stream:
+    with (RECIPES / "published.csv").open(encoding="utf-8", newline="") as stream:
         rows = [row for row in csv.DictReader(stream) if row["recipe"] == name]
     return tuple(
         Published(
@@ -255,7 +254,7 @@ def load_recipe(
 
 def _read(recipe: str) -> tuple[str, _Values, str]:
     """Return the name of a recipe, its content, and the digest of its file."""
-    file = Path(os.path.expanduser(recipe)) if recipe.endswith(".toml") else FOLDER / f"{recipe}.toml"
+    file = Path(os.path.expanduser(recipe)) if recipe.endswith(".toml") else RECIPES / f"{recipe}.toml"
     if not recipe.endswith(".toml") and recipe not in (known := recipe_names()):
         raise ValueError(f"Unknown recipe {recipe!r}. {suggest(recipe, known)} Or give the path of a .toml file.")
     if not file.is_file():
@@ -503,7 +502,7 @@ def _table(section: _Values | None, grid: _Grid) -> tuple[tuple[str, ...], ...]:
             raise ValueError(f"The axis {axis!r} must be in rows or in cols of [table], once.")
     statistics = section.get("cells", ["last10_accuracy"])
     if not statistics:
-        raise ValueError(f"cells in [table] must be one statistic or more of {', '.join(STATISTICS)}; got none.")
+        raise ValueError(f"cells in [table] must be one statistic or more of {', '.join(MEASURES)}; got none.")
     for name in statistics:
         _check_statistic(name, "[table]")
     if "rank" in statistics and "last10_accuracy" not in statistics:
@@ -541,5 +540,5 @@ def _figure(section: _Values | None, grid: _Grid) -> _Values | None:
 
 
 def _check_statistic(name: object, where: str) -> None:
-    if name not in STATISTICS:
-        raise ValueError(f"Unknown statistic {name!r} in {where}. {suggest(str(name), STATISTICS)}")
+    if name not in MEASURES:
+        raise ValueError(f"Unknown statistic {name!r} in {where}. {suggest(str(name), MEASURES)}")

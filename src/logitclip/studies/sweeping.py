@@ -35,7 +35,7 @@ def collect(recipe: Recipe) -> list[CellOutcome]:
         id = id_of(recipe, config)
         return None if id is None else read_outcome(Path(config.runs) / id)
 
-    return _rows(recipe, range(len(recipe.cells)), find)
+    return _pair_outcomes(recipe, range(len(recipe.cells)), find)
 
 
 def sweep(
@@ -98,7 +98,7 @@ def sweep(
         then=then,
     )
     mine = sorted(i for part in (tuned, plain) for cells in part.values() for i in cells)
-    return _rows(recipe, mine, memory.outcome)
+    return _pair_outcomes(recipe, mine, memory.outcome)
 
 
 def tune(config: RunConfig, search: tuning.Search | None = None, **where: Any) -> dict[tuning.Tunable, float | None]:
@@ -176,7 +176,7 @@ def _parts(
     return dict(list(tuned.items())[i - 1 :: n]), dict(list(plain.items())[i - 1 :: n])
 
 
-def _rows(recipe: Recipe, positions: Iterable[int], outcome: Outcome) -> list[CellOutcome]:
+def _pair_outcomes(recipe: Recipe, positions: Iterable[int], outcome: Outcome) -> list[CellOutcome]:
     """Return the cells at these positions with their outcomes; a cell whose value is not chosen yet has none."""
     decide = functools.cache(lambda config: None if tuning.trials(config, outcome) else _choose(config, outcome))
     rows = []
