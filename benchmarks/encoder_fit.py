@@ -35,10 +35,10 @@ from encoder_heads import DECIDE, LABELS, PLUGIN, REPORT, minilm
 import logitclip as lc
 from logitclip import data
 from logitclip.data._images import ImageFiles
-from logitclip.data._texts import Texts
+from logitclip.data._texts import TextInputs
 from logitclip.encoders.features import BLOCK, Features
 from logitclip.own_data.encoded import Encoding
-from logitclip.own_data.encoded import _rows as make_rows
+from logitclip.own_data.encoded import _as_rows as make_rows
 from logitclip.runs.config import load_plugins
 from logitclip.runs.encoding import encode_inputs
 
@@ -115,7 +115,9 @@ class Task:
         inputs: Any = self.parts[part][0]
         if self.encoder == "none":
             return np.asarray(inputs, dtype=np.float32)
-        return Encoding(self.encoder).features(Texts(inputs) if self.name in TEXTS else ImageFiles(self.folder, inputs))
+        return Encoding(self.encoder).features(
+            TextInputs(inputs) if self.name in TEXTS else ImageFiles(self.folder, inputs)
+        )
 
 
 def share_features(files: ImageFiles, images: Any) -> None:

@@ -30,7 +30,7 @@ from torch import Tensor
 from logitclip import RunConfig, data, encoders, engine, models
 from logitclip.criterion import build_criterion
 from logitclip.data import Dataset, Split, hold_out
-from logitclip.data._texts import Texts
+from logitclip.data._texts import TextInputs
 from logitclip.runs.encoding import encode_inputs
 
 PLUGIN = str(Path(__file__).with_name("efficientnet_lite0.py"))
@@ -83,7 +83,7 @@ def text_set(path: Path) -> tuple[Tensor, np.ndarray, np.ndarray, Tensor, np.nda
     """Return features and labels of a table with the columns split, text, label and true_label."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    x = encode_inputs(RunConfig(encoder=f"hf:{minilm()}").resolve(), Texts([row["text"] for row in rows]))
+    x = encode_inputs(RunConfig(encoder=f"hf:{minilm()}").resolve(), TextInputs([row["text"] for row in rows]))
     part = {name: np.array([row["split"] == name for row in rows]) for name in ("train", "test")}
     classes = sorted({row["true_label"] for row in rows})
     given, true = (np.array([classes.index(row[name]) for row in rows]) for name in ("label", "true_label"))

@@ -180,7 +180,7 @@ def mover(hits: np.ndarray, counts: np.ndarray, sizes: np.ndarray) -> tuple[np.n
 def distinct(hits: np.ndarray, counts: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the ends of the intervals; equal answers are computed once."""
     unique, which = np.unique(hits, axis=0, return_inverse=True)
-    _, low, high = audit.combine(unique, counts, sizes)
+    _, low, high = audit.combine_strata(unique, counts, sizes)
     return low[which.ravel()], high[which.ravel()]
 
 
