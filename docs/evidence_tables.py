@@ -17,6 +17,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks" / "results"
 AXES = ("model", "method", "loss", "data", "noise", "clip", "variant")
 VERDICTS = ("agrees", "disagrees", "undecided")
+_SPACE = "\u00a0"  # at which a line is not broken
 
 
 def table(name: str) -> str:
@@ -38,7 +39,8 @@ def table(name: str) -> str:
     if recipe == "record":
         return record(rows)
     if recipe == "features":
-        return heads_on_features(rows, read(RESULTS / "features_logistic.csv"))
+        logistic = read(RESULTS / "features_logistic.csv")
+        return noises_on_features(rows, logistic) if scale == "full" else heads_on_features(rows, logistic)
     return readings(rows) if recipe == "readings" else cells(rows)
 
 
@@ -93,7 +95,7 @@ def _early() -> list[dict[str, Any]]:
 
 HEADS = {"mlp:depth=0": "a linear head", "mlp:depth=1": "an MLP head"}
 KINDS = {  # rows of the README: the wrong labels, and where their line is
-    "random, 20 % (CIFAR-10)": ("table1_mini", {"loss": "ce", "noise": "symmetric:rate=0.2"}),
+    "random, 20 % (5,000 images, small CNN)": ("table1_mini", {"loss": "ce", "noise": "symmetric:rate=0.2"}),
     "people, 40 % (CIFAR-10N, linear)": ("features_worst", {"model": "mlp:depth=0"}),
     "people, 40 % (CIFAR-10N, MLP)": ("features_worst", {"model": "mlp:depth=1"}),
     "a crowd, 25 % (LabelMe)": ("real_noise_full", {"data": "LabelMe", "clip": "norm:temp=auto"}),
@@ -121,10 +123,8 @@ def summary(rows: dict[str, dict[str, Any]], corner: str = "") -> str:
         numbers = [row["without"], other["early"], other["oracle"], row["with_clip"], other["true_labels"]]
         texts = [f"{number:.1f}" for number in numbers]
         texts[3] = f"{bold}{texts[3]}{bold}"
-        shares = f"{row['memorised_without']:.0f} → {row['memorised_with']:.0f} %"
-        lines.append(
-            f"| {name} | {' | '.join(texts)} | {shares} |".replace(" %", "\u00a0%").replace(" → ", "\u00a0→\u00a0")
-        )
+        shares = _shares(row["memorised_without"], row["memorised_with"])
+        lines.append(f"| {name.replace(' %', _SPACE + '%')} | {' | '.join(texts)} | {shares} |")
     return "\n".join(lines)
 
 
@@ -146,7 +146,7 @@ def heads_on_features(rows: list[dict[str, Any]], logistic: list[dict[str, Any]]
     lines = [heads, ["---"] * 4 + ["--:"] * (len(heads) - 4)]
     for row in rows:
         bold = "**" if row["difference"] > 2 * row["standard_error"] else ""
-        shares = f"{row['memorised_without']:.0f}\u00a0→\u00a0{row['memorised_with']:.0f}\u00a0%"
+        shares = _shares(row["memorised_without"], row["memorised_with"])
         data, noise = DATA.get(row["data"], row["data"]), NOISES.get(row["noise"], row["noise"])
         line = [LABELS[row["noise"]], HEADS[row["model"]].split()[1], row["loss"]]
         line += [row["chosen"].rpartition("=")[2], _accuracy(row["without"]), _accuracy(beside(row).get("early"))]
@@ -156,19 +156,72 @@ def heads_on_features(rows: list[dict[str, Any]], logistic: list[dict[str, Any]]
     return "\n".join(f"| {' | '.join(line[i] for i in told)} |" for line in lines)
 
 
+def noises_on_features(rows: list[dict[str, Any]], logistic: list[dict[str, Any]]) -> str:
+    """A line for each head and loss: the means over all noises; then accuracies under each noise."""
+    settings = dict.fromkeys((row["model"], row["loss"]) for row in rows)
+    at = {(row["model"], row["loss"], row["noise"]): row for row in rows}
+    noises = [noise for noise in LABELS if any(row["noise"] == noise for row in rows)]
+    rivals = {row["noise"]: row["test_accuracy"] for row in logistic if row["chosen"] and row["data"] == "cifar10"}
+    lines = ["| head, loss | without | clip | better, worse | memorised |", "|---|--:|--:|--:|--:|"]
+    for setting in settings:
+        known = [at[*setting, noise] for noise in noises if (*setting, noise) in at]
+        means = {name: statistics.fmean(row[name] for row in known) for name in ("without", "with_clip")}
+        shares = [statistics.fmean(row[f"memorised_{name}"] for row in known) for name in ("without", "with")]
+        sides = [sum(sign * row["difference"] > 2 * row["standard_error"] for row in known) for sign in (1, -1)]
+        line = [_setting(*setting), f"{means['without']:.1f}", f"{means['with_clip']:.1f}", "{}, {}".format(*sides)]
+        lines.append(f"| {' | '.join([*line, _shares(*shares)])} |")
+    known = [rivals[NOISES.get(noise, noise)] for noise in noises]
+    lines.append(f"| logistic regression | {statistics.fmean(known):.1f} | – | – | – |")
+    tables = ["\n".join(lines)]
+    for real in (False, True):
+        some = [noise for noise in noises if noise.startswith("real") == real]
+        heads = [LABELS[noise].replace(" %", f"{_SPACE}%") for noise in some]
+        lines = [f"| {' | '.join(['head, loss', *heads])} |", "|---|" + "--:|" * len(heads)]
+        for setting in settings:
+            found = [_without_with(at.get((*setting, noise))) for noise in some]
+            lines.append(f"| {' | '.join([_setting(*setting), *found])} |")
+            early = [beside(at[*setting, noise]).get("early") if (*setting, noise) in at else None for noise in some]
+            if any(value is not None for value in early):
+                lines.append(f"| {_setting(*setting)}, stopped early | {' | '.join(map(_accuracy, early))} |")
+        numbers = [_accuracy(rivals.get(NOISES.get(noise, noise))) for noise in some]
+        lines.append(f"| logistic regression | {' | '.join(numbers)} |")
+        tables.append("\n".join(lines))
+    return "\n\n".join(tables)
+
+
+def _setting(model: str, loss: str) -> str:
+    return f"{HEADS[model].split()[1]}, {loss.upper()}"
+
+
+def _without_with(row: dict[str, Any] | None) -> str:
+    """The accuracies without and with the clip, the better one in bold if they are two standard errors apart."""
+    if row is None:
+        return "–"
+    sure = abs(row["difference"]) > 2 * row["standard_error"]
+    texts = [f"{row[name]:.1f}" for name in ("without", "with_clip")]
+    if sure:
+        better = int(row["difference"] > 0)
+        texts[better] = f"**{texts[better]}**"
+    return f"{_SPACE}→{_SPACE}".join(texts)
+
+
+def _shares(before: float, after: float) -> str:
+    return f"{before:.0f} → {after:.0f} %".replace(" ", _SPACE)
+
+
 DATA = {"cifar100": "cifar100:subset=true"}
 NOISES = {"dependent": "instance:rate=0.4,variant=released"}
-LABELS = {  # of the columns `noise` of features.toml
+LABELS = {  # of the noises of features.toml, with their share of wrong labels
     "symmetric:rate=0.2": "symmetric 20 %",
     "symmetric:rate=0.5": "symmetric 50 %",
     "asymmetric:rate=0.4": "asymmetric 40 %",
     "dependent": "dependent 40 %",
-    "real:set=aggregate": "people's, 9 % wrong (`aggregate`)",
-    "real:set=random1": "people's, 17 % (`random1`)",
-    "real:set=random2": "people's, 18 % (`random2`)",
-    "real:set=random3": "people's, 18 % (`random3`)",
-    "real:set=worst": "people's, 40 % (`worst`)",
-    "real:set=fine": "people's, 40 % (`fine`)",
+    "real:set=aggregate": "`aggregate`, 9 %",
+    "real:set=random1": "`random1`, 17 %",
+    "real:set=random2": "`random2`, 18 %",
+    "real:set=random3": "`random3`, 18 %",
+    "real:set=worst": "`worst`, 40 %",
+    "real:set=fine": "`fine`, 40 %",
 }
 
 

@@ -197,12 +197,12 @@ def duration(seconds: float) -> str:
 
 def recipe_choices() -> str:
     """The comment at the top of each recipe of the paper: its settings, and the choices the paper leaves open."""
-    from logitclip.studies.recipe import FOLDER, load_recipe, recipe_names
+    from logitclip.studies.recipe import RECIPES, load_recipe, recipe_names
 
     parts = []
     for name in recipe_names():
         if paper := load_recipe(name).paper:
-            comment = re.match(r"(?:#.*\n)+", (FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+            comment = re.match(r"(?:#.*\n)+", (RECIPES / f"{name}.toml").read_text(encoding="utf-8"))
             assert comment, f"{name}.toml has no comment"
             text = re.sub(r"^# ?", "", comment[0].strip(), flags=re.MULTILINE)
             parts.append(f"### {paper}\n\n" + re.sub(r"(?<!\n)\n- ", "\n\n- ", text, count=1))

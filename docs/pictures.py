@@ -66,7 +66,7 @@ def first_page(join: Callable[..., Any]) -> Any:
     (ceiling,) = (
         row["true_labels"]
         for row in read(RESULTS / "early_stopping.csv")
-        if row["recipe"] == "features" and row["model"].startswith("mlp:depth=1")
+        if (row["recipe"], row["scale"], row["model"]) == ("features", "worst", "mlp:depth=1")
     )
     panels = []
     for quantity, title in QUANTITIES.items():
