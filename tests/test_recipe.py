@@ -311,8 +311,8 @@ CELLS = {  # smoke, cpu, mini, full
     "all_losses": (32, 96, 32, 160),
     "figure1": (0, 0, 0, 0),
     "figure2": (6, 180, 48, 480),
-    "figure3": (6, 45, 12, 60),
-    "figure4": (6, 45, 12, 60),
+    "figure3": (6, 45, 36, 60),
+    "figure4": (6, 45, 36, 60),
     "first_sight": (20, 60, 20, 60),
     "leaderboard": (16, *(count * len([*LOSSES]) for count in (8, 28, 28))),
     "memorisation": (2, 24, 30, 30),
@@ -323,11 +323,11 @@ CELLS = {  # smoke, cpu, mini, full
     "table2": (4, 320, 24, 400),
     "table3": (6, 120, 12, 150),
     "table4": (8, 40, 8, 40),
-    "table5": (3, 45, 12, 60),
+    "table5": (3, 45, 36, 60),
     "table6": (1, 4, 5, 11),
     "table7": (4, 30, 8, 40),
     "table8": (3, 35, 21, 35),
-    "table9": (4, 40, 8, 80),
+    "table9": (4, 40, 24, 80),
 }
 
 
