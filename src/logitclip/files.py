@@ -19,9 +19,9 @@ import stat
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, Timeout
 
 log = logging.getLogger(__name__)
 
@@ -56,16 +56,12 @@ def open_to_write(path: Path) -> Iterator[Callable[[bytes], None]]:
     device = path.exists() and not path.is_file() and not path.is_dir()
     target = path if device else Path(os.path.realpath(path))
     scratch = target if device else scratch_name(target)
-    with explain_errors(path):
-        make_folder(target.parent)
-        stream = scratch.open("wb")
-
-    def write_piece(content: bytes) -> None:
-        with explain_errors(path):
-            stream.write(content)
-
+    stream = None
     try:
-        yield write_piece
+        with explain_errors(path):
+            make_folder(target.parent)
+            stream = scratch.open("wb")
+        yield functools.partial(_write_piece, path, stream)
         with explain_errors(path):
             stream.flush()
             if not device:
@@ -75,9 +71,15 @@ def open_to_write(path: Path) -> Iterator[Callable[[bytes], None]]:
                 sync_folder(target.parent)
     finally:
         with contextlib.suppress(OSError):  # the rest does not fit either
-            stream.close()
+            if stream is not None:
+                stream.close()
         if not device:
             scratch.unlink(missing_ok=True)
+
+
+def _write_piece(path: Path, stream: BinaryIO, content: bytes) -> None:
+    with explain_errors(path):
+        stream.write(content)
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -309,6 +311,18 @@ def lock(path: Path, timeout: float, *, waiting: str = "", late: str = "") -> It
     held = FileLock(path, is_singleton=False)
     try:
         try:
+            _acquire(held, timeout, waiting, late)
+            yield path
+        finally:
+            held.release()
+    finally:  # twice: an interrupt may have come before the first
+        held.release()
+
+
+def _acquire(held: BaseFileLock, timeout: float, waiting: str, late: str) -> None:
+    """Take a lock; see `lock`."""
+    try:
+        try:
             held.acquire(timeout=0)
         except Timeout:
             if waiting:
@@ -319,7 +333,3 @@ def lock(path: Path, timeout: float, *, waiting: str = "", late: str = "") -> It
             raise TimeoutError(late) from None
     except (OSError, NotImplementedError):  # the file system has no locks
         pass
-    try:
-        yield path
-    finally:
-        held.release()

@@ -210,10 +210,10 @@ def finish(folder: Path, result: Result, weights: dict[str, Tensor]) -> None:
     digests = {name: files.sha256(folder / name) for name in names if (folder / name).exists()}
     content = {**asdict(result), "sha256": digests}
     files.write_json(folder / RESULT, {**content, "digest": files.object_digest(content)})
-    _tidy_finished(folder, result)
+    tidy_finished(folder, result)
 
 
-def _tidy_finished(folder: Path, result: Result) -> None:
+def tidy_finished(folder: Path, result: Result) -> None:
     """Remove what a finished run does not need, and add the run to the index unless it is there."""
     try:
         files.remove(folder / CHECKPOINTS)
@@ -231,7 +231,11 @@ def _mend(folder: Path, result: Result) -> None:
     if not (folder / claims.CLAIM).exists() or folder.is_symlink() or claims.describe_owner(folder):
         return
     with contextlib.suppress(OSError, claims.Claimed), claims.claim(folder):
-        _tidy_finished(folder, result)
+        try:
+            tidy_finished(folder, result)
+        except KeyboardInterrupt:  # the claim, which says that there is something to mend, is released now
+            tidy_finished(folder, result)
+            raise
 
 
 INDEX = "index.csv"  # of a folder of runs: a line for each finished run

@@ -250,9 +250,9 @@ def _train_here(
                 record.remove()  # refused, or failed before there was anything to keep
                 raise
             try:
-                record.save()
-            except KeyboardInterrupt:  # a signal has interrupted the save
-                record.save()
+                record.leave()
+            except KeyboardInterrupt:  # a signal has interrupted that
+                record.leave()
             raise
         finally:
             if record.board is not None:
@@ -283,6 +283,7 @@ class _Record:
         self.examples: dict[str, Tensor] = {}
         self.resume: engine.Resume | None = None
         self.unsaved: checkpoints.Checkpoint | None = None
+        self.result: Result | None = None  # of the finished run
         self.board: SummaryWriter | None = None
         seconds = 0.0
         checkpoint = checkpoints.load_checkpoint(self.folder, task.id)
@@ -344,6 +345,13 @@ class _Record:
             checkpoints.save_checkpoint(self.folder, *self.unsaved, self.task.id)
         self.saved, self.unsaved = time.monotonic(), None
 
+    def leave(self) -> None:
+        """Save the last finished epoch; if the result has been written, remove instead what it makes unnecessary."""
+        if self.result is not None and (self.folder / results.RESULT).exists():
+            results.tidy_finished(self.folder, self.result)
+        else:
+            self.save()
+
     def remove(self) -> None:
         """Remove what this process has written of a run that cannot be trained."""
         if self.board is not None:
@@ -374,6 +382,7 @@ class _Record:
 
     def finish(self, result: Result, weights: dict[str, Tensor], dataset: data.Dataset, held_out: Tensor) -> None:
         """Write what was measured of the examples, the rows, the weights and the result."""
+        self.result = result
         prediction = self.examples.pop("val_prediction", None)
         if prediction is not None:
             _write_examples(self.folder / results.VALIDATION, dataset.train, held_out, prediction=prediction)
