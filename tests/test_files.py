@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -276,3 +277,13 @@ def test_without_locks_the_block_runs_at_once(tmp_path, monkeypatch, error):
     with files.lock(tmp_path / "lock", 60, late="Too late."):
         return
     pytest.fail("the block did not run")
+
+
+def test_two_writes_in_one_tick_of_the_clock_have_two_digests(tmp_path):
+    path, now = tmp_path / "list.txt", time.time_ns()
+    digests = []
+    for text in ("a 0", "a 1"):
+        path.write_text(text, encoding="utf-8")
+        os.utime(path, ns=(now, now))
+        digests.append(files.sha256_once(path))
+    assert digests[0] != digests[1]

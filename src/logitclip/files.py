@@ -16,6 +16,7 @@ import logging
 import os
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 Json = dict[str, Any]  # a JSON object
 
 SCRATCH = ".scratch-"  # prefix of temporary names
+TICK = 3.0  # seconds in which a file may be written twice without another time of change
 
 
 class CannotWrite(OSError):
@@ -269,8 +271,13 @@ def sha256(path: Path) -> str:
 
 
 def sha256_once(path: Path) -> str:
-    """Return the digest of a file; it is read again only if its time or size has changed."""
+    """Return the digest of a file; it is read again only if its time or size has changed, or if it is new.
+
+    Two writes in a row may have the same time: the clock of a file system may tick in seconds.
+    """
     found = path.stat()
+    if abs(time.time() - found.st_mtime) < TICK:
+        return sha256(path)
     return _sha256_of(str(path.resolve()), found.st_mtime_ns, found.st_size)
 
 
