@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from logitclip.own_data import fit
 from logitclip.own_data.fitted_rows import FittedRows
 from logitclip.own_data.review import Review
-from logitclip.own_data.server import make_server, open_socket
+from logitclip.own_data.server import make_server
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 BREAKING = "</script><script>document.title='owned'</script><!-- @@NONCE@@ \u2028"
@@ -56,7 +57,7 @@ def make_model(data: Path, out: Path, **options):
 @contextlib.contextmanager
 def serving(review: Review) -> Iterator[str]:
     """Serve a review in a thread, and yield its address without the secret."""
-    listener = open_socket()
+    listener = socket.create_server(("127.0.0.1", 0))  # not the usual port, on which another test may have a server
     server = make_server(review, listener, SECRET)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -302,6 +302,28 @@ def test_an_early_interrupt_prints_no_traceback(milliseconds):
     assert "import" not in done.stderr, done.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to one thread")
+def test_an_interrupt_in_a_destructor_is_not_lost():
+    code = """
+import signal, time
+from logitclip import cli
+from logitclip.__main__ import main
+
+class Dying:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+def work():
+    Dying()
+    time.sleep(1000)
+
+cli.main = work
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_files_that_are_too_deep_or_claim_too_much_are_one_sentence(command, tmp_path):
     deep = tmp_path / "deep.toml"
     deep.write_text("x = " + "[" * 5000 + "]" * 5000, encoding="utf-8")

@@ -52,6 +52,7 @@ class Page:
         self.driver.set_page_load_timeout(PATIENCE)
 
     def open(self, address: str) -> None:
+        self.driver.get("about:blank")  # so that what is there is not the page before
         self.driver.get(address)
         self.wait(lambda: self.all(".example, .grid, #main .card") or self.text("#error"))
 

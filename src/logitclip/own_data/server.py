@@ -218,12 +218,12 @@ def open_socket(port: int = 0) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((HOST, wanted))
+            listener.listen(128)  # fails if another process has bound the port at the same moment
         except OSError as error:
             listener.close()
             if wanted == port:
                 raise ValueError(f"The port {port} cannot be used: {error.strerror}. Name another.") from None
             continue
-        listener.listen(128)
         return listener
     raise AssertionError("any port is free")
 
