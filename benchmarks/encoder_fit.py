@@ -39,8 +39,8 @@ from logitclip.data._texts import TextInputs
 from logitclip.encoders.features import BLOCK, Features
 from logitclip.own_data.encoded import Encoding
 from logitclip.own_data.encoded import _as_rows as make_rows
-from logitclip.runs.config import load_plugins
 from logitclip.runs.encoding import encode_inputs
+from logitclip.runs.plugins import load_plugins
 
 RESULTS = Path(__file__).parent / "results" / "encoder_fit.csv"
 METHODS = ("fit, encoder", "logistic", "cleanlab", "fit")

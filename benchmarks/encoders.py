@@ -40,8 +40,8 @@ from logitclip import data
 from logitclip.data._images import ImageFiles
 from logitclip.encoders import blocks, features
 from logitclip.encoders.features import Features
-from logitclip.runs.config import load_plugins
 from logitclip.runs.encoding import load_encoder
+from logitclip.runs.plugins import load_plugins
 
 PLUGIN = str(Path(__file__).with_name("efficientnet_lite0.py"))
 RESULTS = Path(__file__).parent / "results" / "encoders-cpu.csv"
@@ -160,7 +160,7 @@ class Letters:
 PREDICT = """
 import resource, sys
 from pathlib import Path
-from logitclip.runs.config import load_plugins
+from logitclip.runs.plugins import load_plugins
 load_plugins((sys.argv[1],))
 import logitclip as lc
 from logitclip.cli.own_data import predict

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from logitclip.runs.config import plugins_ignored
+from logitclip.runs.plugins import plugins_ignored
 from logitclip.runs.results import Result
 from logitclip.studies import sweeping
 from logitclip.studies.manifest import as_swept

@@ -39,8 +39,8 @@ def write_texts(file: Path, out: Path) -> None:
 def write_cifar(root: Path, out: Path) -> None:
     """Write features of CIFAR-10 images, with the labels of CIFAR-10N."""
     from logitclip import RunConfig, data
-    from logitclip.runs.config import load_plugins
     from logitclip.runs.encoding import encode_inputs
+    from logitclip.runs.plugins import load_plugins
 
     load_plugins((str(ENCODER),))
     config = RunConfig(encoder="efficientnet_lite0", plugin=(str(ENCODER),)).resolve()

@@ -37,7 +37,7 @@ def cost(cell: Cell) -> float:
     """Sum epochs times the share of examples trained on over all trials of a tuned cell."""
     search = tuning.search_for(cell.config)
     values = tuning.scores_of_trials(cell.config, outcome, search)
-    trials = [tuning.trial(cell.config, search, value) for value in values]
+    trials = [tuning.make_trial(cell.config, search, value) for value in values]
     return sum((1 - trial.val) * (trial.resolve().epochs or 0) for trial in trials)
 
 

@@ -15,17 +15,8 @@ import pytest
 from logitclip import data, engine, noise
 from logitclip.methods import METHODS
 from logitclip.methods.settings import Limit, Settings, annotations_of
-from logitclip.runs.config import (
-    UNCOUNTED,
-    Group,
-    Otherwise,
-    RunConfig,
-    check_plugins,
-    field_types,
-    notes_of,
-    plugins_ignored,
-    registries,
-)
+from logitclip.runs.config import UNCOUNTED, Group, Otherwise, RunConfig, field_types, notes_of, registries
+from logitclip.runs.plugins import check_plugins, plugins_ignored
 from logitclip.runs.train import settings_of
 
 TABLE = "a,b,kind\n" + "".join(f"{i % 7},{i % 3},{'xy'[i % 2]}\n" for i in range(40))

@@ -251,14 +251,14 @@ def test_without_the_extra_there_is_a_sentence(monkeypatch, tmp_path, module):
 
 
 def test_numbers_along_an_axis():
-    assert [figures._number(v) for v in ("norm:temp=1.5", 3, "norm:tau=1e-3", "value:limit=0.25")] == [
+    assert [figures._find_number(v) for v in ("norm:temp=1.5", 3, "norm:tau=1e-3", "value:limit=0.25")] == [
         1.5,
         3.0,
         1e-3,
         0.25,
     ]
     with pytest.raises(ValueError, match="no number"):
-        figures._number("none")
+        figures._find_number("none")
 
 
 def test_noise_charts_need_no_data(rows, monkeypatch, tmp_path):

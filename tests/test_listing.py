@@ -24,7 +24,8 @@ from logitclip.cli import main
 from logitclip.engine import Diverged
 from logitclip.runs import checkpoints, claims, results
 from logitclip.runs import listing as studies
-from logitclip.runs.config import RunConfig, plugins_ignored
+from logitclip.runs.config import RunConfig
+from logitclip.runs.plugins import plugins_ignored
 from logitclip.runs.train import train
 
 SMALL = RunConfig(limit=64, model="mlp:width=8,depth=1", epochs=2, batch_size=32, lr=0.05, checkpoint_seconds=0)

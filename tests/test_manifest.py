@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from logitclip.runs.config import RunConfig, plugins_ignored
+from logitclip.runs.config import RunConfig
+from logitclip.runs.plugins import plugins_ignored
 from logitclip.runs.results import Result
 from logitclip.studies import sweeping
 from logitclip.studies.manifest import SWEEPS, as_swept

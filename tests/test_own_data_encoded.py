@@ -15,7 +15,7 @@ from logitclip.cli.terminal import EncodingBar
 from logitclip.data import _columns as columns_module
 from logitclip.own_data import model as model_module
 from logitclip.own_data.encoded import NewRows
-from logitclip.runs.config import loaded_plugins
+from logitclip.runs.plugins import loaded_plugins
 
 pd = pytest.importorskip("pandas")
 

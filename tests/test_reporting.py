@@ -340,7 +340,7 @@ def test_what_was_chosen_stands_in_the_cell_and_what_varies_in_the_settings(tmp_
     assert chosen["ce", "none"] == ""
     for text in (reporting.markdown(table), reporting.latex(table), reporting.html(table, rows)):
         assert "temp=1.5" in text
-    assert reporting._settings(rows)["lr"] == ["0.1", "0.01 (gce, tuned temp)"]
+    assert reporting._describe_settings(rows)["lr"] == ["0.1", "0.01 (gce, tuned temp)"]
 
 
 # -- writers -----------------------------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def test_latex_is_balanced_and_escaped(table):
 
 
 def test_tex_specials():
-    assert reporting._tex("a_b\\{~^") == "a\\_b\\textbackslash{}\\{\\textasciitilde{}\\textasciicircum{}"
+    assert reporting._escape_latex("a_b\\{~^") == "a\\_b\\textbackslash{}\\{\\textasciitilde{}\\textasciicircum{}"
 
 
 def test_csv_and_json_hold_every_cell(table):

@@ -24,7 +24,7 @@ from logitclip.runs.results import Failure, Result, outcome
 from logitclip.runs.train import train
 from logitclip.search import HELD_OUT, TRIALS, best, score_trials
 from logitclip.search import Trial as SearchTrial
-from logitclip.studies import executors, queue, sweeping, tuning
+from logitclip.studies import executors, queue, sweeping, tuning, with_optuna
 from logitclip.studies.tuning import GRIDS, Search
 
 AUTO = RunConfig(noise="symmetric:rate=0.5", clip="norm:temp=auto")
@@ -74,7 +74,7 @@ class Curve:
 
 
 def tune(config: RunConfig, outcome: Curve) -> float:
-    while asked := tuning.trials(config, outcome):
+    while asked := tuning.next_trials(config, outcome):
         outcome.train(asked)
     chosen = tuning.choose(config, outcome)
     assert replace(chosen, clip=config.clip) == config  # nothing else is changed
@@ -91,10 +91,10 @@ def test_the_grid_is_the_papers_and_finds_the_best_of_it(value: float) -> None:
 
 def test_the_grid_runs_in_one_wave_and_asks_for_what_is_missing() -> None:
     outcome = Curve(peak=2)
-    asked = tuning.trials(GRID, outcome)
+    asked = tuning.next_trials(GRID, outcome)
     assert len(asked) == 11
     outcome.train(asked[::2])
-    assert tuning.trials(GRID, outcome) == asked[1::2]
+    assert tuning.next_trials(GRID, outcome) == asked[1::2]
 
 
 @pytest.mark.parametrize("peak", [0.05, 0.1, 0.3, 0.9, 1.4, 2.0, 2.6, 3.3, 4.8, 9.0, 30.0])
@@ -125,9 +125,9 @@ def test_a_failed_trial_is_not_chosen() -> None:
 
 def test_own_validation_share_is_kept_and_the_fast_search_holds_out_at_random() -> None:
     own = replace(GRID, val=0.3, val_rule="released")
-    assert {(config.val, config.val_rule) for config in tuning.trials(own, Curve(1))} == {(0.3, "released")}
+    assert {(config.val, config.val_rule) for config in tuning.next_trials(own, Curve(1))} == {(0.3, "released")}
     fast = replace(AUTO, val_rule="released")
-    assert {config.val_rule for config in tuning.trials(fast, Curve(1))} == {"random"}
+    assert {config.val_rule for config in tuning.next_trials(fast, Curve(1))} == {"random"}
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_the_rivals_have_grids(fields: dict[str, str], values: tuple[float, ...]
     config = RunConfig(**fields)
     assert tuning.search_for(config).values == values
     (field, spec), *_ = fields.items()
-    asked = tuning.trials(config, lambda _: None)
+    asked = tuning.next_trials(config, lambda _: None)
     assert [getattr(trial, field) for trial in asked] == [spec.replace("grid", f"{v:g}") for v in values]
 
 
@@ -165,7 +165,7 @@ BOTH = replace(AUTO, loss="gce:q=auto")
 @pytest.mark.parametrize(("peak", "temp"), [(1.0, 1.0), (2.0, 2.24), (9.0, 5.0)])
 def test_a_knob_of_the_loss_and_temp_share_five_trials(peak: float, temp: float) -> None:
     outcome = Valley(peak)
-    while asked := tuning.trials(BOTH, outcome):
+    while asked := tuning.next_trials(BOTH, outcome):
         outcome.train(asked)
     tried = [(config.clip, config.loss) for config in outcome.done]
     assert tried == [
@@ -178,8 +178,8 @@ def test_a_knob_of_the_loss_and_temp_share_five_trials(peak: float, temp: float)
 
 def test_two_numbers_without_a_trial_that_worked() -> None:
     outcome = Valley(1.0, broken=(1.0, 2.24, 5.0))
-    outcome.train(tuning.trials(BOTH, outcome))
-    assert tuning.trials(BOTH, outcome) == []
+    outcome.train(tuning.next_trials(BOTH, outcome))
+    assert tuning.next_trials(BOTH, outcome) == []
     with pytest.raises(ValueError, match="all trials failed"):
         tuning.choose(BOTH, outcome)
 
@@ -194,7 +194,7 @@ def test_the_main_knob_of_a_loss_has_five_values_around_its_default(name: str) -
     logits, target = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3, 0, 1])
     for value in values:
         assert loss(logits, target, **{knob: value}).isfinite().all()
-    asked = tuning.trials(RunConfig(loss=f"{name}:{knob}=auto"), lambda _: None)
+    asked = tuning.next_trials(RunConfig(loss=f"{name}:{knob}=auto"), lambda _: None)
     assert [float(config.loss.partition(f"{knob}=")[2]) for config in asked] == list(values)
     assert {(config.val, config.val_rule) for config in asked} == {(HELD_OUT, "random")}
 
@@ -215,9 +215,9 @@ def test_what_is_to_be_tuned_is_no_run() -> None:
     with pytest.raises(ValueError, match=r"One number can be tuned at a time, got clip\.temp and penalty\.weight"):
         tuning.is_tuned(replace(AUTO, penalty="norm:weight=grid"))
     with pytest.raises(ValueError, match="Nothing to tune"):
-        tuning.trials(RunConfig())
+        tuning.next_trials(RunConfig())
     with pytest.raises(ValueError, match=r"--option loss\.beta --values"):
-        tuning.trials(RunConfig(loss="sce:beta=grid"))
+        tuning.next_trials(RunConfig(loss="sce:beta=grid"))
 
 
 def test_any_option_can_be_set() -> None:
@@ -236,8 +236,8 @@ def test_any_option_can_be_set() -> None:
 def test_own_values_on_real_runs(tmp_path) -> None:
     config = RunConfig(noise="symmetric:rate=0.5", epochs=4, limit=200, runs=str(tmp_path))
     search = Search("lr", values=(1e-6, 0.1))
-    executors.execute(tuning.trials(config, search=search), executor="inline")
-    assert tuning.trials(config, search=search) == []
+    executors.execute(tuning.next_trials(config, search=search), executor="inline")
+    assert tuning.next_trials(config, search=search) == []
     scores = tuning.scores_of_trials(config, outcome, search)
     assert list(scores) == [1e-6, 0.1]
     assert tuning.choose(config, search=search).lr == max(scores, key=lambda value: scores[value] or 0)
@@ -247,25 +247,25 @@ def test_own_values_on_real_runs(tmp_path) -> None:
 def test_a_study_is_resumed_and_repeats_nothing(storage, tmp_path) -> None:
     config = RunConfig(noise="symmetric:rate=0.5", clip="norm:temp=1", epochs=1, limit=100, runs=str(tmp_path))
     where = None if storage is None else str(tmp_path / storage)
-    first = [t.params for t in tuning.study(config, "clip.temp", 0.1, 10, 3, storage=where).trials]
-    more = tuning.study(config, "clip.temp", 0.1, 10, 4, storage=where)
+    first = [t.params for t in with_optuna.run_study(config, "clip.temp", 0.1, 10, 3, storage=where).trials]
+    more = with_optuna.run_study(config, "clip.temp", 0.1, 10, 4, storage=where)
     assert len(more.trials) == 4
     assert [t.params for t in more.trials[:3]] == first
     assert all(0.1 <= t.params["clip.temp"] <= 10 for t in more.trials)
     assert len({t.params["clip.temp"] for t in more.trials}) == 4
-    whole = tuning.study(config, "batch_size", 16, 64, 2, storage=where)
+    whole = with_optuna.run_study(config, "batch_size", 16, 64, 2, storage=where)
     assert all(isinstance(t.params["batch_size"], int) for t in whole.trials)
-    whole = tuning.study(replace(config, model="mlp"), "model.width", 8, 64, 2, storage=where)
+    whole = with_optuna.run_study(replace(config, model="mlp"), "model.width", 8, 64, 2, storage=where)
     assert all(isinstance(t.params["model.width"], int) for t in whole.trials)
 
 
 def test_a_trial_that_was_killed_is_done_first(tmp_path) -> None:
     config = RunConfig(noise="symmetric:rate=0.5", clip="norm:temp=1", epochs=1, limit=100, runs=str(tmp_path))
     where = str(tmp_path / "study.db")
-    study = tuning.study(config, "clip.temp", 0.1, 10, 1, storage=where)
+    study = with_optuna.run_study(config, "clip.temp", 0.1, 10, 1, storage=where)
     lost = study.ask()
     lost.suggest_float("clip.temp", 0.1, 10, log=True)  # and its process is gone
-    resumed = tuning.study(config, "clip.temp", 0.1, 10, 2, storage=where)
+    resumed = with_optuna.run_study(config, "clip.temp", 0.1, 10, 2, storage=where)
     assert [t.state.name for t in resumed.trials] == ["COMPLETE", "FAIL", "COMPLETE"]
     assert resumed.trials[2].params == lost.params
 
@@ -274,7 +274,7 @@ def test_a_trial_that_was_killed_after_its_result_is_tidied_up(tmp_path) -> None
     import optuna
 
     config = RunConfig(noise="symmetric:rate=0.5", clip="norm:temp=1", epochs=1, limit=100, runs=str(tmp_path))
-    whole = tuning.study(config, "clip.temp", 0.1, 10, 1)
+    whole = with_optuna.run_study(config, "clip.temp", 0.1, 10, 1)
     (tmp_path / "index.csv").unlink()
     (folder,) = tmp_path.glob("?" * 16)
     claim = {"machine": claims._machine(), "pid": 2**22 + 1, "started": "0"}  # there is no such process
@@ -284,7 +284,7 @@ def test_a_trial_that_was_killed_after_its_result_is_tidied_up(tmp_path) -> None
     study = optuna.create_study(storage=storage, study_name=whole.study_name, direction="maximize")
     study.enqueue_trial(whole.trials[0].params)
     study.ask().suggest_float("clip.temp", 0.1, 10, log=True)
-    resumed = tuning.study(config, "clip.temp", 0.1, 10, 1, storage=where)
+    resumed = with_optuna.run_study(config, "clip.temp", 0.1, 10, 1, storage=where)
     assert resumed.best_value == whole.best_value
     assert folder.name in (tmp_path / "index.csv").read_text(encoding="utf-8")
     assert not (folder / "claim").exists()
@@ -301,7 +301,7 @@ def test_a_trial_that_another_process_has_given_up_is_no_error(tmp_path) -> None
         if kind == "start" and len(study.trials) == 1:
             study.tell(0, state=optuna.trial.TrialState.FAIL)
 
-    study = tuning.study(config, "clip.temp", 0.1, 10, 1, storage=where, listener=Log(give_up))
+    study = with_optuna.run_study(config, "clip.temp", 0.1, 10, 1, storage=where, listener=Log(give_up))
     assert [t.state.name for t in study.trials] == ["FAIL", "COMPLETE"]
 
 
@@ -319,10 +319,10 @@ def test_a_killed_study_makes_the_trials_of_an_undisturbed_one(tmp_path) -> None
                     raise KeyboardInterrupt
 
             with pytest.raises(KeyboardInterrupt):
-                tuning.study(there, "clip.temp", 0.1, 10, 13, storage=str(journal), listener=Log(react))
+                with_optuna.run_study(there, "clip.temp", 0.1, 10, 13, storage=str(journal), listener=Log(react))
             with journal.open("ab") as stream:
                 stream.write(b'{"op_code": 4, "wor')
-        study = tuning.study(there, "clip.temp", 0.1, 10, 13, storage=str(journal))
+        study = with_optuna.run_study(there, "clip.temp", 0.1, 10, 13, storage=str(journal))
         return [trial.params["clip.temp"] for trial in study.trials if trial.state.name == "COMPLETE"]
 
     undisturbed = values("whole")  # the first ten are random
@@ -339,18 +339,18 @@ def test_a_trial_that_failed_for_a_passing_reason_is_tried_again(tmp_path, monke
 
     with monkeypatch.context() as patch:
         patch.setattr("logitclip.studies.queue.train", full)
-        study = tuning.study(config, "clip.temp", 0.1, 10, 2, storage=where)
+        study = with_optuna.run_study(config, "clip.temp", 0.1, 10, 2, storage=where)
     assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL"]
-    study = tuning.study(config, "clip.temp", 0.1, 10, 2, storage=where)
+    study = with_optuna.run_study(config, "clip.temp", 0.1, 10, 2, storage=where)
     assert [trial.state.name for trial in study.trials] == ["FAIL", "FAIL", "COMPLETE", "COMPLETE"]
     assert [trial.params for trial in study.trials[2:]] == [trial.params for trial in study.trials[:2]]
-    assert len(tuning.study(config, "clip.temp", 0.1, 10, 2, storage=where).trials) == 4
+    assert len(with_optuna.run_study(config, "clip.temp", 0.1, 10, 2, storage=where).trials) == 4
 
 
 @pytest.mark.parametrize(("low", "high", "count"), [(0.0, 1.0, 3), (2.0, 1.0, 3), (0.1, 1.0, 0), (0.1, math.inf, 3)])
 def test_bad_bounds_of_a_study(low: float, high: float, count: int) -> None:
     with pytest.raises(ValueError, match="got"):
-        tuning.study(RunConfig(clip="norm:temp=1"), "clip.temp", low, high, count)
+        with_optuna.run_study(RunConfig(clip="norm:temp=1"), "clip.temp", low, high, count)
 
 
 def test_the_choice_among_real_runs_is_that_of_the_search(tmp_path) -> None:
@@ -360,7 +360,7 @@ def test_the_choice_among_real_runs_is_that_of_the_search(tmp_path) -> None:
     trials = tuning.fast_trials(config, outcome, search)
     assert list(trials) == list(scores)
     for value, trial in trials.items():
-        result = outcome(tuning.trial(config, search, value))
+        result = outcome(tuning.make_trial(config, search, value))
         assert isinstance(result, Result)
         assert trial is not None
         assert result.val_accuracy == scores[value] == pytest.approx(100 * trial.accuracy)
@@ -382,10 +382,10 @@ def test_trials_that_all_failed_are_no_reason_to_train_longer(caplog) -> None:
 @pytest.mark.parametrize("name", ["validation.npz", "metrics.jsonl"])
 def test_a_trial_whose_files_are_lost_or_cut_has_failed_and_is_made_again(tmp_path, caplog, name) -> None:
     config = RunConfig(clip="norm:temp=auto", limit=100, epochs=2, runs=str(tmp_path))
-    executors.execute(tuning.trials(config), executor="inline")
+    executors.execute(tuning.next_trials(config), executor="inline")
     search = tuning.search_for(config)
     before = tuning.scores_of_trials(config, outcome, search)
-    lost = tmp_path / tuning.trial(config, search, next(iter(before))).id / name
+    lost = tmp_path / tuning.make_trial(config, search, next(iter(before))).id / name
     whole = lost.read_bytes()
     for content in (b"", whole[: len(whole) // 2], None):
         lost.unlink() if content is None else lost.write_bytes(content)
@@ -399,13 +399,13 @@ def test_a_trial_whose_files_are_lost_or_cut_has_failed_and_is_made_again(tmp_pa
 
 def test_a_knob_without_a_value_can_be_studied(tmp_path) -> None:
     config = RunConfig(clip="norm", epochs=1, limit=100, runs=str(tmp_path))
-    assert tuning.study(config, "clip.temp", 0.5, 2, 1).best_params.keys() == {"clip.temp"}
+    assert with_optuna.run_study(config, "clip.temp", 0.5, 2, 1).best_params.keys() == {"clip.temp"}
 
 
 @pytest.mark.parametrize("storage", ["/dev/null/study.db", "/dev/null/study.log", "nothing://study"])
 def test_a_storage_that_is_none_is_said_in_a_sentence(storage: str) -> None:
     with pytest.raises(ValueError, match=r"^The study cannot be stored in .*\.$"):
-        tuning.study(RunConfig(clip="norm:temp=1"), "clip.temp", 0.1, 1, 1, storage=storage)
+        with_optuna.run_study(RunConfig(clip="norm:temp=1"), "clip.temp", 0.1, 1, 1, storage=storage)
 
 
 # -- the command line --------------------------------------------------------------------------------------------------
@@ -527,7 +527,7 @@ def test_mistakes_are_a_sentence(arguments, message, typed) -> None:
 def test_what_is_chosen_trains_on_everything() -> None:
     outcome = Curve(peak=1.5)
     config = replace(GRID, val=0.3)
-    outcome.train(tuning.trials(config, outcome))
+    outcome.train(tuning.next_trials(config, outcome))
     assert {trial.val for trial in outcome.done} == {0.3}
     assert tuning.choose(config, outcome).val == 0
 
@@ -544,7 +544,7 @@ def test_a_study_whose_file_is_lost_is_one_sentence(tmp_path, name, damage) -> N
             file.unlink() if damage == "deleted" else file.write_bytes(file.read_bytes()[:100])
 
     with pytest.raises(ValueError, match=f"^The study cannot be stored in .*{name}'?: .*"):
-        tuning.study(config, "lr", 0.01, 0.1, 2, storage=str(file), listener=Log(damaged))
+        with_optuna.run_study(config, "lr", 0.01, 0.1, 2, storage=str(file), listener=Log(damaged))
     assert len(list((tmp_path / "runs").glob("*/result.json"))) == 1
 
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,6 @@ from logitclip.clip import (
     takes_weight,
 )
 from logitclip.losses import LOSSES, TrainingState, check_class_dim, check_target, evaluate
-from logitclip.losses.contract import LossFunction
 from logitclip.losses.memory import GradientMemory
 from logitclip.losses.reduction import Reduction, check_weights, reduce, weights_of
 from logitclip.noise import read_matrix
@@ -87,7 +86,7 @@ class Loss(nn.Module):
         if weight is not None and (weight.ndim != 1 or not weight.is_floating_point()):
             raise ValueError(f"class_weight must be a float per class, got {weight.dtype}, {tuple(weight.shape)}.")
         self.name, self.knobs = LOSSES.parse(loss, **knobs)
-        self.function = cast("LossFunction[...]", LOSSES[self.name])
+        self.function = LOSSES[self.name]
         # The share of the target that all classes get. Another loss may have a knob of this name with its own meaning.
         self.smoothing: float = self.knobs.get("label_smoothing", 0.0) if self.name == "ce" else 0.0
         self.reduction: Reduction = reduction

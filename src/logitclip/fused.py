@@ -29,7 +29,7 @@ from logitclip.clip import (
     wants_plain_gradient,
 )
 
-BLOCK = 256 * 1024  # entries in a block: a few of them fit the second-level cache
+BLOCK_ENTRIES = 256 * 1024  # entries in a block: a few of them fit the second-level cache
 PRODUCT = 64 * 1024  # entries of a block that are multiplied at a time where only their sums are needed
 MOST_EXPONENTIALS = 1024 * 1024  # kept for the backward pass; where there are more, they are computed again
 MIN_BLOCKED = 64 * 1024  # entries below which, with nothing to clip, torch's own log_softmax is as fast
@@ -168,11 +168,11 @@ def statistics_of(log_probs: Tensor, logits: Tensor, wanted: Wanted) -> dict[str
 def _closed_form(logits: Tensor, target: Tensor, clip: Clip | None, wanted: Wanted) -> tuple[Tensor, ...]:
     names = wanted.names
     if not names:
-        return (_Blocked.apply(logits, target, clip, False, False, ())[0],)
+        return (_RowLogProbs.apply(logits, target, clip, False, False, ())[0],)
     sums = wanted.sums()
     top = "max_log_p" in names
     mean = "sum_log_p" in names or bool(sums) or top  # also tells whether a class is masked
-    outputs = _Blocked.apply(logits, target, clip, mean, top, tuple(sums.values()))
+    outputs = _RowLogProbs.apply(logits, target, clip, mean, top, tuple(sums.values()))
     of_sums = dict(zip(sums, outputs[3:], strict=True))
     found = [outputs[0]]
     for name in names:
@@ -213,7 +213,7 @@ def clipped_log_probs(logits: Tensor, clip: Clip | None) -> Tensor:
     return torch.log_softmax(logits if clip is None else apply_clip(logits, clip), dim=-1)
 
 
-class _Blocked(torch.autograd.Function):
+class _RowLogProbs(torch.autograd.Function):
     """The closed form. With s = delta/|z| for clipped rows and 1 for the others, z' = s z and e = exp z':
 
     log p_y = z'_y - log sum e and mean log p = mean z' - log sum e. For upstream gradients g of the first and h of the
@@ -367,7 +367,7 @@ def _sums(
 def _statistics(logits: Tensor, clip: Clip | None, mean: bool) -> tuple[Any, ...]:
     """e = exp(s z - shift), or None if there are too many, and columns: norm, s, shift, the sums of e and of e z, the
     mean of s z - shift. Values that are not needed are None."""
-    if logits.numel() <= BLOCK:
+    if logits.numel() <= BLOCK_ENTRIES:
         return _block_statistics(logits, clip, mean)
     keep = logits.numel() <= MOST_EXPONENTIALS
     exps = torch.empty_like(logits if keep else logits[: _rows(logits)])
@@ -417,7 +417,7 @@ def _exponent(z: Tensor, scale: Tensor | None, shift: Tensor | None, out: Tensor
 
 def _blocks(matrix: Tensor, *others: Tensor | None) -> Iterable[tuple[Any, ...]]:
     """Return the same rows of every argument, as many at a time as make a block of the first."""
-    if matrix.numel() <= BLOCK:
+    if matrix.numel() <= BLOCK_ENTRIES:
         return [(matrix, *others)]
     step = _rows(matrix)
     return (
@@ -426,7 +426,7 @@ def _blocks(matrix: Tensor, *others: Tensor | None) -> Iterable[tuple[Any, ...]]
 
 
 def _rows(matrix: Tensor) -> int:
-    return max(1, BLOCK // matrix.shape[1])
+    return max(1, BLOCK_ENTRIES // matrix.shape[1])
 
 
 def _plain(z: Tensor, target: Tensor, clip: Clip | None, sums: tuple[Any, ...]) -> list[Tensor]:

@@ -41,8 +41,8 @@ from logitclip.cli.training import train
 from logitclip.cli.tuning import tune
 from logitclip.registry import UnknownName, suggest
 from logitclip.runs.claims import Claimed
-from logitclip.runs.config import PLUGIN_MODULE
 from logitclip.runs.config import RunConfig as RunConfig
+from logitclip.runs.plugins import PLUGIN_MODULE
 
 COMMANDS: dict[str, Callable[..., None]] = {
     "train": train,

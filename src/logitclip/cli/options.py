@@ -22,7 +22,8 @@ from tyro.conf import FlagCreatePairsOff, Positional, arg
 from logitclip.files import Json
 from logitclip.registry import suggest
 from logitclip.runs import config as config_module
-from logitclip.runs.config import RunConfig, check_plugins
+from logitclip.runs.config import RunConfig
+from logitclip.runs.plugins import check_plugins
 
 T = TypeVar("T")
 Flag = Annotated[FlagCreatePairsOff[bool], arg(help_behavior_hint="")]  # without a --no- form

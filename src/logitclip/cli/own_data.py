@@ -19,7 +19,7 @@ from logitclip.cli.review import correct, fuse, name_plugins, show_round
 from logitclip.cli.terminal import EncodingBar
 from logitclip.cli.training import stop_on_sigterm
 from logitclip.files import Json
-from logitclip.runs.config import load_plugins
+from logitclip.runs.plugins import load_plugins
 from logitclip.runs.results import Failed
 from logitclip.text import duration
 

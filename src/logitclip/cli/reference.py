@@ -23,7 +23,8 @@ from logitclip.cli.options import File, Flag, Number, Plugins, Root, Text
 from logitclip.cli.output import make_table, put, show, show_json
 from logitclip.files import Json
 from logitclip.registry import Registry, show_value, suggest
-from logitclip.runs.config import RunConfig, load_plugins, registries
+from logitclip.runs.config import RunConfig, registries
+from logitclip.runs.plugins import load_plugins
 
 Name = Annotated[Positional[str], arg(help_behavior_hint="")]  # may be left out
 RegistryName = Literal[

@@ -18,7 +18,7 @@ from logitclip.cli.options import File, Flag, ModelFolder, ModelPlugins
 from logitclip.cli.output import make_table, put, show, show_json, tell
 from logitclip.cli.training import stop_on_sigterm
 from logitclip.files import Json
-from logitclip.runs.config import load_plugins
+from logitclip.runs.plugins import load_plugins
 from logitclip.text import counted, join_names
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from logitclip.cli.options import Flag, Runs, Text, runs_folder
 from logitclip.cli.output import make_table, put, show, show_json, tell
 from logitclip.cli.terminal import result_table
 from logitclip.runs.claims import Claimed
-from logitclip.runs.config import plugins_ignored
+from logitclip.runs.plugins import plugins_ignored
 from logitclip.runs.results import OPTIONS, Failure, Result
 from logitclip.text import counted, printable
 

@@ -15,7 +15,8 @@ from logitclip.cli.options import ChangeOptions, Flag, Place, Plugins, Quiet, Ro
 from logitclip.cli.output import Exit, fail, put, show, show_json, tell
 from logitclip.cli.terminal import SweepBoard, announce
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
-from logitclip.runs.config import plugins_ignored, words_to_tune
+from logitclip.runs.config import words_to_tune
+from logitclip.runs.plugins import plugins_ignored
 from logitclip.runs.results import Failure
 from logitclip.text import counted, duration
 

@@ -160,7 +160,7 @@ def _search_values(config: RunConfig, options: SearchOptions, where: Json) -> Tr
 
 def _run_study(config: RunConfig, options: SearchOptions, board: SweepBoard) -> Tried:
     """Try the values that Optuna proposes."""
-    from logitclip.studies import tuning
+    from logitclip.studies import tuning, with_optuna
 
     option = str(options.option)
     try:
@@ -169,9 +169,9 @@ def _run_study(config: RunConfig, options: SearchOptions, board: SweepBoard) -> 
         raise ValueError(f"between must be two numbers, as in 0.1,10; got {options.between!r}.") from None
     count = 20 if options.trials is None else options.trials
     more = {"storage": options.storage, "log": not options.linear, "listener": board}
-    study = tuning.study(config, option, low, high, count, **more)
+    study = with_optuna.run_study(config, option, low, high, count, **more)
     ended = [trial for trial in study.trials if trial.state.is_finished() and trial.params]
-    scores = {tuning.six_digits(trial.params[option]): trial.value for trial in ended}
+    scores = {with_optuna.six_digits(trial.params[option]): trial.value for trial in ended}
     known = any(score is not None for score in scores.values())
     return Tried(option, scores, tuning.highest(scores) if known else None)
 

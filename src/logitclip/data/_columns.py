@@ -225,10 +225,10 @@ def _is_number(kind: pyarrow.DataType) -> bool:
 
 
 def _open_csv(path: Path) -> pyarrow.NativeFile:
-    return _pyarrow().input_stream(_open(path), compression="gzip" if path.suffix.lower() == ".gz" else None)
+    return _pyarrow().input_stream(_open_file(path), compression="gzip" if path.suffix.lower() == ".gz" else None)
 
 
-def _open(path: Path) -> pyarrow.NativeFile:
+def _open_file(path: Path) -> pyarrow.NativeFile:
     return _pyarrow().OSFile(os.fsencode(path))  # pyarrow would read no path that is not UTF-8
 
 
@@ -247,7 +247,7 @@ def _read_parquet(path: Path, text: Collection[str]) -> dict[str, Column]:
     with _explain_arrow_errors(path):
         from pyarrow import parquet
 
-        with parquet.ParquetFile(_open(path)) as file:
+        with parquet.ParquetFile(_open_file(path)) as file:
             table = file.read()
         return _from_arrow(zip(table.column_names, table.columns, strict=True), path)
 
@@ -255,7 +255,8 @@ def _read_parquet(path: Path, text: Collection[str]) -> dict[str, Column]:
 def _parquet_batches(path: Path, names: Collection[str]) -> Iterator[pyarrow.RecordBatch]:
     from pyarrow import parquet
 
-    with parquet.ParquetFile(_open(path), buffer_size=PART, pre_buffer=False) as file:  # no whole row group in memory
+    # A whole row group may not fit in memory.
+    with parquet.ParquetFile(_open_file(path), buffer_size=PART, pre_buffer=False) as file:
         # A list v becomes v0, v1, ..., of which some may not be wanted.
         vectors = {name[:end] for name in names for end in range(1, len(name)) if name[end:].isdecimal()}
         wanted = [name for name in file.schema_arrow.names if name.strip() in {*names, *vectors}]
@@ -288,14 +289,14 @@ def _from_arrow(named: Iterable[tuple[str, pyarrow.ChunkedArray]], source: str |
     """Convert Arrow's columns; `source` names the file if two of them share a name."""
     columns: dict[str, Column] = {}
     for name, values in named:
-        for part, column in _parts(name.strip(), values).items():
+        for part, column in _split_vectors(name.strip(), values).items():
             if part in columns:
                 raise ValueError(f"{source} has two columns called {part!r}; rename one.")
             columns[part] = column
     return columns
 
 
-def _parts(name: str, values: pyarrow.ChunkedArray) -> dict[str, Column]:
+def _split_vectors(name: str, values: pyarrow.ChunkedArray) -> dict[str, Column]:
     """Return a column under its name; lists of one length, such as the vectors of an encoder, as numbered columns."""
     import pyarrow.types as is_a
 
@@ -338,7 +339,7 @@ def _arrow_column(values: pyarrow.ChunkedArray) -> Column:
     if is_a.is_string(kind) or is_a.is_large_string(kind) or is_a.is_string_view(kind):
         # One chunk: unifying the dictionaries of many takes quadratic time.
         encoded = values.cast(pa.large_string()).combine_chunks().dictionary_encode()
-        return _text(encoded.indices.fill_null(-1).to_numpy(), encoded.dictionary.to_pylist())
+        return _clean_text(encoded.indices.fill_null(-1).to_numpy(), encoded.dictionary.to_pylist())
     if is_a.is_binary(kind) or is_a.is_large_binary(kind):
         return Unusable(len(values), "is not UTF-8 text; save the file as UTF-8 to use it")
     return Unusable(len(values), f"is of type {kind}, neither numbers nor text")
@@ -379,7 +380,8 @@ def from_numpy(values: np.ndarray) -> Column:
         return values.astype(np.float64)
     if values.ndim == 1 and values.dtype.kind in "SU":
         distinct, codes = np.unique(values, return_inverse=True)
-        return _text(codes, [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in distinct.tolist()])
+        texts = [v.decode("utf-8", "replace") if isinstance(v, bytes) else v for v in distinct.tolist()]
+        return _clean_text(codes, texts)
     if values.ndim == 1 and values.dtype.kind == "M":
         ticks = values.astype("datetime64[us]").astype(np.int64)
         return Dates(np.where(np.isnat(values), np.nan, ticks / MICROSECONDS))
@@ -388,7 +390,7 @@ def from_numpy(values: np.ndarray) -> Column:
     return Unusable(len(values) if values.ndim else 1, f"is an array {values.shape} of {values.dtype}, not a column")
 
 
-def _text(codes: np.ndarray, values: list[str]) -> TextColumn:
+def _clean_text(codes: np.ndarray, values: list[str]) -> TextColumn:
     """Strip values and mark placeholders for missing values as missing."""
     stripped = [value.strip() for value in values]
     distinct = [value for value in dict.fromkeys(stripped) if value.lower() not in MISSING]

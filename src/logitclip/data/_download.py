@@ -25,7 +25,7 @@ from logitclip.files import lock
 
 log = logging.getLogger(__name__)
 
-_BLOCK = 1 << 18
+_PIECE = 1 << 18
 _TIMEOUT = 30.0  # seconds without a byte
 _PAUSE = 1.0  # seconds before a failed attempt is repeated
 _PATIENCE = 3600.0  # seconds to wait for the download of another process
@@ -87,7 +87,7 @@ def fetch(remote: Remote, folder: str | Path, mirror: str | Path | None = None) 
             except ValueError as error:
                 log.warning("%s Downloading it again.", error)
         with part.open("ab") as out:
-            _receive(source, out, remote)
+            _download_rest(source, out, remote)
         try:
             verify(part, remote)
         except ValueError:
@@ -115,7 +115,7 @@ def unpack(archive: Path, folder: Path) -> Path:
             with gzip.open(archive) as stream:
                 with tarfile.open(fileobj=stream, mode="r:") as tar:
                     tar.extractall(scratch, filter="data")
-                while stream.read(_BLOCK):  # the checksum is at the very end
+                while stream.read(_PIECE):  # the checksum is at the very end
                     pass
             if not (scratch / folder.name).is_dir():
                 raise ValueError(f"it holds no folder {folder.name}")
@@ -140,7 +140,7 @@ def _one_process_in(folder: Path) -> contextlib.AbstractContextManager[Path]:
     )
 
 
-def _receive(source: str, out: IO[bytes], remote: Remote) -> None:
+def _download_rest(source: str, out: IO[bytes], remote: Remote) -> None:
     """Append the missing bytes to `out`; resume after a lost connection."""
     size, fruitless, problem = remote.size, 0, "the connection was closed"
     if size is None or out.tell() > size:
@@ -152,8 +152,8 @@ def _receive(source: str, out: IO[bytes], remote: Remote) -> None:
         while size is None or out.tell() < size:
             before = out.tell()
             try:
-                with _open(source, out) as stream:
-                    while (size is None or out.tell() <= size) and (block := stream.read(_BLOCK)):
+                with _open_source(source, out) as stream:
+                    while (size is None or out.tell() <= size) and (block := stream.read(_PIECE)):
                         if size is None and out.tell() + len(block) > _CAP:
                             _empty(out)
                             raise ValueError(f"{source} sent more than {_CAP:,} bytes. Is it the right address?")
@@ -179,7 +179,7 @@ def _receive(source: str, out: IO[bytes], remote: Remote) -> None:
                 time.sleep(_PAUSE)
 
 
-def _open(source: str, out: IO[bytes]) -> IO[bytes]:
+def _open_source(source: str, out: IO[bytes]) -> IO[bytes]:
     """Open `source` at the position where `out` ends."""
     if "://" not in source:
         stream = Path(source).open("rb")  # noqa: SIM115 (the caller closes it)

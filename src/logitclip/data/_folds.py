@@ -59,7 +59,7 @@ def time_folds(times: np.ndarray, count: int) -> Pairs:
 
 def group_numbers(columns: Columns, name: str, path: str | Path) -> np.ndarray:
     """Return the group of each row as a number; a row without a group is a group of its own."""
-    text = as_text(_usable(columns, name, path, "group"))
+    text = as_text(_usable_column(columns, name, path, "group"))
     alone = len(text.values) + np.arange(len(text.codes))
     return np.where(text.codes < 0, alone, text.codes)
 
@@ -70,7 +70,7 @@ def time_numbers(columns: Columns, name: str, path: str | Path) -> np.ndarray:
     Raises:
         ValueError: If a time is missing, or if texts are dates that would be sorted wrongly.
     """
-    column = _usable(columns, name, path, "time")
+    column = _usable_column(columns, name, path, "time")
     if isinstance(column, TextColumn):
         date = date_in_text(column)
         if date is not None and not date[:4].isdigit():
@@ -85,7 +85,7 @@ def time_numbers(columns: Columns, name: str, path: str | Path) -> np.ndarray:
     return times
 
 
-def _usable(columns: Columns, name: str, path: str | Path, what: str) -> np.ndarray | TextColumn | Dates:
+def _usable_column(columns: Columns, name: str, path: str | Path, what: str) -> np.ndarray | TextColumn | Dates:
     column = columns[name]
     if isinstance(column, Unusable):
         raise ValueError(f"{path}: the {what} {name!r} {column.reason}.")

@@ -100,7 +100,7 @@ class ImageFiles:
         """Return image `i` as a PIL image in RGB; with `size`, a large JPEG may be reduced to twice that."""
         path = self.path(i)
         try:
-            return _open(path, size)
+            return _open_as_rgb(path, size)
         except FileNotFoundError:
             raise ValueError(f"There is no image {path}; restore it or remove it from the data.") from None
         except Exception as error:  # decoders fail on damaged files in many ways
@@ -200,7 +200,7 @@ def _pillow() -> ModuleType:
     return Image
 
 
-def _open(path: str, size: int) -> Image.Image:
+def _open_as_rgb(path: str, size: int) -> Image.Image:
     from PIL import Image, ImageOps
 
     # Photos from the web often have broken EXIF blocks: warnings about them help nobody.

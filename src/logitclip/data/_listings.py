@@ -50,7 +50,7 @@ def read_list(path: str | Path) -> Iterator[tuple[int, str, str]]:
         yield number, name.rstrip(), label
 
 
-def _outside(name: str) -> bool:
+def _leaves_folder(name: str) -> bool:
     return os.path.isabs(name) or name[0] in "/\\" or ".." in name.replace("\\", "/").split("/")
 
 
@@ -70,7 +70,7 @@ def collect(listing: Listing, classes: Sequence[str]) -> tuple[list[str], Tensor
     index = {str(i): i for i in range(len(classes))} | {name: i for i, name in enumerate(classes)}
     names, labels, numbers = [], [], []
     for number, name, label in listing.rows:
-        if _outside(name):
+        if _leaves_folder(name):
             raise ValueError(
                 f"{listing.where(number)}: {name!r} is outside {listing.folder}; write paths relative to that folder."
             )
@@ -172,9 +172,9 @@ def image_dataset(
     """
     if len(classes) < 2:
         raise ValueError(f"{train.source} holds {len(classes)} classes; at least two are needed.")
-    parts = [_split(train, classes, size, memory)]
+    parts = [_make_split(train, classes, size, memory)]
     if test is not None:
-        parts.append(_split(test, classes, size, memory))
+        parts.append(_make_split(test, classes, size, memory))
     else:
         part = part or Part()
         split = stratified_split(parts[0].labels, part.share, part.seed, fold=part.fold)
@@ -192,7 +192,7 @@ def image_dataset(
     )
 
 
-def _split(listing: Listing, classes: Sequence[str], size: int, memory: bool) -> Split:
+def _make_split(listing: Listing, classes: Sequence[str], size: int, memory: bool) -> Split:
     names, labels = collect(listing, classes)
     files, rows = ImageFiles(listing.folder, names, size), torch.arange(len(names))
     if not memory:

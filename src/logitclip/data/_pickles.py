@@ -77,7 +77,7 @@ class _Unpickler(pickle.Unpickler):
 def read_pickle(path: Path) -> dict[str, Any]:
     """Read a pickled dict of arrays, lists and text, such as those of ``cifar-10-batches-py``, without running code."""
     with path.open("rb") as file:
-        return _read(path, lambda: _Unpickler(file, encoding="latin1").load())
+        return _load_dict(path, lambda: _Unpickler(file, encoding="latin1").load())
 
 
 def read_torch(path: Path) -> dict[str, Any]:
@@ -88,13 +88,13 @@ def read_torch(path: Path) -> dict[str, Any]:
     serialization.clear_safe_globals()
     try:
         serialization.add_safe_globals([(stand_in, name) for name, stand_in in _ADMITTED.items()])
-        return _read(path, lambda: torch.load(path, map_location="cpu", weights_only=True))
+        return _load_dict(path, lambda: torch.load(path, map_location="cpu", weights_only=True))
     finally:
         serialization.clear_safe_globals()
         serialization.add_safe_globals(others)
 
 
-def _read(path: Path, load: Callable[[], Any]) -> dict[str, Any]:
+def _load_dict(path: Path, load: Callable[[], Any]) -> dict[str, Any]:
     try:
         content = load()
     except FileNotFoundError:

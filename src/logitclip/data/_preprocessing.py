@@ -77,7 +77,7 @@ class Preprocessor:
         kinds: dict[str, ColumnKind] = {}
         dropped: dict[str, str] = {}
         for name, column in columns.items():
-            reason = _unusable(name, column, name in text)
+            reason = _why_unusable(name, column, name in text)
             if reason is not None:
                 dropped[name] = reason
             elif isinstance(column, TextColumn):
@@ -87,8 +87,8 @@ class Preprocessor:
         reasons = "; ".join(f"{name!r} {reason}" for name, reason in dropped.items())
         if not kinds:
             raise ValueError(f"No column is left as a feature: {reasons or 'there is none beside the label'}.")
-        frame = _frame(columns, kinds)
-        transformer = _transformer(frame, kinds)
+        frame = _make_frame(columns, kinds)
+        transformer = _make_transformer(frame, kinds)
         try:
             transformer.fit(frame)
         except ValueError as error:
@@ -99,7 +99,7 @@ class Preprocessor:
     def fit_beside(cls, columns: Columns, text: Collection[str]) -> Preprocessor:
         """Fit to the columns beside texts that an encoder sees; if none of them is usable, there are no features."""
         others = {name: column for name, column in columns.items() if name not in text}
-        usable = any(_unusable("", column, free_text=False) is None for column in others.values())
+        usable = any(_why_unusable("", column, free_text=False) is None for column in others.values())
         return cls.fit(others) if usable else cls()
 
     @property
@@ -119,7 +119,7 @@ class Preprocessor:
             raise ValueError(f"There is no column {missing[0]!r}{others}. {suggest(missing[0], columns)}")
         if not self.kinds:
             return torch.empty(row_count(columns), 0)
-        features = self.transformer.transform(_frame(columns, self.kinds))
+        features = self.transformer.transform(_make_frame(columns, self.kinds))
         dense = features if isinstance(features, np.ndarray) else features.toarray()
         limit = float(np.finfo(np.float32).max)
         return torch.from_numpy(np.clip(dense, -limit, limit).astype(np.float32, copy=False))
@@ -192,7 +192,7 @@ def _check_vectorizer(vectorizer: Any) -> None:
             raise ValueError(f"its TfidfVectorizer has {name}={value!r}, which `fit` never sets")
 
 
-def _unusable(name: str, column: Column, free_text: bool) -> str | None:
+def _why_unusable(name: str, column: Column, free_text: bool) -> str | None:
     """Return why a column cannot be a feature, or None."""
     if isinstance(column, Unusable):
         return column.reason
@@ -236,7 +236,7 @@ def mean_words(column: TextColumn) -> float:
     return float(np.mean([len(value.split()) for value in column.values[:1000]])) if column.values else 0.0
 
 
-def _transformer(frame: Any, kinds: Mapping[str, ColumnKind]) -> Any:
+def _make_transformer(frame: Any, kinds: Mapping[str, ColumnKind]) -> Any:
     _skops()  # say now which packages are missing
     from sklearn.compose import ColumnTransformer
     from sklearn.feature_extraction.text import TfidfVectorizer
@@ -245,7 +245,7 @@ def _transformer(frame: Any, kinds: Mapping[str, ColumnKind]) -> Any:
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
     def keys_of(kind: ColumnKind) -> list[str]:
-        return [_key(i) for i, found in enumerate(kinds.values()) if found == kind]
+        return [_column_key(i) for i, found in enumerate(kinds.values()) if found == kind]
 
     numbers = [name for name in frame if name in keys_of("number") or name.partition(":")[0] in keys_of("date")]
 
@@ -277,7 +277,7 @@ def _transformer(frame: Any, kinds: Mapping[str, ColumnKind]) -> Any:
     )
 
 
-def _frame(columns: Columns, kinds: Mapping[str, ColumnKind]) -> Any:
+def _make_frame(columns: Columns, kinds: Mapping[str, ColumnKind]) -> Any:
     """Return the columns as a data frame, each converted to the kind it has in `kinds`."""
     _skops()
     import pandas as pd
@@ -285,9 +285,9 @@ def _frame(columns: Columns, kinds: Mapping[str, ColumnKind]) -> Any:
     found: dict[str, np.ndarray] = {}
     for i, (name, kind) in enumerate(kinds.items()):
         if kind == "date":
-            found |= {f"{_key(i)}:{part}": values for part, values in _date_parts(name, columns[name]).items()}
+            found |= {f"{_column_key(i)}:{part}": values for part, values in _date_parts(name, columns[name]).items()}
         else:
-            found[_key(i)] = _values(name, columns[name], kind)
+            found[_column_key(i)] = _convert(name, columns[name], kind)
     return pd.DataFrame(found)
 
 
@@ -305,12 +305,12 @@ def _date_parts(name: str, column: Column) -> dict[str, np.ndarray]:
     return parts
 
 
-def _key(position: int) -> str:
+def _column_key(position: int) -> str:
     """Return the name of a column in the data frame: NumPy's strings cannot hold every name, such as a NUL."""
     return f"column {position}"
 
 
-def _values(name: str, column: Column, kind: ColumnKind) -> np.ndarray:
+def _convert(name: str, column: Column, kind: ColumnKind) -> np.ndarray:
     if isinstance(column, Unusable):
         raise ValueError(f"Column {name!r} {column.reason}.")
     if kind == "number":

@@ -87,12 +87,12 @@ def normalise(x: Tensor, mean: Sequence[float] = (), std: Sequence[float] = ()) 
         return x / unit if unit != 1 else x
     if not len(mean) == len(std) == x.shape[1]:
         raise ValueError(f"{len(mean)} means and {len(std)} deviations do not fit inputs of shape {tuple(x.shape)}.")
-    shift, scale = (t.view(-1, *[1] * (x.dim() - 2)) for t in _affine(tuple(mean), tuple(std), unit, x.device))
+    shift, scale = (t.view(-1, *[1] * (x.dim() - 2)) for t in _shift_and_scale(tuple(mean), tuple(std), unit, x.device))
     return x.to(torch.float32, copy=True).sub_(shift).mul_(scale)
 
 
 @functools.cache  # send the constants to a GPU once, not with every batch
-def _affine(
+def _shift_and_scale(
     mean: tuple[float, ...], std: tuple[float, ...], unit: float, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     return unit * torch.tensor(mean, device=device), 1 / (unit * torch.tensor(std, device=device))

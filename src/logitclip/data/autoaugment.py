@@ -101,7 +101,7 @@ def cutout(x: Tensor, generator: Generator, length: int = 16) -> Tensor:
 Each = Tensor | float  # a number for each image, [n], or one for all
 
 
-def _affine(x: Tensor, a: Each = 1, b: Each = 0, c: Each = 0, d: Each = 0, e: Each = 1, f: Each = 0) -> Tensor:
+def _map_pixels(x: Tensor, a: Each = 1, b: Each = 0, c: Each = 0, d: Each = 0, e: Each = 1, f: Each = 0) -> Tensor:
     """Map pixel (u, v) to that at (a u + b v + c, d u + e v + f): nearest neighbour, black outside."""
     n, channels, height, width = x.shape
     u = torch.arange(width, device=x.device, dtype=torch.float64) + 0.5
@@ -114,15 +114,15 @@ def _affine(x: Tensor, a: Each = 1, b: Each = 0, c: Each = 0, d: Each = 0, e: Ea
 
 
 def _translate_x(x: Tensor, pixels: float, signs: Tensor) -> Tensor:
-    return _affine(x, c=pixels * signs)
+    return _map_pixels(x, c=pixels * signs)
 
 
 def _translate_y(x: Tensor, pixels: float, signs: Tensor) -> Tensor:
-    return _affine(x, f=pixels * signs)
+    return _map_pixels(x, f=pixels * signs)
 
 
 def _shear_y(x: Tensor, slope: float, signs: Tensor) -> Tensor:
-    return _affine(x, d=slope * signs.double())
+    return _map_pixels(x, d=slope * signs.double())
 
 
 def _rotate(x: Tensor, degrees: float, signs: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def _rotate(x: Tensor, degrees: float, signs: Tensor) -> Tensor:
     middle_u, middle_v = x.shape[-1] / 2, x.shape[-2] / 2
     c = middle_u - cosine * middle_u - sine * middle_v
     f = middle_v + sine * middle_u - cosine * middle_v
-    return _affine(x, cosine, sine, c, -sine, cosine, f)
+    return _map_pixels(x, cosine, sine, c, -sine, cosine, f)
 
 
 def _blend(plain: Tensor, x: Tensor, factor: float) -> Tensor:

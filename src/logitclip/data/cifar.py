@@ -187,7 +187,7 @@ def cifar10(
         human: Require CIFAR-10N: ``CIFAR-10_human.pt`` must be in `root`, or is downloaded.
         normalisation: Whose mean and standard deviation: those of the code of LogitClip, DivideMix or SOP.
     """
-    return _dataset(CIFAR10, "labels", Path(root), subset, human, normalisation, download, mirror)
+    return _load_release(CIFAR10, "labels", Path(root), subset, human, normalisation, download, mirror)
 
 
 @DATASETS.register
@@ -214,10 +214,10 @@ def cifar100(
     """
     if labels not in ("fine", "coarse"):
         raise ValueError(f"labels must be 'fine' or 'coarse', got {labels!r}.")
-    return _dataset(CIFAR100, f"{labels}_labels", Path(root), subset, human, normalisation, download, mirror)
+    return _load_release(CIFAR100, f"{labels}_labels", Path(root), subset, human, normalisation, download, mirror)
 
 
-def _dataset(
+def _load_release(
     release: Release,
     kind: str,
     root: Path,
@@ -230,10 +230,10 @@ def _dataset(
     if normalisation not in release.constants:
         raise ValueError(f"normalisation must be one of {', '.join(release.constants)}; got {normalisation!r}.")
     mean, std = release.constants[normalisation]
-    folder, layout = _find(release, root, download, mirror)
-    train = _read(release, folder, layout.train, release.count, kind, subset)
-    test = _read(release, folder, layout.test, release.test_count, kind, subset)
-    positions = _positions(folder / "train_index.npy", len(train), release.count) if subset else None
+    folder, layout = _find_layout(release, root, download, mirror)
+    train = _load_split(release, folder, layout.train, release.count, kind, subset)
+    test = _load_split(release, folder, layout.test, release.test_count, kind, subset)
+    positions = _read_positions(folder / "train_index.npy", len(train), release.count) if subset else None
     file = _find_human(release, root, human, download, mirror)
     if subset and positions is None and len(train) < release.count:
         if human:
@@ -250,14 +250,14 @@ def _dataset(
         asymmetric=release.asymmetric,
         mean=mean,
         std=std,
-        label_sets={} if file is None else _label_sets(release, kind, file, train.labels, positions),
+        label_sets={} if file is None else _read_human(release, kind, file, train.labels, positions),
     )
 
 
 # -- the files -------------------------------------------------------------------------------------------------------
 
 
-def _find(release: Release, root: Path, download: bool, mirror: str | Path | None) -> tuple[Path, Layout]:
+def _find_layout(release: Release, root: Path, download: bool, mirror: str | Path | None) -> tuple[Path, Layout]:
     """Find the folder of the release; unpack or download it if needed."""
     for layout in release.layouts:
         if (root / layout.folder).is_dir():
@@ -292,7 +292,7 @@ def _find_human(release: Release, root: Path, required: bool, download: bool, mi
     return fetch(release.human, root, mirror)
 
 
-def _label_sets(release: Release, kind: str, file: Path, clean: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
+def _read_human(release: Release, kind: str, file: Path, clean: Tensor, positions: Tensor | None) -> dict[str, Tensor]:
     published = release.human_sets[kind]
     return human_labels(
         file,
@@ -304,7 +304,9 @@ def _label_sets(release: Release, kind: str, file: Path, clean: Tensor, position
     )
 
 
-def _read(release: Release, folder: Path, files: Mapping[str, str], official: int, kind: str, subset: bool) -> Split:
+def _load_split(
+    release: Release, folder: Path, files: Mapping[str, str], official: int, kind: str, subset: bool
+) -> Split:
     """Read the images in `files` with one kind of labels."""
     there = [name for name in files if (folder / name).is_file()]
     if missing := [name for name in files if name not in there and not (subset and there)]:
@@ -351,7 +353,7 @@ def _read_file(path: Path, release: Release) -> tuple[np.ndarray, dict[str, Tens
     return images, labels
 
 
-def _positions(path: Path, count: int, official: int) -> Tensor | None:
+def _read_positions(path: Path, count: int, official: int) -> Tensor | None:
     """Read which of the official training images a subset holds, if a file says so."""
     if not path.is_file():
         return None

@@ -64,12 +64,8 @@ def defaults_of(spec: str) -> Defaults:
     >>> defaults_of("digits")["epochs"], defaults_of("webvision:size=64")["augment"]
     (150, 'crop:size=56')
     """
-    name, given = DATASETS.parse(spec)
-    defaults = getattr(DATASETS[name], "defaults", {})
-    if isinstance(defaults, Mapping):
-        return defaults
-    knobs = {knob.name: given.get(knob.name, knob.default) for knob in DATASETS.knobs(name).values()}
-    return defaults(**{knob: knobs[knob] for knob in inspect.signature(defaults).parameters})
+    defaults = getattr(DATASETS[DATASETS.parse(spec)[0]], "defaults", {})
+    return defaults if isinstance(defaults, Mapping) else _call_with_knobs(defaults, spec)
 
 
 def asymmetric_of(spec: str) -> Mapping[int, int] | None:
@@ -108,28 +104,32 @@ def trusted_test(spec: str) -> bool:
     return name not in ("table", "folder") or "clean_label" in DATASETS.split(spec)[1]
 
 
-def reads(find: Callable[..., Iterable[bytes]]) -> Callable[[F], F]:
-    """Name the files that a dataset reads beside those that its spec names.
+def with_files(describe: Callable[..., Iterable[bytes]]) -> Callable[[F], F]:
+    """Attach what tells whether the files have changed that a dataset reads beside those that its spec names.
 
     Args:
-        find: A function from `root` and knobs to a line for each file, with its name, size and time of change.
+        describe: A function from `root` and knobs to a line for each file, with its name, size and time of change.
 
     Returns:
         A decorator.
     """
-    return attach(reads=find)
+    return attach(describe_files=describe)
 
 
-def files_of(spec: str, root: str | Path | None = None) -> Iterable[bytes]:
-    """Return a line for each file that a dataset reads, see `reads`; nothing for a dataset that does not say."""
+def describe_files(spec: str, root: str | Path | None = None) -> Iterable[bytes]:
+    """Return a line for each file of a dataset, see `with_files`; nothing for a dataset that does not say."""
     if not DATASETS.knows(spec):  # of a plugin that is not imported
         return ()
+    describe = getattr(DATASETS[DATASETS.parse(spec)[0]], "describe_files", None)
+    return () if describe is None else _call_with_knobs(describe, spec, data_folder(root))
+
+
+def _call_with_knobs(function: Callable[..., Any], spec: str, *args: object) -> Any:
+    """Call a function with those knobs of a dataset that it takes."""
     name, given = DATASETS.parse(spec)
-    find = getattr(DATASETS[name], "reads", None)
-    if find is None:
-        return ()
-    knobs = {knob.name: given.get(knob.name, knob.default) for knob in DATASETS.knobs(name).values()}
-    return find(data_folder(root), **{knob: knobs[knob] for knob in list(inspect.signature(find).parameters)[1:]})
+    known = DATASETS.knobs(name)
+    wanted = list(inspect.signature(function).parameters)[len(args) :]
+    return function(*args, **{knob: given.get(knob, known[knob].default) for knob in wanted})
 
 
 class Examples(Protocol):

@@ -61,7 +61,7 @@ def fashion_mnist(
             ``FashionMNIST/raw``; otherwise those of Debian's package dataset-fashion-mnist are used, if installed.
         subset: Accept a part of the data, or changed data, without checking checksums.
     """
-    folder = _find(Path(root))
+    folder = _find_folder(Path(root))
     if folder is None:
         if not download:
             raise ValueError(
@@ -74,8 +74,8 @@ def fashion_mnist(
             fetch(remote, folder, mirror)
     return Dataset(
         name="fashion_mnist",
-        train=_split(folder, "train", subset),
-        test=_split(folder, "t10k", subset),
+        train=_read_split(folder, "train", subset),
+        test=_read_split(folder, "t10k", subset),
         num_classes=10,
         class_names=CLASSES,
         mean=(0.2860,),
@@ -83,26 +83,26 @@ def fashion_mnist(
     )
 
 
-def _file(folder: Path, name: str) -> Path | None:
+def _find_file(folder: Path, name: str) -> Path | None:
     return next((path for path in (folder / f"{name}.gz", folder / name) if path.is_file()), None)
 
 
-def _find(root: Path) -> Path | None:
+def _find_folder(root: Path) -> Path | None:
     places = (root / "fashion-mnist", root / "fashion_mnist", root / "FashionMNIST" / "raw", root, DEBIAN)
-    return next((folder for folder in places if all(_file(folder, name) for name in REMOTES)), None)
+    return next((folder for folder in places if all(_find_file(folder, name) for name in REMOTES)), None)
 
 
-def _split(folder: Path, part: str, subset: bool) -> Split:
+def _read_split(folder: Path, part: str, subset: bool) -> Split:
     images = _read_idx(folder, f"{part}-images-idx3-ubyte", subset)
     labels = _read_idx(folder, f"{part}-labels-idx1-ubyte", subset)
-    source = str(_file(folder, f"{part}-labels-idx1-ubyte"))
+    source = str(_find_file(folder, f"{part}-labels-idx1-ubyte"))
     labels = as_labels(labels, source, length=len(images), num_classes=len(CLASSES))
     return Split(torch.from_numpy(images).unsqueeze(1), labels)
 
 
 def _read_idx(folder: Path, name: str, subset: bool) -> np.ndarray:
     """Read an IDX file: 0, 0, 8 (uint8), the number of axes, each length as a big-endian int32, the data."""
-    path = _file(folder, name)
+    path = _find_file(folder, name)
     if path is None:
         raise ValueError(f"{folder / name}.gz is missing.")
     try:

@@ -16,16 +16,16 @@ from logitclip.data._listings import (
     read_list,
 )
 from logitclip.data._loading import Part
-from logitclip.data.dataset import DATASETS, Dataset, locate, reads, with_defaults
+from logitclip.data.dataset import DATASETS, Dataset, locate, with_defaults, with_files
 
 
-def _files(root: Path, path: str) -> Iterator[bytes]:
+def _describe_files(root: Path, path: str) -> Iterator[bytes]:
     place = locate(path, root)
     return ImageFiles(place, sorted(find_images(place))).describe()
 
 
 @DATASETS.register
-@reads(_files)
+@with_files(_describe_files)
 @with_defaults(own_image_defaults)
 def folder(
     root: str | Path = ".",

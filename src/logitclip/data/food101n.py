@@ -34,12 +34,12 @@ def food101n(
     if base is None:
         raise ValueError(f"There is no file {folder / 'meta' / 'imagelist.tsv'}; unpack Food-101N there.")
     classes = [line for _, line in read_lines(base / "meta" / "classes.txt") if line != "class_name"]
-    train = _listing(base, train_list)
-    test = _food101(base) if test_list is None else _listing(base, test_list)
+    train = _list_images(base, train_list)
+    test = _list_food101(base) if test_list is None else _list_images(base, test_list)
     return image_dataset("food101n", train, test, classes, size)
 
 
-def _listing(base: Path, name: str) -> Listing:
+def _list_images(base: Path, name: str) -> Listing:
     """List the images of Food-101N; of a verified list, those whose label is right."""
     source = find_list(name, base)
     rows = ((number, *line.split("\t")) for number, line in read_lines(source) if not line.startswith("class_name"))
@@ -47,7 +47,7 @@ def _listing(base: Path, name: str) -> Listing:
     return Listing(source, base / "images", right)
 
 
-def _food101(base: Path) -> Listing:
+def _list_food101(base: Path) -> Listing:
     places = (base / "food-101", base.parent / "food-101")
     food101 = next((place for place in places if (place / "meta" / "test.txt").exists()), None)
     if food101 is None:

@@ -29,7 +29,7 @@ from logitclip.data._listings import Listing, image_dataset
 from logitclip.data._loading import Part, stratified_split
 from logitclip.data._preprocessing import Preprocessor
 from logitclip.data._texts import TextInputs
-from logitclip.data.dataset import DATASETS, Dataset, Defaults, Split, locate, reads, with_defaults
+from logitclip.data.dataset import DATASETS, Dataset, Defaults, Split, locate, with_defaults, with_files
 from logitclip.registry import suggest
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ def _defaults(image: str | None, size: int) -> Defaults:
     }
 
 
-def _files(root: Path, path: str, image: str | None) -> Iterator[bytes]:
+def _describe_files(root: Path, path: str, image: str | None) -> Iterator[bytes]:
     where = locate(path, root)
     if image is None or not where.is_file():
         return iter(())
@@ -63,7 +63,7 @@ def _files(root: Path, path: str, image: str | None) -> Iterator[bytes]:
 
 
 @DATASETS.register
-@reads(_files)
+@with_files(_describe_files)
 @with_defaults(_defaults)
 def table(
     root: str | Path = ".",
@@ -112,7 +112,7 @@ def table(
             if value:
                 raise ValueError(f"{knob} is not for a table of images: leave it out.")
         return _image_table(where, label, clean_label, image, part=part, size=size, memory=memory and not raw)
-    roles = Roles(label, clean_label, _names(drop), _names(text), group, time, dates)
+    roles = Roles(label, clean_label, _split_names(drop), _split_names(text), group, time, dates)
     return load_table(where, roles, test=part if test_path is None else locate(test_path, root), raw=raw)[0]
 
 
@@ -269,7 +269,7 @@ def _image_table(path: Path, label: str, clean_label: str | None, image: str, **
     return replace(dataset, train=train, test=replace(test, labels=truth[test.rows]))
 
 
-def _names(text: str | None) -> list[str]:
+def _split_names(text: str | None) -> list[str]:
     return [name.strip() for name in text.split(",")] if text else []
 
 

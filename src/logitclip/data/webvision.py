@@ -61,7 +61,7 @@ def webvision(
         tested = Listing(file, folder / "val_images_256", _read_kept(file, len(kept), len(synsets)))
     else:
         given = (locate(ilsvrc, root),) if ilsvrc else tuple(place / "ilsvrc12" for place in (Path(root), folder))
-        tested = _ilsvrc(next((place for place in given if place.exists()), given[0]), synsets, len(kept))
+        tested = _list_ilsvrc(next((place for place in given if place.exists()), given[0]), synsets, len(kept))
     test_names, test_labels = collect(tested, kept)
     log.info("WebVision %s: %d images to train on, %d to test on", subset, len(names), len(test_names))
     return Dataset(
@@ -69,15 +69,15 @@ def webvision(
         train=Split(ImageFiles(folder, names, size), labels),
         test=Split(ImageFiles(tested.folder, test_names, size), test_labels),
         num_classes=len(kept),
-        class_names=tuple(_name(line) for line in kept),
+        class_names=tuple(_first_name(line) for line in kept),
         mean=IMAGENET_MEAN,
         std=IMAGENET_STD,
     )
 
 
-def _name(synset: str) -> str:
+def _first_name(synset: str) -> str:
     """
-    >>> _name("n01443537 goldfish, Carassius auratus")
+    >>> _first_name("n01443537 goldfish, Carassius auratus")
     'goldfish'
     """
     wnid, _, names = synset.partition(" ")
@@ -90,7 +90,7 @@ def _read_kept(file: Path, kept: int, known: int) -> Iterator[tuple[int, str, st
     return (row for row in read_list(file) if row[2] not in skipped)
 
 
-def _ilsvrc(place: Path, synsets: Sequence[str], kept: int) -> Listing:
+def _list_ilsvrc(place: Path, synsets: Sequence[str], kept: int) -> Listing:
     """List the ILSVRC12 validation images of the first `kept` classes, in any common layout."""
     wnids = [line.split()[0] for line in synsets]
     for folder in (place, place / "val"):

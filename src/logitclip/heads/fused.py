@@ -144,7 +144,7 @@ def _run(run: Compute, hidden: Tensor, weight: Tensor, bias: Tensor | None, *arg
 
 
 @dataclass
-class _Blocked:
+class _LayerLoss:
     """A `Compute`: the loss of `criterion` on the logits of a linear layer, with its gradients.
 
     Attributes:
@@ -176,7 +176,7 @@ class _Blocked:
         return upstream.expand(len(self.target))[rows].to(self.full)
 
 
-class _ClosedForm(_Blocked):
+class _ClosedForm(_LayerLoss):
     """Losses of statistics of a row, in terms of four numbers per row.
 
     These are the norm n of the logits z, L = log sum exp(s z) with s the factor of the clip, z_y, and the mean v.z with
@@ -283,7 +283,7 @@ def _at_most_0(log_p: Tensor) -> Tensor:
     return log_p - log_p.detach().clamp_min(0)
 
 
-class _ByAutograd(_Blocked):
+class _ByAutograd(_LayerLoss):
     """Losses of all log-probabilities, and probability targets: autograd differentiates the logits of a block."""
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, overload
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, cast, overload
 
 from torch import Tensor
 
@@ -21,8 +21,6 @@ from logitclip.fused import (
 )
 from logitclip.losses.targets import check_target
 from logitclip.registry import Registry
-
-LOSSES = Registry("loss")
 
 Knobs = ParamSpec("Knobs")
 
@@ -47,6 +45,16 @@ class LossFunction(Protocol[Knobs]):
     defaults: dict[str, Any]  # of its knobs
 
     def __call__(self, logits: Tensor, target: Tensor, *args: Knobs.args, **kwargs: Knobs.kwargs) -> Tensor: ...
+
+
+class LossRegistry(Registry):
+    """The registry of losses."""
+
+    def __getitem__(self, name: str) -> LossFunction[...]:
+        return cast("LossFunction[...]", super().__getitem__(name))
+
+
+LOSSES = LossRegistry("loss")
 
 
 @overload

@@ -312,7 +312,7 @@ def forward(log_probs: Tensor, *, rate: float = 0.2, matrix: str | None = None) 
         others = (~log_probs.isneginf()).sum(-1, keepdim=True).to(p.dtype) - 1
         noisy = (1 - rate) * p + rate / others.clamp_min(1) * one_minus_p(log_probs)
     else:
-        noisy = p @ _matrix(matrix, p.shape[-1]).to(p)
+        noisy = p @ _find_matrix(matrix, p.shape[-1]).to(p)
     return -noisy.clamp_min(torch.finfo(p.dtype).tiny).log()
 
 
@@ -348,7 +348,7 @@ def backward(log_probs: Tensor, *, rate: float = 0.2, matrix: str | None = None)
         b = rate / (count - 1).clamp_min(1)
         values = (b * finite.sum(-1, keepdim=True) - finite) / (1 - b * count)
     else:
-        values = -finite @ _matrix(matrix, finite.shape[-1], inverse=True).to(finite).t()
+        values = -finite @ _find_matrix(matrix, finite.shape[-1], inverse=True).to(finite).t()
     return values.masked_fill(masked, math.inf)
 
 
@@ -357,8 +357,8 @@ def _check_rate(rate: float) -> None:
         raise ValueError(f"rate must be from 0 to below 1, got {rate}.")
 
 
-def _matrix(matrix: Any, classes: int, inverse: bool = False) -> Tensor:
-    return _read(matrix, classes, inverse) if isinstance(matrix, str) else _parse_matrix(matrix, classes, inverse)
+def _find_matrix(matrix: Any, classes: int, inverse: bool = False) -> Tensor:
+    return _read_once(matrix, classes, inverse) if isinstance(matrix, str) else _parse_matrix(matrix, classes, inverse)
 
 
 def _parse_matrix(matrix: Any, classes: int, inverse: bool) -> Tensor:
@@ -370,4 +370,4 @@ def _parse_matrix(matrix: Any, classes: int, inverse: bool) -> Tensor:
     return torch.linalg.inv(rows)
 
 
-_read = lru_cache(maxsize=8)(_parse_matrix)  # a file is read once
+_read_once = lru_cache(maxsize=8)(_parse_matrix)  # a file is read once

@@ -56,7 +56,7 @@ def build(spec: str, num_classes: int, input_shape: Sequence[int], *, seed: int 
     with torch.random.fork_rng(devices=()), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         model = make(num_classes, **wanted)
-        _check(model, name, shape, num_classes)
+        _check_forward(model, name, shape, num_classes)
     return model
 
 
@@ -79,7 +79,7 @@ def rebuild(spec: str, num_classes: int, input_shape: Sequence[int], weights: Ma
     return network.eval()
 
 
-def _check(model: nn.Module, name: str, shape: tuple[int, ...], num_classes: int) -> None:
+def _check_forward(model: nn.Module, name: str, shape: tuple[int, ...], num_classes: int) -> None:
     try:
         with torch.no_grad():
             logits = model.eval()(torch.zeros(1, *shape))

@@ -19,8 +19,8 @@ def timm(num_classes: int, *, name: str, pretrained: bool = False, in_channels: 
         name: Its name in timm.
         pretrained: Download its weights, all but the head's.
     """
-    create = _load("timm", "timm").create_model
-    return _make("timm", create, name, pretrained=pretrained, num_classes=num_classes, in_chans=in_channels)
+    create = _import("timm", "timm").create_model
+    return _create("timm", create, name, pretrained=pretrained, num_classes=num_classes, in_chans=in_channels)
 
 
 @MODELS.register
@@ -34,11 +34,11 @@ def torchvision(num_classes: int, *, name: str, in_channels: int = 3) -> nn.Modu
         raise ValueError(f"torchvision's models take 3 channels, got {in_channels}; 'timm:NAME' takes any number.")
     # These two return a tuple in training by default.
     plain = {"aux_logits": False, "init_weights": True} if name in ("googlenet", "inception_v3") else {}
-    create = _load("torchvision", "torchvision.models").get_model
-    return _make("torchvision", create, name, num_classes=num_classes, **plain)
+    create = _import("torchvision", "torchvision.models").get_model
+    return _create("torchvision", create, name, num_classes=num_classes, **plain)
 
 
-def _load(package: str, module: str) -> Any:
+def _import(package: str, module: str) -> Any:
     try:
         return importlib.import_module(module)
     except Exception as error:  # builds for another torch fail with RuntimeError, AttributeError or OSError
@@ -48,7 +48,7 @@ def _load(package: str, module: str) -> Any:
         ) from error
 
 
-def _make(package: str, create: Any, name: str, **options: Any) -> nn.Module:
+def _create(package: str, create: Any, name: str, **options: Any) -> nn.Module:
     try:
         return create(name, **options)
     except Exception as error:  # each library has its own for an unknown name or a network that is no classifier

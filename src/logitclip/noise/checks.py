@@ -96,14 +96,15 @@ def read_array(value: Any, what: str) -> Tensor:
     """Return a float64 tensor from an array or from a file."""
     if isinstance(value, Tensor):
         return value.detach().cpu().double()
+    named = isinstance(value, (str, Path))
     try:
-        return torch.from_numpy(np.array(_read(Path(value)) if isinstance(value, (str, Path)) else value, np.float64))
+        return torch.from_numpy(np.array(_read_file(Path(value)) if named else value, np.float64))
     except Exception as error:  # a damaged file can make numpy raise almost anything
-        source = f"the file {value}" if isinstance(value, (str, Path)) else "an array of numbers"
+        source = f"the file {value}" if named else "an array of numbers"
         raise ValueError(f"{what} cannot be read as {source}: {error}") from error
 
 
-def _read(path: Path) -> np.ndarray:
+def _read_file(path: Path) -> np.ndarray:
     content = files.read_bytes(path)
     if path.suffix == ".csv":
         return np.loadtxt(io.StringIO(content.decode("utf-8-sig"), newline=None), delimiter=",", ndmin=2)

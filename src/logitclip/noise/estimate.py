@@ -83,7 +83,7 @@ def estimate_noise(
         chosen = rng.choice(n, most, replace=False)
         labels, probabilities, n = labels[chosen], probabilities[chosen], most
     predicted = probabilities.argmax(1)
-    places = _places(predicted, probabilities.max(1))
+    places = _rank_in_class(predicted, probabilities.max(1))
     sure = places <= SUREST
     seen = labels[sure], predicted[sure], places[sure]
 
@@ -111,7 +111,7 @@ def estimate_noise(
     )
 
 
-def _places(predicted: np.ndarray, confidence: np.ndarray) -> np.ndarray:
+def _rank_in_class(predicted: np.ndarray, confidence: np.ndarray) -> np.ndarray:
     """Return where each prediction stands among those of its class, from 0 (surest) to 1; equal ones share a place."""
     places = np.empty(len(predicted))
     for k in np.unique(predicted):

@@ -118,7 +118,7 @@ def instance_probabilities(
     else:
         q = torch.zeros(len(labels))
         q[choose(labels, num_classes, rate, "exact", generator)] = 1
-    width = _part(images, torch.tensor([0])).flatten(1).shape[1]
+    width = _load_images(images, torch.tensor([0])).flatten(1).shape[1]
     rows = max(64, 2**20 // width)  # rows at a time: few enough to stay in cache
     mean, deviation = _moments(images, rows) if scaling == "standard" else (None, None)
     p = torch.empty(len(labels), num_classes)
@@ -126,7 +126,7 @@ def instance_probabilities(
     for c, members in by_class(labels, num_classes):
         w = torch.randn(width, num_classes, generator=generator)
         for part in members.split(rows):
-            x = _part(images, part)
+            x = _load_images(images, part)
             if mean is not None and deviation is not None:
                 x = (x - mean) / deviation
             logits = x.flatten(1) @ w
@@ -151,18 +151,18 @@ def _moments(images: Any, rows: int) -> tuple[Tensor, Tensor]:
     """Return mean and deviation of each channel [C, 1, 1] or column [D]; the deviation of a constant is 1."""
     first, second, count = torch.zeros(()), torch.zeros(()), 0
     for part in torch.arange(len(images)).split(rows):
-        x = _part(images, part)
+        x = _load_images(images, part)
         variance, mean = (v.double() for v in torch.var_mean(x, [d for d in range(x.ndim) if d != 1], correction=0))
         first, second = first + len(x) * mean, second + len(x) * (variance + mean**2)
         count += len(x)
     mean = first / count
     deviation = (second / count - mean**2).clamp_min(0).sqrt()
     deviation = torch.where(deviation > 1e-6 * mean.abs(), deviation, 1.0)
-    shape = (-1, *[1] * (_part(images, torch.tensor([0])).ndim - 2))
+    shape = (-1, *[1] * (_load_images(images, torch.tensor([0])).ndim - 2))
     return mean.float().view(shape), deviation.float().view(shape)
 
 
-def _part(images: Any, index: Tensor) -> Tensor:
+def _load_images(images: Any, index: Tensor) -> Tensor:
     """Return the images at these positions as float32 [n, ...]; only these are converted or decoded."""
     if isinstance(images, Tensor):
         x = images.index_select(0, index.to(images.device))  # copies whole rows, five times as fast as images[index]

@@ -253,9 +253,9 @@ def apply(
 
     if name == "file":
         record = NoisyLabels.from_file(options["path"], clean, num_classes, options.get("source"))
-        return _with_images(record, images, load_source(record.options.get("source")))
+        return _replace_images(record, images, load_source(record.options.get("source")))
 
-    context = {"images": images, "mapping": mapping, "label_sets": label_sets, "generator": _generator(seed)}
+    context = {"images": images, "mapping": mapping, "label_sets": label_sets, "generator": _make_generator(seed)}
     if options.get("variant", "map") != "map":  # the other variants have their own arrows
         del context["mapping"]
     accepted = inspect.signature(NOISES[name]).parameters
@@ -276,7 +276,7 @@ def apply(
         seed=operator.index(seed),
         replaced=result if name == "open_set" else None,
     )
-    return _with_images(record, images, options.get("source"))
+    return _replace_images(record, images, options.get("source"))
 
 
 def reads_examples(spec: str) -> bool:
@@ -298,7 +298,7 @@ def reads_inputs(spec: str) -> bool:
     return name != "none" and not {"images", "source"}.isdisjoint(inspect.signature(NOISES[name]).parameters)
 
 
-def _generator(seed: int) -> torch.Generator:
+def _make_generator(seed: int) -> torch.Generator:
     """Return a generator only for noise: a loader that shuffles with the seed would see flipped labels first."""
     if not is_integer(seed):
         raise ValueError(f"The seed of the noise must be an integer, got {seed!r}.")
@@ -314,7 +314,7 @@ def _describe_knob(value: Any) -> Any:
     return value.name if hasattr(value, "train") else f"array-{_sha256(value)[:12]}"
 
 
-def _with_images(record: NoisyLabels, images: Any, source: Any) -> NoisyLabels:
+def _replace_images(record: NoisyLabels, images: Any, source: Any) -> NoisyLabels:
     """Replace the images of an open_set record, in a copy."""
     if record.replaced is None or images is None:
         return record

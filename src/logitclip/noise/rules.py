@@ -385,13 +385,13 @@ def choose(labels: Tensor, num_classes: int, rate: float, draw: str, generator: 
         return (torch.rand(n, dtype=torch.float64, generator=generator) < rate).nonzero().squeeze(1)
     order = torch.randperm(n, generator=generator)
     if draw == "exact":
-        return order[: _share(rate, n)]
+        return order[: _count_of(rate, n)]
     # In random order, the first members of a class are a random part of it.
     members = by_class(labels[order], num_classes)
-    return torch.cat([order[found[: _share(rate, len(found))]] for _, found in members])
+    return torch.cat([order[found[: _count_of(rate, len(found))]] for _, found in members])
 
 
-def _share(rate: float, n: int) -> int:
+def _count_of(rate: float, n: int) -> int:
     return math.floor(rate * n + 1e-6)  # 0.29 * 100 is 28.999999999999996
 
 

@@ -24,8 +24,8 @@ from logitclip.own_data.facts import Facts
 from logitclip.own_data.images import Images
 from logitclip.own_data.kind import Read, RowNumbers, Rows
 from logitclip.own_data.tables import PREPROCESSING, Texts, read_columns
-from logitclip.runs.config import loaded_plugins
 from logitclip.runs.encoding import load_encoder
+from logitclip.runs.plugins import loaded_plugins
 
 if TYPE_CHECKING:
     from logitclip.own_data.kind import Data

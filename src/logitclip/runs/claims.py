@@ -52,9 +52,9 @@ def claim(folder: Path) -> Iterator[str]:
         try:
             with files.explain_errors(folder):
                 try:
-                    _take(file, key)
+                    _write_claim(file, key)
                 except FileNotFoundError:  # the folder was empty, and `runs gc` has just removed it
-                    _take(file, key)
+                    _write_claim(file, key)
             heart.start()
             yield key
         finally:
@@ -72,7 +72,7 @@ def claim(folder: Path) -> Iterator[str]:
 
 
 def _release(file: Path, key: str) -> None:
-    if _owner(file).get("key") == key:
+    if _read_owner(file).get("key") == key:
         file.unlink(missing_ok=True)
 
 
@@ -81,15 +81,15 @@ def describe_owner(folder: Path) -> str | None:
     file = folder / CLAIM
     if not file.exists():
         return None
-    owner = _owner(file)
-    return None if _void(file, owner, time.time()) else _who(owner)
+    owner = _read_owner(file)
+    return None if _is_void(file, owner, time.time()) else _name_of(owner)
 
 
 def check_claim(folder: Path, key: str) -> None:
     """Raise `Claimed` unless the claim with this key still stands: another machine may have taken it over."""
-    owner = _owner(folder / CLAIM)
+    owner = _read_owner(folder / CLAIM)
     if owner.get("key") != key:
-        raise Claimed(f"{folder} is no longer claimed by this process but by {_who(owner)}; this one stops.")
+        raise Claimed(f"{folder} is no longer claimed by this process but by {_name_of(owner)}; this one stops.")
 
 
 def is_unstarted(folder: Path) -> bool:
@@ -110,7 +110,7 @@ def _remove_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _take(file: Path, key: str) -> None:
+def _write_claim(file: Path, key: str) -> None:
     """Write a claim of this process; a void claim of another process is replaced."""
     me = {"host": socket.gethostname(), "machine": _machine(), "pid": os.getpid(), "started": _start_time(os.getpid())}
     files.make_folder(file.parent)
@@ -120,10 +120,10 @@ def _take(file: Path, key: str) -> None:
         now = lock.stat().st_mtime  # by the clock of the file system, which may be a file server
         files.clear_place(file)
         if file.exists():
-            owner = _owner(file)
-            if not _void(file, owner, now):
+            owner = _read_owner(file)
+            if not _is_void(file, owner, now):
                 raise Claimed(
-                    f"{file.parent} is being trained by {_who(owner)}. Wait for it, or remove {file} if it is gone."
+                    f"{file.parent} is being trained by {_name_of(owner)}. Wait for it, or remove {file} if it is gone."
                 )
             file.unlink(missing_ok=True)
         try:
@@ -136,13 +136,13 @@ def _take(file: Path, key: str) -> None:
             raise
 
 
-def _owner(file: Path) -> Json:
+def _read_owner(file: Path) -> Json:
     """Return the content of a claim; empty if it is missing, incomplete or not a claim."""
     owner = files.read_json(file)
     return owner if isinstance(owner, dict) and isinstance(owner.get("pid", 0), int) else {}
 
 
-def _void(file: Path, owner: Json, now: float) -> bool:
+def _is_void(file: Path, owner: Json, now: float) -> bool:
     """Return whether the process of a claim is dead or, on another machine, silent."""
     if owner.get("machine") == _machine():
         started = _start_time(owner.get("pid", 0))
@@ -155,7 +155,7 @@ def _void(file: Path, owner: Json, now: float) -> bool:
         return True
 
 
-def _who(owner: Json) -> str:
+def _name_of(owner: Json) -> str:
     return f"process {owner['pid']} on {owner.get('host')}" if "pid" in owner else "another process"
 
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import functools
 import hashlib
-import importlib.util
 import json
 import os
-import sys
 import time
 import types
 import typing
 import warnings
-from collections.abc import Iterable, Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -24,13 +19,13 @@ from logitclip.files import Json, sha256_once
 from logitclip.methods import settings
 from logitclip.methods.settings import Limit, Settings, annotations_of, at_least, at_most, check_bounds
 from logitclip.registry import Registry
+from logitclip.runs.plugins import imports_plugins, load_plugins
 
 # Increased when the maths changes, so that old results are not reused. If only one method changes, raise
 # its `revision` where it is registered instead: then only its own runs are repeated. So does a changed default.
 PROTOCOL = 2
 
 N = TypeVar("N")
-PLUGIN_MODULE = "logitclip_plugin_"  # how the name of a plugin's module begins
 
 
 class Group(enum.Enum):
@@ -259,7 +254,7 @@ def resolved_id(config: RunConfig) -> str:
     if not config.val:
         counted.pop("val_rule", None)  # nothing is held out
     counted["milestones"] = ",".join(f"{share:g}" for share in config.milestones or ())
-    counted["plugin"] = [sha256_once(Path(os.path.expanduser(path))) for path in config.plugin]
+    counted["plugin"] = _digests_of_plugins(config)
     if config.encoder != "none":
         counted["encoder"] = identity_of_encoder(config)
     counted["files"] = _digests_of_data(config)
@@ -270,7 +265,7 @@ def resolved_id(config: RunConfig) -> str:
     }
     if revisions:  # only then, so that the ids of all other runs stay
         counted["revisions"] = revisions
-    if images := _images_digest(config):
+    if images := _digest_of_images(config):
         counted["images"] = images
     text = json.dumps({"protocol": PROTOCOL, **counted}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -279,13 +274,16 @@ def resolved_id(config: RunConfig) -> str:
 def identify_data(config: RunConfig) -> tuple[str, ...]:
     """Return what the examples and labels of a resolved config depend on: fields, and the content of files."""
     names = ("data", "root", "encoder", "accelerator", "noise", "noise_seed", "limit", "test_limit")
-    plugins = [sha256_once(Path(os.path.expanduser(path))) for path in config.plugin]
     values = [str(getattr(config, name)) for name in names]
     if config.encoder != "none":
         from logitclip.encoders.features import cache_folder
 
         values += [json.dumps(identity_of_encoder(config)), str(cache_folder())]
-    return (*values, *plugins, json.dumps(_digests_of_data(config)), _images_digest(config))
+    return (*values, *_digests_of_plugins(config), json.dumps(_digests_of_data(config)), _digest_of_images(config))
+
+
+def _digests_of_plugins(config: RunConfig) -> list[str]:
+    return [sha256_once(Path(os.path.expanduser(path))) for path in config.plugin]
 
 
 def _digests_of_data(config: RunConfig) -> dict[str, str]:
@@ -293,7 +291,7 @@ def _digests_of_data(config: RunConfig) -> dict[str, str]:
     return {
         file: digest
         for field in ("data", "noise")
-        for file, digest in _digests(registries()[field], getattr(config, field), config.root).items()
+        for file, digest in _digests_of_spec(registries()[field], getattr(config, field), config.root).items()
     }
 
 
@@ -316,7 +314,7 @@ def identity_of_encoder(config: RunConfig) -> Json:
 
     if is_ours(config.encoder):
         return identify(config.encoder)
-    return {"spec": config.encoder, "files": _digests(registries()["encoder"], config.encoder, config.root)}
+    return {"spec": config.encoder, "files": _digests_of_spec(registries()["encoder"], config.encoder, config.root)}
 
 
 @functools.cache
@@ -421,63 +419,7 @@ def _with_preset(method: str, data: str, noise: str) -> str:
     return METHODS.format(name, {**shown, **against}) if against else spec
 
 
-_importing: ContextVar[bool] = ContextVar("importing", default=True)
-
-
-@contextlib.contextmanager
-def plugins_ignored() -> Iterator[None]:
-    """Import no plugin in this block, for commands that only read.
-
-    A config that names a plugin still has an id, if its specs of plugin names are in canonical form.
-    """
-    token = _importing.set(False)
-    try:
-        yield
-    finally:
-        _importing.reset(token)
-
-
-def imports_plugins() -> bool:
-    """Return whether plugins are imported; False inside `plugins_ignored`."""
-    return _importing.get()
-
-
-def check_plugins(named: Iterable[str], given: Iterable[str], where: str) -> None:
-    """Reject plugins that a file names, unless the user gives the same files: importing a plugin executes its code."""
-    trusted = {Path(os.path.expanduser(path)).resolve() for path in given}
-    for path in named if imports_plugins() else ():
-        if Path(os.path.expanduser(path)).resolve() not in trusted:
-            raise ValueError(f"{where} names the plugin {path}, which is Python code: add --plugin {path} to run it.")
-
-
-def load_plugins(paths: tuple[str, ...]) -> None:
-    """Import plugin files, each once; they register their own losses, models and so on."""
-    if not imports_plugins():
-        return
-    for path in paths:
-        file = Path(os.path.expanduser(path)).resolve()
-        name = f"{PLUGIN_MODULE}{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
-        if name in sys.modules:
-            continue
-        if not file.is_file():
-            raise ValueError(f"There is no plugin file {path}.")
-        spec = importlib.util.spec_from_file_location(name, file)
-        if spec is None or spec.loader is None:
-            raise ValueError(f"The plugin {path} is not a Python file: its name must end in .py.")
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[name]
-            raise ValueError(f"The plugin {path} cannot be imported: {type(error).__name__}: {error}") from error
-
-
-def loaded_plugins() -> tuple[str, ...]:
-    """Return the plugin files that were imported, for processes that need them too."""
-    return tuple(str(module.__file__) for name, module in sys.modules.items() if name.startswith(PLUGIN_MODULE))
-
-
-def _digests(registry: Registry, spec: str, root: str | None) -> dict[str, str]:
+def _digests_of_spec(registry: Registry, spec: str, root: str | None) -> dict[str, str]:
     """Return the digests of the files that a spec names, by the values that name them.
 
     Files are found as the data and noise functions find them: as written, in the root, and in the folder of a `path`.
@@ -504,19 +446,19 @@ LISTED = 10.0  # a listing of files is reused for this many times the seconds th
 _listings: dict[tuple[str, str], tuple[float, str]] = {}
 
 
-def _images_digest(config: RunConfig) -> str:
+def _digest_of_images(config: RunConfig) -> str:
     """Return the digest of names, sizes and times of your own image files; empty for other data.
 
     A million files take seconds to list, and an id is asked for often: a listing is used again for a while.
     """
-    from logitclip.data.dataset import data_folder, files_of
+    from logitclip.data.dataset import data_folder, describe_files
 
     place = config.data, str(data_folder(config.root).resolve())
     until, digest = _listings.get(place, (0.0, ""))
     if time.monotonic() >= until:
         started = time.monotonic()
         found, count = hashlib.sha256(), 0
-        for line in files_of(config.data, config.root):
+        for line in describe_files(config.data, config.root):
             found.update(line)
             count += 1
         digest = found.hexdigest() if count else ""

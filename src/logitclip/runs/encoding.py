@@ -20,7 +20,8 @@ from logitclip.data._texts import TextInputs
 from logitclip.encoders import blocks
 from logitclip.encoders.features import Features, InputBlock, Inputs, OnRows, cache_folder, input_kind, select
 from logitclip.noise import NoisyLabels
-from logitclip.runs.config import RunConfig, encoder_spec, load_plugins
+from logitclip.runs.config import RunConfig, encoder_spec
+from logitclip.runs.plugins import load_plugins
 
 log = logging.getLogger(__name__)
 
@@ -43,8 +44,7 @@ def compute_features(
     before, rows = 0, sum(map(len, sources))
     for inputs in sources:
         on_part = None if on_rows is None else partial(lambda before, done, _: on_rows(before + done, rows), before)
-        load = partial(load_encoder, config.plugin, config.encoder, input_kind(inputs), config.accelerator)
-        Features.of(inputs, config.encoder).complete(inputs, partial(pool, load), on_part)
+        _complete(config, inputs, pool, on_part)
         before += len(inputs)
 
 
@@ -54,10 +54,9 @@ def encode_dataset(config: RunConfig, dataset: data.Dataset) -> data.Dataset:
     The features of the training rows give the mean and deviation that features are standardised with. Numbers and
     categories beside texts follow the features. An image that cannot be read has a row of NaN.
     """
-    compute_features(config, dataset)
     keys, parts = [], dict[str, Tensor]()
     for inputs, positions in _sources(dataset):
-        features = Features.of(inputs, config.encoder)
+        features = _complete(config, inputs)
         keys.append(features.key)
         x = torch.from_numpy(features.read().astype(np.float32))
         parts |= {split: x[index] for split, index in positions.items()}
@@ -75,10 +74,17 @@ def encode_dataset(config: RunConfig, dataset: data.Dataset) -> data.Dataset:
 
 def encode_inputs(config: RunConfig, inputs: Inputs) -> Tensor:
     """Return the features of inputs, float32 [N, D]; what is missing in the cache is computed."""
-    features = Features.of(inputs, config.encoder)
+    return torch.from_numpy(_complete(config, inputs).read().astype(np.float32))
+
+
+def _complete(
+    config: RunConfig, inputs: Inputs, pool: Pool = blocks.in_this_process, on_rows: OnRows | None = None
+) -> Features:
+    """Return the features of inputs; what is missing in the cache is computed."""
     load = partial(load_encoder, config.plugin, config.encoder, input_kind(inputs), config.accelerator)
-    features.complete(inputs, partial(blocks.in_this_process, load))
-    return torch.from_numpy(features.read().astype(np.float32))
+    features = Features.of(inputs, config.encoder)
+    features.complete(inputs, partial(pool, load), on_rows)
+    return features
 
 
 def fetch_encoders(configs: Iterable[RunConfig]) -> None:

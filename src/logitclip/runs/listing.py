@@ -173,7 +173,7 @@ def remove(run: Run, *, dry: bool = False) -> int:
     """
     if run.folder.is_symlink():
         raise NotARun(f"{run.folder} is a link, and only folders of runs are removed. Remove the link yourself.")
-    if not _is_ours(run.folder) and not claims.is_unstarted(run.folder):
+    if not _is_run_folder(run.folder) and not claims.is_unstarted(run.folder):
         raise NotARun(f"{run.folder} is not the folder of a run: it has no config.json of ours. It is left as it is.")
     size = run.bytes
     if dry and run.owner is not None:
@@ -197,12 +197,12 @@ def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
     """
     freed: dict[str, int] = {}
     for run in read_runs(folder):
-        if not _needless(run):
+        if not _find_needless(run):
             continue
         late = f"{run.folder} is being claimed by another process: try again."
         lock = files.lock(run.folder / claims.CLAIM_LOCK, claims.LOCK_TIMEOUT, late=late)
         with contextlib.nullcontext() if dry else lock:
-            for path in _needless(read_run(run.folder)):  # again, as it may have been claimed since
+            for path in _find_needless(read_run(run.folder)):  # again, as it may have been claimed since
                 freed[str(path.relative_to(folder))] = _size(path)
                 if not dry:
                     claims.remove_unstarted(path) if path == run.folder else files.remove(path)
@@ -219,7 +219,7 @@ def collect_garbage(folder: Path, *, dry: bool = False) -> dict[str, int]:
     return freed
 
 
-def _needless(run: Run) -> list[Path]:
+def _find_needless(run: Run) -> list[Path]:
     """Return the files and folders of a run that nobody needs; the whole folder if the run never started."""
     if run.owner is not None or run.folder.is_symlink():
         return []
@@ -227,12 +227,12 @@ def _needless(run: Run) -> list[Path]:
         return [run.folder]
     needless = temporary_files(run.folder)
     if run.status == "done":
-        left = (run.folder / CHECKPOINTS, run.folder / "failure.json")
+        left = (run.folder / CHECKPOINTS, run.folder / results.FAILURE)
         needless += [path for path in left if path.exists() or path.is_symlink()]
     return needless
 
 
-def _is_ours(folder: Path) -> bool:
+def _is_run_folder(folder: Path) -> bool:
     """Return whether a folder has the config.json of a run, of this version or another."""
     options = files.read_json(folder / results.CONFIG)
     return isinstance(options, dict) and {"data", "loss", "model", "seed"} <= options.keys()
@@ -251,7 +251,7 @@ def _parse_condition(condition: str) -> tuple[str, str, str]:
         raise ValueError(f"A condition is an option, = or < or >, and a value, as in loss=ce; got {condition!r}.")
     name, sign, wanted = match.groups()
     _check_column(name)
-    if sign not in ("=", "!=") and _number(wanted) is None:
+    if sign not in ("=", "!=") and _parse_number(wanted) is None:
         raise ValueError(f"{name} is compared with a number, as in {name}{sign}0.1; got {wanted!r}.")
     return name, sign, wanted
 
@@ -263,7 +263,7 @@ def _check_column(name: str) -> None:
 
 def _meets(value: object, sign: str, wanted: str) -> bool:
     """Return whether an option or number of a run meets a condition; text is compared with wildcards."""
-    number = _number(wanted)
+    number = _parse_number(wanted)
     if value is None and number is not None:
         return False
     if isinstance(value, int | float) and not isinstance(value, bool) and number is not None:
@@ -274,7 +274,7 @@ def _meets(value: object, sign: str, wanted: str) -> bool:
     return fnmatch.fnmatchcase(text.lower(), wanted.lower()) is (sign == "=")
 
 
-def _number(text: str) -> float | None:
+def _parse_number(text: str) -> float | None:
     try:
         return float(text)
     except ValueError:

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 LAST = 10  # epochs over which the reported accuracy is averaged
 CONFIG, NOISE, METRICS = "config.json", "noise.json", "metrics.jsonl"
-RESULT, WEIGHTS = "result.json", "weights.safetensors"
+RESULT, FAILURE, WEIGHTS = "result.json", "failure.json", "weights.safetensors"
 VALIDATION, EXAMPLES, TEST = "validation.npz", "examples.npz", "test.npz"
 ROW: Json = {  # a row of `metrics.jsonl`
     "epoch": int,
@@ -102,8 +102,8 @@ class Result:
     @property
     def rows(self) -> list[Json]:
         """The rows of `metrics.jsonl`, one for each epoch."""
-        with self._reading(METRICS):
-            rows = [_as_fields(ROW, json.loads(line)) for line in self._read(METRICS).splitlines()]
+        with self._explain_damage(METRICS):
+            rows = [_as_fields(ROW, json.loads(line)) for line in self._read_unchanged(METRICS).splitlines()]
             if len(rows) != self.epochs:
                 raise ValueError(f"it has {len(rows)} rows, not {self.epochs}")
             return rows
@@ -111,8 +111,8 @@ class Result:
     @property
     def noise(self) -> Json:
         """The noise record: rule, seed, realised rate, transition matrix, and the classes by name and size."""
-        with self._reading(NOISE):
-            record = json.loads(self._read(NOISE))
+        with self._explain_damage(NOISE):
+            record = json.loads(self._read_unchanged(NOISE))
             check_type("num_classes", int, record["num_classes"])
             names = check_type("class_names", tuple[str, ...], record["class_names"])
             matrix, classes = record["transition"], record["num_classes"]
@@ -141,12 +141,12 @@ class Result:
         """Return the trained weights, as tensors by name."""
         from safetensors.torch import load
 
-        with self._reading(WEIGHTS):
-            return load(self._read(WEIGHTS))
+        with self._explain_damage(WEIGHTS):
+            return load(self._read_unchanged(WEIGHTS))
 
     def _arrays(self, file: str, *names: str) -> dict[str, np.ndarray]:
         """Return the arrays of an .npz file, among them those with these names, all of one length."""
-        with self._reading(file), np.load(io.BytesIO(self._read(file)), allow_pickle=False) as content:
+        with self._explain_damage(file), np.load(io.BytesIO(self._read_unchanged(file)), allow_pickle=False) as content:
             arrays = {name: content[name] for name in content.files}
             missing = [name for name in names if name not in arrays]
             if missing:
@@ -158,7 +158,7 @@ class Result:
             return arrays
 
     @contextlib.contextmanager
-    def _reading(self, name: str) -> Iterator[None]:
+    def _explain_damage(self, name: str) -> Iterator[None]:
         """Raise whatever a damaged or crafted file makes its reader raise as `Damaged`."""
         try:
             yield
@@ -167,7 +167,7 @@ class Result:
         except Exception as error:
             raise damage_error(self.folder, f"{name} cannot be read ({first_line(error)})") from error
 
-    def _read(self, name: str) -> bytes:
+    def _read_unchanged(self, name: str) -> bytes:
         """Return the content of a file that belongs to the result, if it is unchanged."""
         digests = (files.read_json(self.folder / RESULT) or {}).get("sha256", {})
         try:
@@ -223,7 +223,7 @@ def tidy_finished(folder: Path, result: Result) -> None:
     _add_to_index(result, folder)
 
 
-def _mend(folder: Path, result: Result) -> None:
+def _tidy_after_death(folder: Path, result: Result) -> None:
     """Do what a process that was killed after it had written the result left undone.
 
     It left its claim, which goes last; without a claim there is nothing to mend.
@@ -298,13 +298,13 @@ def read_outcome(folder: Path) -> Result | Failure | None:
         log.warning("%s", error)
         return Failure(id=folder.name, error=str(error), traceback="", attempts=0, final=False)
     if result is not None:
-        _mend(folder, result)
+        _tidy_after_death(folder, result)
         return result
-    content = files.read_json(folder / "failure.json")
+    content = files.read_json(folder / FAILURE)
     try:
         return None if content is None else Failure(**_as_fields(typing.get_type_hints(Failure), content))
     except (TypeError, ValueError) as error:
-        log.warning("%s is ignored: %s", folder / "failure.json", error)
+        log.warning("%s is ignored: %s", folder / FAILURE, error)
         return None
 
 
@@ -378,7 +378,7 @@ def record_failure(
             with contextlib.suppress(Exception):  # it may be why the run failed
                 config = config.resolve()
             write_config(folder, config)
-        files.write_json(folder / "failure.json", asdict(failure))
+        files.write_json(folder / FAILURE, asdict(failure))
     except files.CannotWrite as problem:  # only the caller is told
         log.warning("%s", problem)
     return failure

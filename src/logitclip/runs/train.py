@@ -39,7 +39,8 @@ from logitclip.methods import METHODS
 from logitclip.noise.records import reads_examples, reads_inputs
 from logitclip.rng import stream
 from logitclip.runs import checkpoints, claims, encoding, results
-from logitclip.runs.config import RunConfig, identify_data, load_plugins, resolved_id
+from logitclip.runs.config import RunConfig, identify_data, resolved_id
+from logitclip.runs.plugins import load_plugins
 from logitclip.runs.results import LAST, Result, read_result
 from logitclip.text import explain_missing
 
@@ -105,7 +106,8 @@ def train(
     if folder.is_symlink():
         raise ValueError(f"{folder} is a link, and a run is trained in a folder of its own: remove the link.")
     # Report mistakes before anything is written.
-    criterion, settings = build_criterion(config.loss, config.clip), settings_of(config)
+    build_criterion(config.loss, config.clip)
+    settings_of(config)
     options = {"accelerator": config.accelerator, "devices": config.devices, "precision": config.precision}
     fabric = make_fabric(**options, nodes=config.nodes)
     load = partial(data.load, root=config.root, download=download or mirror is not None, mirror=mirror)
@@ -123,7 +125,7 @@ def train(
         if finished is not None:
             return finished
         with _explain_memory_errors(config):
-            return _train_here(fabric, _Task(config, id, key, on_epoch), criterion, settings, load)
+            return _train_here(fabric, _Task(config, id, key, on_epoch), load)
 
 
 def _with_devices_of_torchrun(config: RunConfig) -> RunConfig:
@@ -168,7 +170,7 @@ def _spawn(options: Json, task: _Task) -> Result:
     """Train in one spawned process per device. An error in any of them is raised here."""
     failures = multiprocessing.get_context("spawn").SimpleQueue()
     try:
-        launch(_train_in_process, vars(task.config), task.id, task.key, task.on_epoch, failures, **options)
+        launch(_train_in_process, task, failures, **options)
     except ProcessExitedException as error:
         raise ChildProcessError(f"A training process has died ({error}). The run can be resumed.") from error
     except ProcessRaisedException:
@@ -183,23 +185,13 @@ def _spawn(options: Json, task: _Task) -> Result:
     return result
 
 
-def _train_in_process(
-    fabric: Fabric,
-    config: Json,
-    id: str,
-    key: str,
-    on_epoch: OnEpoch | None,
-    failures: SimpleQueue[Exception],
-) -> None:
+def _train_in_process(fabric: Fabric, task: _Task, failures: SimpleQueue[Exception]) -> None:
     """Train in one of several spawned processes; an error is put into `failures`, for the parent to raise."""
     raise_interrupt_on(signal.SIGINT, signal.SIGTERM)
     try:
-        run = RunConfig(**config)
-        load_plugins(run.plugin)
-        load = partial(data.load, root=run.root)
-        with _explain_memory_errors(run):
-            task = _Task(run, id, key, on_epoch)
-            _train_here(fabric, task, build_criterion(run.loss, run.clip), settings_of(run), load)
+        load_plugins(task.config.plugin)
+        with _explain_memory_errors(task.config):
+            _train_here(fabric, task, partial(data.load, root=task.config.root))
     except (ValueError, OSError, ImportError, claims.Claimed) as error:
         failures.put(error)
         raise
@@ -211,9 +203,7 @@ def _train_in_process(
 # -- the run in each process -------------------------------------------------------------------------------------------
 
 
-def _train_here(
-    fabric: Fabric, task: _Task, criterion: nn.Module, settings: engine.Settings, load: LoadDataset
-) -> Result:
+def _train_here(fabric: Fabric, task: _Task, load: LoadDataset) -> Result:
     """Train a claimed run in this process, with its folder kept up to date; every process of a run calls it."""
     config = task.config
     with using_threads(config.threads), using_deterministic_algorithms(config.deterministic):
@@ -229,9 +219,9 @@ def _train_here(
             worker = engine.fit(
                 dataset,
                 partial(build_model, str(config.model), dataset, view),
-                _build_balanced_criterion(config, dataset, held.train) if config.balance else criterion,
+                _build_criterion(config, dataset, held.train),
                 METHODS.build(config.method),
-                settings,
+                settings_of(config),
                 view=view,
                 index=held.train,
                 held_out=held.val,
@@ -483,16 +473,17 @@ def _with_noise(config: RunConfig, load: LoadDataset) -> tuple[data.Dataset, noi
 
 def settings_of(config: RunConfig) -> engine.Settings:
     """Return the engine settings of a resolved config."""
-    names = [f.name for f in dataclasses.fields(engine.Settings)]
-    shared = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    shared["penalty"] = None if config.penalty == "none" else PENALTIES.build(config.penalty)
-    if shared["penalty"] is not None:
-        shared["penalty"](torch.zeros(1, 2))  # report a knob out of range now, not in training
-    return engine.Settings(**shared)
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(engine.Settings)}
+    values["penalty"] = None if config.penalty == "none" else PENALTIES.build(config.penalty)
+    if values["penalty"] is not None:
+        values["penalty"](torch.zeros(1, 2))  # report a knob out of range now, not in training
+    return engine.Settings(**values)
 
 
-def _build_balanced_criterion(config: RunConfig, dataset: data.Dataset, index: Tensor) -> nn.Module:
-    """Return the loss of a resolved config behind its clip, with classes weighted by their share at `index`."""
+def _build_criterion(config: RunConfig, dataset: data.Dataset, index: Tensor) -> nn.Module:
+    """Return the loss of a resolved config behind its clip; if asked for, classes are weighted by their share."""
+    if not config.balance:
+        return build_criterion(config.loss, config.clip)
     labels = dataset.train.labels[index]
     if labels.is_floating_point():
         raise ValueError("balance needs one label per example, not soft labels.")

@@ -94,7 +94,7 @@ def _check_writable(folder: Path) -> None:
 # -- in this process ---------------------------------------------------------------------------------------------------
 
 
-def _inline(queue: Queue, _room: Room) -> None:
+def _run_inline(queue: Queue, _room: Room) -> None:
     """Run all jobs of the queue in this process, one after the other."""
     encode_first(queue, blocks.in_this_process)
     while queue.left:
@@ -123,7 +123,7 @@ class _Worker:
     job: QueuedRun | None = None
 
 
-def _local(queue: Queue, room: Room) -> None:
+def _run_local(queue: Queue, room: Room) -> None:
     """Run all jobs of the queue in worker processes; a worker that dies is replaced, and its run tried again."""
     configs = [job.config for job in queue.todo]
     jobs = room.jobs or _count_slots(configs, room.per_device)
@@ -213,7 +213,7 @@ def _start_worker(slot: int, gpus: list[str]) -> _Worker:
     """Start a worker process that sees only these GPUs."""
     context = multiprocessing.get_context("spawn")
     pipe, its_end = context.Pipe()
-    process = context.Process(target=_work, args=(its_end,))
+    process = context.Process(target=_run_worker, args=(its_end,))
     with block_interrupts(), _seeing_gpus(gpus):
         process.start()
     its_end.close()
@@ -235,7 +235,7 @@ def _seeing_gpus(gpus: list[str]) -> Iterator[None]:
             del os.environ["CUDA_VISIBLE_DEVICES"]
 
 
-def _work(pipe: Connection) -> None:
+def _run_worker(pipe: Connection) -> None:
     """Run the main loop of a worker. On SIGTERM, also sent when its parent dies, it saves its run and ends."""
 
     def follow() -> None:
@@ -269,4 +269,4 @@ def _describe_death(exitcode: int | None) -> str:
     return f"The process of the run died {TRIES} times ({name}).{hint}"
 
 
-EXECUTORS: dict[str, Callable[[Queue, Room], None]] = {"inline": _inline, "local": _local, "ray": run_on_ray}
+EXECUTORS: dict[str, Callable[[Queue, Room], None]] = {"inline": _run_inline, "local": _run_local, "ray": run_on_ray}

@@ -26,7 +26,7 @@ from logitclip.studies.drawing import (
     colour_and_dash,
     legend_columns,
 )
-from logitclip.studies.measures import bootstrap_interval, measure_of
+from logitclip.studies.measures import MEASURES, bootstrap_interval
 from logitclip.studies.ranking import rank_rows
 from logitclip.studies.recipe import FIGURES, Recipe
 from logitclip.studies.sweeping import CellOutcome
@@ -109,7 +109,7 @@ def bounds(recipe: Recipe, rows: Sequence[CellOutcome], *, classes: list[int], t
 def _points(recipe: Recipe, rows: Sequence[CellOutcome], x: str, y: str, panel: str) -> list[Json]:
     """Return mean and spread of the statistic of a figure, for each of its points."""
     table = tabulate(replace(recipe, statistics=(y,)), rows)
-    apart = (x, panel, *_constant(rows))
+    apart = (x, panel, *_constant_axes(rows))
     points = [
         {
             "x": entry.coordinates[x],
@@ -145,13 +145,13 @@ def lines(
     knobs = {knob for cell in recipe.cells for knob in re.findall(r"(\w+)=", str(cell.coordinates[x]))}
     name = reciprocal or (knobs.pop() if len(knobs) == 1 else x)  # temp for norm:temp=1.5
     levels = [{**point, "level": True} for point in points if point["x"] == reference]
-    points = [{**point, "x": _number(point["x"])} for point in points if point["x"] != reference]
+    points = [{**point, "x": _find_number(point["x"])} for point in points if point["x"] != reference]
     if reciprocal:
         points = [{**point, "x": 1 / point["x"]} for point in points]
     picked = alt.selection_point(fields=["series"], bind="legend")
     shown = alt.condition(picked, alt.value(1), alt.value(0.12))
-    each = colour_and_dash("series", _order([*points, *levels], "series"))
-    low, mean = (alt.Y(f"{f}:Q", title=_title(y), scale=alt.Scale(zero=False)) for f in ("low", "mean"))
+    each = colour_and_dash("series", _distinct([*points, *levels], "series"))
+    low, mean = (alt.Y(f"{f}:Q", title=_axis_title(y), scale=alt.Scale(zero=False)) for f in ("low", "mean"))
     along = f"{name} (dotted: {label(x, reference)})" if levels else name
     x_axis = alt.X("x:Q", title=along, scale=alt.Scale(type="log" if reciprocal else "linear"))
     base = alt.Chart().transform_filter("!datum.level").encode(x=x_axis, color=each["color"])
@@ -172,17 +172,17 @@ def bars(recipe: Recipe, rows: Sequence[CellOutcome], *, x: str, y: str, panel: 
     """y in groups of x, a bar with its standard deviation for each colour."""
     alt = altair()
     points = [{**point, "x": label(x, point["x"])} for point in _points(recipe, rows, x, y, panel)]
-    order = _order(points, "series")
+    order = _distinct(points, "series")
     base = alt.Chart().encode(
-        x=alt.X("x:N", title=None, sort=_order(points, "x"), axis=alt.Axis(labelAngle=0)),
+        x=alt.X("x:N", title=None, sort=_distinct(points, "x"), axis=alt.Axis(labelAngle=0)),
         xOffset=alt.XOffset("series:N", sort=order),
         tooltip=_tooltips("x"),
     )
-    heights = alt.Y("mean:Q", title=_title(y))
+    heights = alt.Y("mean:Q", title=_axis_title(y))
     legend = alt.Legend(orient="bottom", columns=legend_columns(order))
     boxes = base.mark_bar().encode(y=heights, color=alt.Color("series:N", title=None, sort=order, legend=legend))
     errors = base.mark_rule(size=1.2).encode(y="low:Q", y2="high:Q", color=alt.value("#333"))
-    wide = 34 * len(order) * len(_order(points, "x"))  # a number fits above each bar
+    wide = 34 * len(order) * len(_distinct(points, "x"))  # a number fits above each bar
     layers = [boxes, errors]
     if wide <= WIDE - MARGIN:
         numbers = base.mark_text(dy=-7, fontSize=12, color="#333")
@@ -222,7 +222,7 @@ def ranks(recipe: Recipe, rows: Sequence[CellOutcome], *, x: str, colour: str) -
 def _in_panels(chart: alt.LayerChart, values: list[Json], least: int = 180) -> Chart:
     """Put a chart into panels side by side, as many as fit a page with at least this width each; one y axis for all."""
     alt = altair()
-    panels = _order(values, "panel")
+    panels = _distinct(values, "panel")
     data = alt.Data(values=values)
     if len(panels) == 1:
         return chart.properties(data=data, width=max(300, min(least, WIDE - MARGIN)) if least > 180 else 520)
@@ -238,15 +238,15 @@ def _tooltips(*names: str) -> list[str | alt.Tooltip]:
     return ["series:N", *(f"{name}:N" for name in names), *numbers, "n:Q"]
 
 
-def _title(statistic: str) -> str:
-    return measure_of(statistic).title.partition(",")[0]
+def _axis_title(statistic: str) -> str:
+    return MEASURES[statistic].title.partition(",")[0]
 
 
-def _order(values: Iterable[Json], key: str) -> list[str]:
+def _distinct(values: Iterable[Json], key: str) -> list[str]:
     return list(dict.fromkeys(value[key] for value in values))
 
 
-def _number(value: object) -> float:
+def _find_number(value: object) -> float:
     """Return the number in a coordinate: 1.5 of norm:temp=1.5."""
     found = re.findall(r"(?<![\w.])[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?", str(value))
     if not found:
@@ -254,7 +254,7 @@ def _number(value: object) -> float:
     return float(found[-1])
 
 
-def _constant(rows: Iterable[CellOutcome]) -> list[str]:
+def _constant_axes(rows: Iterable[CellOutcome]) -> list[str]:
     """Return the axes with a single value."""
     return [axis for axis, values in axes_of(rows).items() if len(values) == 1]
 
@@ -281,7 +281,7 @@ def curves(recipe: Recipe, rows: Sequence[CellOutcome]) -> Curves:
     axes = axes_of(rows)
     bare = bare_axes(axes)
     cols = [axis for axis in recipe.cols if axis in axes]
-    apart = {*cols, *AVERAGED, *_constant(rows)}
+    apart = {*cols, *AVERAGED, *_constant_axes(rows)}
     linked = (
         1 < len(axes.get("clip", ())) <= len(DASHES) and "clip" not in cols and bool(axes.keys() - apart - {"clip"})
     )
@@ -425,7 +425,7 @@ def curve_charts(all_curves: Curves) -> list[tuple[str, list[Json]]]:
             ]
             if values:
                 chart = curve_chart(all_curves, norms=quantity == "norms", legend=False, shown=_CHOSEN)
-                charts.append(_for_page(chart.add_params(*lists), values, height=220, title=QUANTITIES[quantity]))
+                charts.append(_spec_for_page(chart.add_params(*lists), values, height=220, title=QUANTITIES[quantity]))
         panels.append((panel, charts))
     return panels
 
@@ -475,10 +475,10 @@ def _heat_map(matrix: list[list[float]], names: Sequence[str], title: str) -> Js
         opacity=alt.Opacity("share:Q", legend=None, scale=alt.Scale(domain=[0, 100], range=[0.04, 0.9]))
     )
     numbers = base.mark_text(fontSize=12).encode(text=alt.Text("share:Q", format=".0f"))
-    return _for_page(alt.layer(squares, *([numbers] if small else [])), values, height=300, title=title)
+    return _spec_for_page(alt.layer(squares, *([numbers] if small else [])), values, height=300, title=title)
 
 
-def _for_page(chart: alt.LayerChart, values: list[Json], height: int, title: str) -> Json:
+def _spec_for_page(chart: alt.LayerChart, values: list[Json], height: int, title: str) -> Json:
     spec = chart.properties(data=altair().Data(values=values), width="container", height=height).to_dict()
     for key in ("config", "$schema"):  # the page has one config for all
         spec.pop(key, None)

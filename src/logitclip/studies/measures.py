@@ -1,21 +1,20 @@
 """The numbers of a table: what a statistic of a run is, how to print it, and how to compare runs.
 
-A statistic of one run is a function of its config and its result. Two compare runs: `gain`, the difference from the
-same run without a clip, and `rank`, the rank among the rows of the table.
+A statistic of one run is a field of its result or a function of it. Two compare runs, so they are computed with the
+table: `gain`, the difference from the same run without a clip, and `rank`, the rank among the rows.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
 import numpy as np
 
 from logitclip.clip import CLIPS
-from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Result
 from logitclip.text import explain_missing
 
@@ -24,45 +23,11 @@ BINS = 15  # of the calibration error
 RESAMPLES = 2000  # of the bootstrap
 
 
-@dataclass(frozen=True)
-class Measure:
-    """How to print a statistic, and which direction is better: 1 up, -1 down, 0 neither."""
-
-    title: str
-    better: int = 0
-    decimals: int = 2
+def _temp_of(result: Result) -> float | None:
+    return CLIPS.parse(result.clip)[1].get("temp")
 
 
-MEASURES = {
-    "last10_accuracy": Measure("test accuracy in %, mean of the last 10 epochs", 1),
-    "best_accuracy": Measure("test accuracy in %, best epoch (chosen on the test set)", 1),
-    "best_minus_last": Measure("test accuracy of the best epoch minus that of the last 10, in points", -1),
-    "gain": Measure("gain in accuracy over the same run without a clip, in points", 1),
-    "rank": Measure("rank among the rows by accuracy, 1 for the best", -1),
-    "memorised": Measure("memorised wrong labels in %", -1),
-    "recovered": Measure("recovered wrong labels in %", 1),
-    "wrong_label_auroc": Measure("AUROC in % of finding wrong labels by the mean margin", 1),
-    "wrong_label_ap": Measure("average precision in % of finding wrong labels by the mean margin", 1),
-    "calibration_error": Measure(f"expected calibration error in % on test examples, {BINS} bins", -1),
-    "noise_rate": Measure("wrong labels in %"),
-    "temp": Measure("temp chosen"),
-    "seconds": Measure("training time of a run in s", decimals=1),
-}
-PER_EXAMPLE = ("wrong_label_auroc", "wrong_label_ap", "calibration_error")  # need runs with `per_example`
-
-
-def measure_of(statistic: str) -> Measure:
-    return MEASURES.get(statistic) or Measure(statistic.replace("_", " "))
-
-
-def value_of(config: RunConfig | None, result: Result, statistic: str) -> float | None:
-    """Return a statistic of one run; None if the run has none."""
-    if statistic == "temp":
-        return None if config is None else CLIPS.parse(config.clip)[1].get("temp")
-    return _MEASURES[statistic](result) if statistic in _MEASURES else getattr(result, statistic)
-
-
-def _wrong_labels(result: Result, score: Callable[[np.ndarray, np.ndarray], float]) -> float | None:
+def _score_wrong_labels(result: Result, score: Callable[[np.ndarray, np.ndarray], float]) -> float | None:
     """Score the ranking of the training labels by their mean margin over the epochs, in %."""
     examples = result.examples if result.config["per_example"] else {}
     if "clean_label" not in examples:
@@ -71,19 +36,59 @@ def _wrong_labels(result: Result, score: Callable[[np.ndarray, np.ndarray], floa
     return 100 * score(-examples["mean_margin"], wrong) if 0 < wrong.sum() < len(wrong) else None
 
 
-def _calibration_error(result: Result) -> float | None:
+def _score_calibration(result: Result) -> float | None:
     if not result.config["per_example"]:
         return None
     found = result.test_predictions
     return 100 * calibration_error(found["confidence"], found["prediction"] == found["label"])
 
 
-_MEASURES: Mapping[str, Callable[[Result], float | None]] = {
-    "best_minus_last": lambda result: result.best_accuracy - result.last10_accuracy,
-    "wrong_label_auroc": lambda result: _wrong_labels(result, auroc),
-    "wrong_label_ap": lambda result: _wrong_labels(result, average_precision),
-    "calibration_error": _calibration_error,
+@dataclass(frozen=True)
+class Measure:
+    """A statistic: how to print it, which direction is better (1 up, -1 down, 0 neither), and how to compute it."""
+
+    title: str
+    better: int = 0
+    decimals: int = 2
+    compute: Callable[[Result], float | None] | None = None  # None: a field of the result, or a comparison of runs
+
+
+MEASURES = {
+    "last10_accuracy": Measure("test accuracy in %, mean of the last 10 epochs", 1),
+    "best_accuracy": Measure("test accuracy in %, best epoch (chosen on the test set)", 1),
+    "best_minus_last": Measure(
+        "test accuracy of the best epoch minus that of the last 10, in points",
+        -1,
+        compute=lambda result: result.best_accuracy - result.last10_accuracy,
+    ),
+    "gain": Measure("gain in accuracy over the same run without a clip, in points", 1),
+    "rank": Measure("rank among the rows by accuracy, 1 for the best", -1),
+    "memorised": Measure("memorised wrong labels in %", -1),
+    "recovered": Measure("recovered wrong labels in %", 1),
+    "wrong_label_auroc": Measure(
+        "AUROC in % of finding wrong labels by the mean margin",
+        1,
+        compute=lambda result: _score_wrong_labels(result, auroc),
+    ),
+    "wrong_label_ap": Measure(
+        "average precision in % of finding wrong labels by the mean margin",
+        1,
+        compute=lambda result: _score_wrong_labels(result, average_precision),
+    ),
+    "calibration_error": Measure(
+        f"expected calibration error in % on test examples, {BINS} bins", -1, compute=_score_calibration
+    ),
+    "noise_rate": Measure("wrong labels in %"),
+    "temp": Measure("temp chosen", compute=_temp_of),
+    "seconds": Measure("training time of a run in s", decimals=1),
 }
+PER_EXAMPLE = ("wrong_label_auroc", "wrong_label_ap", "calibration_error")  # need runs with `per_example`
+
+
+def value_of(result: Result, statistic: str) -> float | None:
+    """Return a statistic of one run; None if the run has none."""
+    compute = MEASURES[statistic].compute
+    return getattr(result, statistic) if compute is None else compute(result)
 
 
 # -- formulas ----------------------------------------------------------------------------------------------------------
@@ -113,14 +118,14 @@ def average_precision(scores: np.ndarray, positive: np.ndarray) -> float:
     return float((precision * added).sum() / positive.sum())
 
 
-def calibration_error(confidence: np.ndarray, correct: np.ndarray, bins: int = BINS) -> float:
+def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
     """Return the mean difference of confidence and accuracy over bins of equal width, weighted by their sizes.
 
     >>> calibration_error(np.array([0.9, 0.9, 0.6, 0.6]), np.array([True, True, True, False]))
     0.1
     """
-    place = np.minimum((confidence * bins).astype(int), bins - 1)
-    gaps = np.bincount(place, correct - confidence.astype(np.float64), minlength=bins)
+    place = np.minimum((confidence * BINS).astype(int), BINS - 1)
+    gaps = np.bincount(place, correct - confidence.astype(np.float64), minlength=BINS)
     return float(f"{np.abs(gaps).sum() / len(confidence):.12g}")
 
 
@@ -134,7 +139,7 @@ def average_ranks(values: np.ndarray) -> np.ndarray:
     return (np.cumsum(counts) - (counts - 1) / 2)[place]
 
 
-def half_width(values: Sequence[float], level: float = LEVEL) -> float | None:
+def half_width(values: Sequence[float]) -> float | None:
     """Return half of the width of Student's confidence interval of the mean; None for fewer than two values.
 
     >>> round(half_width([1.0, 2.0, 3.0]), 3)
@@ -143,27 +148,27 @@ def half_width(values: Sequence[float], level: float = LEVEL) -> float | None:
     if len(values) < 2:
         return None
     error = statistics.stdev(values) / math.sqrt(len(values))
-    return float(_scipy_stats().t.ppf(1 - level / 2, len(values) - 1)) * error
+    return float(_scipy_stats().t.ppf(1 - LEVEL / 2, len(values) - 1)) * error
 
 
-def bootstrap_interval(values: np.ndarray, level: float = LEVEL) -> tuple[float, float]:
+def bootstrap_interval(values: np.ndarray) -> tuple[float, float]:
     """Return the percentile bootstrap interval of the mean of values [N], from 2,000 fixed resamples.
 
     >>> bootstrap_interval(np.array([1.0, 2.0, 3.0]))
     (1.0, 3.0)
     """
     resampled = np.random.default_rng(0).choice(values, (RESAMPLES, len(values))).mean(1)
-    low, high = np.quantile(resampled, [level / 2, 1 - level / 2]).tolist()
+    low, high = np.quantile(resampled, [LEVEL / 2, 1 - LEVEL / 2]).tolist()
     return low, high
 
 
-def critical_difference(methods: int, blocks: int, level: float = LEVEL) -> float:
+def critical_difference(methods: int, blocks: int) -> float:
     """Return Nemenyi's critical difference of mean ranks of `methods` on `blocks` datasets (Demsar, JMLR 2006).
 
     >>> round(critical_difference(4, 14), 2)
     1.25
     """
-    studentized = _scipy_stats().studentized_range.ppf(1 - level, methods, math.inf)
+    studentized = _scipy_stats().studentized_range.ppf(1 - LEVEL, methods, math.inf)
     return float(studentized) / math.sqrt(2) * math.sqrt(methods * (methods + 1) / (6 * blocks))
 
 

@@ -45,7 +45,7 @@ def run_on_ray(queue: Queue, room: Room) -> None:
         from ray.exceptions import RayError
     own = not ray.is_initialized()
     if own:
-        _connect(ray, room.address)
+        _start_ray(ray, room.address)
     try:
         encode_first(queue, partial(blocks.on_ray, jobs=room.jobs))
         _Cluster(ray, room.per_device).run(queue, room.jobs)
@@ -59,7 +59,7 @@ def run_on_ray(queue: Queue, room: Room) -> None:
             ray.shutdown()
 
 
-def _connect(ray: ModuleType, address: str | None) -> None:
+def _start_ray(ray: ModuleType, address: str | None) -> None:
     _check_answers(address or os.environ.get("RAY_ADDRESS"))
     on_terminate = signal.getsignal(signal.SIGTERM)
     ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
@@ -76,7 +76,7 @@ class _Cluster:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self.ray, self.per_device = ray, per_device
         self.gpus = bool(ray.cluster_resources().get("GPU"))
-        self.letters: Any = ray.remote(_Letters).options(num_cpus=0, scheduling_strategy=here).remote()
+        self.letters: Any = ray.remote(_Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
         self.running: dict[Any, QueuedRun] = {}  # task -> its job
         self.head, self.answered = ray.get_runtime_context().gcs_address, time.monotonic()
         self.missed: set[str] = set()  # resources that were already reported as missing
@@ -111,7 +111,7 @@ class _Cluster:
     def check_head(self) -> None:
         """Raise `ConnectionError` if the head has not answered for `LOST` seconds; Ray would exit the process."""
         try:
-            _answer(self.head)
+            _check_listens(self.head)
             self.answered = time.monotonic()
         except OSError as error:
             if time.monotonic() - self.answered > LOST:
@@ -160,12 +160,12 @@ def _check_answers(address: str | None) -> None:
     if not host or not port.isdecimal():  # auto, local, or none
         return
     try:
-        _answer(f"{host}:{port}")
+        _check_listens(f"{host}:{port}")
     except (OSError, OverflowError) as error:
         raise ValueError(f"No Ray cluster answers at {address} ({error}). Start one: ray start --head.") from error
 
 
-def _answer(address: str) -> None:
+def _check_listens(address: str) -> None:
     """Raise an OSError unless something listens at the address."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
@@ -177,7 +177,7 @@ def _has_room(nodes: list[Json], needs: dict[str, float]) -> bool:
     return any(all(has.get(kind, 0) >= count for kind, count in needs.items()) for has in alive)
 
 
-class _Letters:
+class _Mailbox:
     """A mailbox for progress messages from the runs on a cluster."""
 
     def __init__(self) -> None:

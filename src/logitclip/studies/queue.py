@@ -21,7 +21,7 @@ from logitclip.engine import Diverged
 from logitclip.runs.claims import Claimed
 from logitclip.runs.config import RunConfig
 from logitclip.runs.encoding import Pool, compute_features
-from logitclip.runs.results import Failure, Result, read_outcome, record_failure
+from logitclip.runs.results import FAILURE, Failure, Result, read_outcome, record_failure
 from logitclip.runs.train import OnEpoch, train
 from logitclip.studies.listener import Listener
 from logitclip.text import first_line
@@ -156,5 +156,5 @@ def attempt(config: RunConfig, folder: Path, on_epoch: OnEpoch | None) -> Result
         sentence = f"{name}." if line == name else f"{name}: {line}."
         return record_failure(folder, config, sentence, traceback.format_exc(), final=isinstance(error, Diverged))
     with contextlib.suppress(OSError):
-        (folder / "failure.json").unlink(missing_ok=True)
+        (folder / FAILURE).unlink(missing_ok=True)
     return result

@@ -14,7 +14,7 @@ from logitclip.studies.sweeping import CellOutcome
 from logitclip.text import counted
 
 if TYPE_CHECKING:
-    from logitclip.studies.tables import AxisValues, Table
+    from logitclip.studies.tables import AxisValues, ResultTable
 
 ROWS_IN_NOTE = 20  # rows in the note below a table
 
@@ -40,7 +40,7 @@ def rank_runs(blocks: Iterable[Sequence[CellOutcome]]) -> dict[str, float]:
     return ranks
 
 
-def rank_rows(table: Table) -> dict[AxisValues, np.ndarray]:
+def rank_rows(table: ResultTable) -> dict[AxisValues, np.ndarray]:
     """Return the ranks of each row by its mean accuracy, [C]: one for each column in which every row has a number.
 
     Rows whose runs diverged share the last rank.
@@ -54,7 +54,7 @@ def rank_rows(table: Table) -> dict[AxisValues, np.ndarray]:
     return dict(zip(table.rows, np.array(ranked).T, strict=True)) if ranked else {}
 
 
-def describe_ranks(table: Table) -> str:
+def describe_ranks(table: ResultTable) -> str:
     """Return the mean ranks and which of them can be told apart; empty if the table has no ranks, or no accuracies."""
     ranks = rank_rows(table) if "rank" in table.statistics else {}
     if not ranks:

@@ -76,15 +76,8 @@ from typing import Any
 
 from logitclip.files import Json
 from logitclip.registry import Registry, suggest
-from logitclip.runs.config import (
-    TUNABLE,
-    RunConfig,
-    check_plugins,
-    imports_plugins,
-    load_plugins,
-    registries,
-    words_to_tune,
-)
+from logitclip.runs.config import TUNABLE, RunConfig, registries, words_to_tune
+from logitclip.runs.plugins import check_plugins, imports_plugins, load_plugins
 from logitclip.studies.measures import MEASURES, PER_EXAMPLE
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -94,9 +87,8 @@ MOST_CELLS = 100_000
 _PUBLISHED = "norm:temp=published"
 Value = str | int | float | None  # of an axis: a canonical spec, the name of a variant, a plain value, or none
 Coordinates = Mapping[str, Value]  # axis -> value
-_Values = Json
-_Grid = dict[str, dict[Value, Value]]  # axis -> canonical value -> value as written
-_Draft = tuple[_Values, _Values]  # coordinates and fields of a cell
+Grid = dict[str, dict[Value, Value]]  # axis -> canonical value -> value as written
+Draft = tuple[Json, Json]  # coordinates and fields of a cell
 
 
 @dataclass(frozen=True)
@@ -194,7 +186,7 @@ def recipe_names() -> list[str]:
 
 def recipe_scales(recipe: str) -> list[str]:
     """Return the scales of a recipe, smallest first; `full` always exists."""
-    return _scales(_read(recipe)[1])
+    return _scale_names(_read_file(recipe)[1])
 
 
 @cache
@@ -239,10 +231,10 @@ def load_recipe(
     >>> {cell.config.epochs for cell in load_recipe("quickstart", changes={"epochs": 2}).cells}
     {2}
     """
-    name, content, digest = _read(recipe)
+    name, content, digest = _read_file(recipe)
     folders = {"runs": runs} | ({} if root is None else {"root": root})
     try:
-        built = _build(name, content, scale, folders, dict(changes or {}), plugin)
+        built = _build_recipe(name, content, scale, folders, dict(changes or {}), plugin)
     except ValueError as error:
         raise ValueError(f"Recipe {name}: {error}") from error
     words = [*(["--runs", runs] if runs != "runs" else []), *(["--root", root] if root is not None else [])]
@@ -252,7 +244,7 @@ def load_recipe(
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def _read(recipe: str) -> tuple[str, _Values, str]:
+def _read_file(recipe: str) -> tuple[str, Json, str]:
     """Return the name of a recipe, its content, and the digest of its file."""
     file = Path(os.path.expanduser(recipe)) if recipe.endswith(".toml") else RECIPES / f"{recipe}.toml"
     if not recipe.endswith(".toml") and recipe not in (known := recipe_names()):
@@ -266,16 +258,16 @@ def _read(recipe: str) -> tuple[str, _Values, str]:
         raise ValueError(f"The recipe {file} is not valid TOML: {error}.") from error
     sections = {"base": dict, "grid": dict, "variant": dict, "override": list, "table": dict, "figure": dict}
     texts = {"title": str, "about": str, "paper": str}
-    _take(content, f"the recipe {file.stem}", **texts, tune_seed=(int, str), **sections, scale=dict)
+    _check_keys(content, f"the recipe {file.stem}", **texts, tune_seed=(int, str), **sections, scale=dict)
     return file.stem, content, hashlib.sha256(text.encode()).hexdigest()
 
 
-def _scales(content: Json) -> list[str]:
+def _scale_names(content: Json) -> list[str]:
     order = {"smoke": 0, "cpu": 1, "mini": 2, "full": 9}
     return sorted({*content.get("scale", {}), "full"}, key=lambda name: (order.get(name, 3), name))
 
 
-def _take(section: object, where: str, /, **allowed: type | tuple[type, ...]) -> _Values:
+def _check_keys(section: object, where: str, /, **allowed: type | tuple[type, ...]) -> Json:
     """Return the section if it has only allowed keys, each with a value of an allowed type."""
     if not isinstance(section, dict):
         raise ValueError(f"{where} must be a section with keys, got {section!r}.")
@@ -291,43 +283,41 @@ def _take(section: object, where: str, /, **allowed: type | tuple[type, ...]) ->
     return section
 
 
-def _build(
-    name: str, content: _Values, scale: str, folders: _Values, changes: _Values, plugin: Sequence[str]
-) -> Recipe:
+def _build_recipe(name: str, content: Json, scale: str, folders: Json, changes: Json, plugin: Sequence[str]) -> Recipe:
     """Return the recipe at one scale, from the content of its file; every section is checked."""
     tune_seed = None if content.get("tune_seed") == "each" else content.get("tune_seed", 0)
     if tune_seed is not None and (isinstance(tune_seed, str) or tune_seed < 0):
         raise ValueError(f'tune_seed must be a whole number of at least 0 or "each", got {tune_seed!r}.')
-    if scale not in _scales(content):
-        raise ValueError(f"There is no scale {scale!r}. Known: {', '.join(_scales(content))}.")
+    if scale not in _scale_names(content):
+        raise ValueError(f"There is no scale {scale!r}. Known: {', '.join(_scale_names(content))}.")
     place = f"scale.{scale}"
-    own = _take(content.get("scale", {}).get(scale, {}), f"[{place}]", **_FIELDS, grid=dict, override=list)
-    fixed = dict(_take(content.get("base", {}), "[base]", **_FIELDS))
+    own = _check_keys(content.get("scale", {}).get(scale, {}), f"[{place}]", **_FIELDS, grid=dict, override=list)
+    fixed = dict(_check_keys(content.get("base", {}), "[base]", **_FIELDS))
     fixed |= {key: value for key, value in own.items() if key in _FIELDS}
-    variants = {k: _take(v, f"[variant.{k}]", **_FIELDS) for k, v in content.get("variant", {}).items()}
+    variants = {k: _check_keys(v, f"[variant.{k}]", **_FIELDS) for k, v in content.get("variant", {}).items()}
     for section in (fixed, *variants.values()):  # they may register names that the rest of the recipe uses
         named = RunConfig(plugin=section.get("plugin", ())).plugin
         check_plugins(named, plugin, "it")
         load_plugins(named)
 
-    full = _grid(content.get("grid", {}), "grid", variants)
+    full = _read_grid(content.get("grid", {}), "grid", variants)
     known = dict.fromkeys(full, list)
-    grid = full | _grid(_take(own.get("grid", {}), f"[{place}.grid]", **known), f"{place}.grid", variants)
+    grid = full | _read_grid(_check_keys(own.get("grid", {}), f"[{place}.grid]", **known), f"{place}.grid", variants)
     for key in sorted(fixed.keys() & grid.keys()):
         raise ValueError(f"{key} is an axis of the grid: it cannot be set in [base] or [{place}] as well.")
     for axis in sorted(changes.keys() & grid.keys()):
         raise ValueError(f"{axis} is an axis of the grid, so it cannot be set for all cells.")
     if (count := math.prod(map(len, grid.values()))) > MOST_CELLS:
         raise ValueError(f"The grid has {count:,} cells, and a recipe has at most {MOST_CELLS:,}: leave out values.")
-    figure = _figure(content.get("figure"), grid)
+    figure = _read_figure(content.get("figure"), grid)
     theory = figure is not None and "x" not in figure  # it shows no runs
-    cells = [] if theory else list(_cells(grid, fixed | folders, variants))
+    cells = [] if theory else list(_make_drafts(grid, fixed | folders, variants))
     for override in content.get("override", []):
         cells = _apply_override(cells, override, "[[override]]", grid, full)
     for override in own.get("override", []):
         cells = _apply_override(cells, override, f"[[{place}.override]]", grid, grid)
-    rows, cols, statistics = _table(content.get("table"), grid)
-    if changes.keys().isdisjoint({"per_example"}) and not theory:
+    rows, cols, statistics = _read_table(content.get("table"), grid)
+    if "per_example" not in changes and not theory:
         _check_per_example(statistics, [values for _, values in cells])
     return Recipe(
         name=name,
@@ -341,14 +331,14 @@ def _build(
         statistics=statistics,
         figure=figure,
         cells=tuple(
-            Cell(coordinates, _config({**values, **changes}), "noise_seed" not in {**values, **changes})
+            Cell(coordinates, _make_config({**values, **changes}), "noise_seed" not in {**values, **changes})
             for coordinates, values in cells
         ),
         changes=changes,
     )
 
 
-def _check_per_example(statistics: Sequence[str], cells: Sequence[_Values]) -> None:
+def _check_per_example(statistics: Sequence[str], cells: Sequence[Json]) -> None:
     for name in (name for name in statistics if name in PER_EXAMPLE):
         if not all(values.get("per_example") for values in cells):
             raise ValueError(f"{name} in [table] needs the records of single examples: per_example = true in [base].")
@@ -357,7 +347,7 @@ def _check_per_example(statistics: Sequence[str], cells: Sequence[_Values]) -> N
 # -- cells -------------------------------------------------------------------------------------------------------------
 
 
-def _grid(section: _Values, where: str, variants: Mapping[str, _Values]) -> _Grid:
+def _read_grid(section: Json, where: str, variants: Mapping[str, Json]) -> Grid:
     """Return the axes with their values in canonical spelling."""
     grid = {}
     for axis, values in section.items():
@@ -382,15 +372,15 @@ def _every_loss() -> list[str]:
     """Return every loss, also those of plugins, with its main knob to be tuned."""
     from logitclip.losses import LOSSES
 
-    knobs: dict[str, Any] = {name: LOSSES[name] for name in LOSSES}
-    return [f"{name}:{next(iter(loss.tune))}=auto" if loss.tune else name for name, loss in knobs.items()]
+    main = {name: next(iter(LOSSES[name].tune), None) for name in LOSSES}
+    return [name if knob is None else f"{name}:{knob}=auto" for name, knob in main.items()]
 
 
-def _cells(grid: _Grid, fixed: _Values, variants: Mapping[str, _Values]) -> Iterator[_Draft]:
+def _make_drafts(grid: Grid, fixed: Json, variants: Mapping[str, Json]) -> Iterator[Draft]:
     """Yield the coordinates and fields of each cell: the product of the axes, before any override."""
     for values in itertools.product(*grid.values()):
         coordinates = dict(zip(grid, values, strict=True))
-        chosen: _Values = {}
+        chosen: Json = {}
         for axis, value in coordinates.items():
             # As written: where a method has presets, a knob at its default is not the same as no knob.
             own = variants[value] if isinstance(value, str) and value in variants else {axis: grid[axis][value]}
@@ -401,13 +391,13 @@ def _cells(grid: _Grid, fixed: _Values, variants: Mapping[str, _Values]) -> Iter
         yield coordinates, {**fixed, **chosen}
 
 
-def _apply_override(cells: list[_Draft], override: _Values, where: str, grid: _Grid, possible: _Grid) -> list[_Draft]:
+def _apply_override(cells: list[Draft], override: Json, where: str, grid: Grid, possible: Grid) -> list[Draft]:
     """Return the cells after one override. `possible` are the values that `when` may name."""
-    _take(override, where, when=dict, set=dict, skip=bool)
+    _check_keys(override, where, when=dict, set=dict, skip=bool)
     if "when" not in override or ("set" in override) == override.get("skip", False):
         raise ValueError(f"{where} needs `when = {{...}}` and either `set = {{...}}` or `skip = true`, got {override}.")
-    when, change = override["when"], _take(override.get("set", {}), where, **_FIELDS)
-    _take(when, f"`when` of {where}", **dict.fromkeys(grid, object))
+    when, change = override["when"], _check_keys(override.get("set", {}), where, **_FIELDS)
+    _check_keys(when, f"`when` of {where}", **dict.fromkeys(grid, object))
     wanted = {}
     for axis, value in when.items():
         values = value if isinstance(value, list) else [value]
@@ -429,13 +419,13 @@ def _apply_override(cells: list[_Draft], override: _Values, where: str, grid: _G
     return kept
 
 
-def _config(values: _Values) -> RunConfig:
+def _make_config(values: Json) -> RunConfig:
     """Return the config of a cell, with the published temp filled in; a config that cannot be run is refused."""
     from logitclip.studies.tuning import fast_search
 
     config = RunConfig(**values)
     if config.clip == _PUBLISHED:
-        temp = _published_temps().get(_place(config.data, config.noise))
+        temp = _published_temps().get(_key_of_temp(config.data, config.noise))
         if temp is None:
             raise ValueError(
                 f"Table 6 has no temp for {config.data} with the noise {config.noise}: give a number, or tune it."
@@ -456,14 +446,14 @@ def _published_temps() -> dict[tuple[str, str], float]:
     """Return the paper's best temp of CE for each dataset and noise of Table 6."""
     temps = {(n.coordinates["data"], n.coordinates["noise"]): n.value for n in read_published("table6")}
     return {
-        _place(cell.config.data, cell.config.noise): temps[
+        _key_of_temp(cell.config.data, cell.config.noise): temps[
             str(cell.coordinates["data"]), str(cell.coordinates["noise"])
         ]
         for cell in load_recipe("table6").cells
     }
 
 
-def _place(data: str, noise: str) -> tuple[str, str]:
+def _key_of_temp(data: str, noise: str) -> tuple[str, str]:
     return data.partition(":")[0], _canonical("noise", noise)
 
 
@@ -487,9 +477,9 @@ def _canonical_spec(field: str, spec: str) -> str:
 # -- tables and figures ------------------------------------------------------------------------------------------------
 
 
-def _table(section: _Values | None, grid: _Grid) -> tuple[tuple[str, ...], ...]:
+def _read_table(section: Json | None, grid: Grid) -> tuple[tuple[str, ...], ...]:
     """Return rows, columns and statistics; without a section, a row for each cell."""
-    section = _take(section or {}, "[table]", rows=list, cols=list, cells=list)
+    section = _check_keys(section or {}, "[table]", rows=list, cols=list, cells=list)
     shown = [axis for axis in grid if axis != "seed"]
     rows, cols = section.get("rows"), section.get("cols", [])
     if rows is None:
@@ -510,7 +500,7 @@ def _table(section: _Values | None, grid: _Grid) -> tuple[tuple[str, ...], ...]:
     return tuple(rows), tuple(cols), tuple(statistics)
 
 
-def _figure(section: _Values | None, grid: _Grid) -> _Values | None:
+def _read_figure(section: Json | None, grid: Grid) -> Json | None:
     """Return the section [figure], if its keys are those of its kind."""
     if section is None:
         return None
@@ -519,7 +509,7 @@ def _figure(section: _Values | None, grid: _Grid) -> _Values | None:
         raise ValueError(f"kind in [figure] must be one of {', '.join(FIGURES)}; got {kind!r}.")
     knobs = FIGURES.knobs(kind)
     types = {knob.name: typing.get_origin(knob.annotation) or knob.annotation for knob in knobs.values()}
-    _take(section, f"[figure] of kind {kind}", kind=str, **types)
+    _check_keys(section, f"[figure] of kind {kind}", kind=str, **types)
     for knob in knobs.values():
         if knob.required and knob.name not in section:
             raise ValueError(f"[figure] of kind {kind} needs {knob.name}.")

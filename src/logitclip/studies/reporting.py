@@ -12,12 +12,12 @@ from datetime import datetime
 from rich import box
 from rich.console import Group
 from rich.markup import escape
-from rich.table import Table as RichTable
+from rich.table import Table
 from rich.text import Text
 
 from logitclip.files import Json
 from logitclip.runs.config import UNCOUNTED, RunConfig
-from logitclip.runs.results import Result, csv_line
+from logitclip.runs.results import RESULT, Result, csv_line
 from logitclip.studies import drawing, examples, figures
 from logitclip.studies.ranking import rank_rows
 from logitclip.studies.recipe import Coordinates
@@ -26,7 +26,7 @@ from logitclip.studies.tables import (
     AVERAGED,
     DASH,
     Entry,
-    Table,
+    ResultTable,
     caption_title,
     datasets_of,
     label,
@@ -39,9 +39,9 @@ from logitclip.text import duration, printable
 # -- writers -----------------------------------------------------------------------------------------------------------
 
 
-def terminal(table: Table) -> Group:
+def terminal(table: ResultTable) -> Group:
     """Return the table for a terminal, as a rich renderable."""
-    shown = RichTable(box=box.SIMPLE_HEAD, pad_edge=False)
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, axis in enumerate(table.row_axes):
         longest = max(len(table.labels(row)[i]) for row in table.rows)
         # On a narrow terminal, numbers wrap first.
@@ -67,46 +67,46 @@ def terminal(table: Table) -> Group:
     return Group(*above, shown, *below, *(Text(f"Warning: {warning}", style="yellow") for warning in table.warnings))
 
 
-def markdown(table: Table) -> str:
+def markdown(table: ResultTable) -> str:
     """Return the table as GitHub's Markdown; the paper's number and the difference stand in parentheses."""
 
     def cell(entry: Entry) -> str:
         ours = f"**{table.ours(entry)}**" if entry.best else table.ours(entry)
-        return " ".join([ours, *map(_md, table.details(entry))])
+        return " ".join([ours, *map(_escape_markdown, table.details(entry))])
 
     def line(texts: Iterable[str]) -> str:
         return "| " + " | ".join(texts) + " |"
 
-    lines = [f"### {_md(title(table.recipe))}", ""]
-    lines += [_md(table.headline), ""] if table.headline else []
-    lines.append(line(map(_md, [*table.row_axes, *table.heads()])))
+    lines = [f"### {_escape_markdown(title(table.recipe))}", ""]
+    lines += [_escape_markdown(table.headline), ""] if table.headline else []
+    lines.append(line(map(_escape_markdown, [*table.row_axes, *table.heads()])))
     lines.append(line([*["---"] * len(table.row_axes), *["---:"] * len(table.columns)]))
-    lines += [line([*map(_md, table.labels(row)), *map(cell, table.line(row))]) for row in table.rows]
-    lines += ["", table.caption, *(f"\n{_md(note)}" for note in table.notes)]
-    lines += [f"\n**Warning:** {_md(warning)}" for warning in table.warnings]
+    lines += [line([*map(_escape_markdown, table.labels(row)), *map(cell, table.line(row))]) for row in table.rows]
+    lines += ["", table.caption, *(f"\n{_escape_markdown(note)}" for note in table.notes)]
+    lines += [f"\n**Warning:** {_escape_markdown(warning)}" for warning in table.warnings]
     made = ", ".join(f"{name} {' and '.join(found)}" for name, found in table.made_with.items())
-    lines.append(f"\n{_md(f'Made with {made}.')}")
+    lines.append(f"\n{_escape_markdown(f'Made with {made}.')}")
     return "\n".join(lines) + "\n"
 
 
-def _md(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     r"""Return text for Markdown: one line, without markup, HTML and links.
 
-    >>> print(_md("a|b <script> [x](y)"))
+    >>> print(_escape_markdown("a|b <script> [x](y)"))
     a\|b &lt;script&gt; \[x\](y)
     """
     escaped = re.sub(r"([\\`*|\[\]])", r"\\\1", " ".join(printable(text).split()))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def latex(table: Table) -> str:
+def latex(table: ResultTable) -> str:
     """Return the table as LaTeX, for booktabs and graphicx: at most as wide as its column."""
 
     def cell(entry: Entry) -> str:
-        return f"\\textbf{{{_tex(table.ours(entry))}}}" if entry.best else _tex(table.ours(entry))
+        return f"\\textbf{{{_escape_latex(table.ours(entry))}}}" if entry.best else _escape_latex(table.ours(entry))
 
     def below(entry: Entry) -> str:
-        details = _tex(" ".join(table.details(entry)))
+        details = _escape_latex(" ".join(table.details(entry)))
         return f"{{\\scriptsize {details}}}" if details else ""
 
     recipe, several = table.recipe, len(table.statistics)
@@ -114,24 +114,24 @@ def latex(table: Table) -> str:
     caption = " ".join([f"{caption_title(recipe)}.{item}", table.caption, *table.notes, *table.warnings])
     name = re.sub(r"[^A-Za-z0-9-]", "-", f"{recipe.name}-{recipe.scale}")
     lines = ["% \\usepackage{booktabs,graphicx}", "\\begin{table}", "\\centering"]
-    lines += [f"\\caption{{{_tex(caption)}}}", f"\\label{{tab:{name}}}", "\\smallskip"]
+    lines += [f"\\caption{{{_escape_latex(caption)}}}", f"\\label{{tab:{name}}}", "\\smallskip"]
     lines += ["\\resizebox{\\ifdim\\width>\\columnwidth\\columnwidth\\else\\width\\fi}{!}{%"]  # shrink, never enlarge
     lines += [f"\\begin{{tabular}}{{{'l' * len(table.row_axes)}{'r' * len(table.columns)}}}", "\\toprule"]
     if several > 1 and table.col_axes:
-        groups = [f"\\multicolumn{{{several}}}{{c}}{{{_tex(head)}}}" for head in table.col_heads()]
+        groups = [f"\\multicolumn{{{several}}}{{c}}{{{_escape_latex(head)}}}" for head in table.col_heads()]
         lines.append(" & ".join([*[""] * len(table.row_axes), *groups]) + " \\\\")
         starts = range(len(table.row_axes) + 1, len(table.row_axes) + 1 + several * len(table.cols), several)
         lines.append("".join(f"\\cmidrule(lr){{{start}-{start + several - 1}}}" for start in starts))
         heads = table.statistic_heads() * len(table.cols)
     else:
         heads = table.heads()
-    lines += [" & ".join(map(_tex, [*table.row_axes, *heads])) + " \\\\", "\\midrule"]
+    lines += [" & ".join(map(_escape_latex, [*table.row_axes, *heads])) + " \\\\", "\\midrule"]
     before = None
     for row in table.rows:
         labels = table.labels(row, before)
         if before is not None and len(row) > 1 and labels[0]:
             lines.append("\\addlinespace")
-        lines.append(" & ".join([*map(_tex, labels), *map(cell, table.line(row))]) + " \\\\")
+        lines.append(" & ".join([*map(_escape_latex, labels), *map(cell, table.line(row))]) + " \\\\")
         if any(table.details(entry) for entry in table.line(row)):
             lines.append(" & ".join([*[""] * len(labels), *map(below, table.line(row))]).strip() + " \\\\")
         before = row
@@ -152,22 +152,22 @@ _TEX = {
 }
 
 
-def _tex(text: str) -> str:
+def _escape_latex(text: str) -> str:
     r"""Return text for LaTeX.
 
-    >>> print(_tex("50 % of a_b: --scale"))
+    >>> print(_escape_latex("50 % of a_b: --scale"))
     50 \% of a\_b: -{}-scale
     """
     apart = re.sub("-(?=-)", "-\0", " ".join(text.split()))
     return "".join(_TEX.get(c, c if c.isprintable() else "?") for c in apart)
 
 
-def json(table: Table) -> str:
+def json(table: ResultTable) -> str:
     """Return the table as JSON."""
     return json_module.dumps(as_json(table), indent=2) + "\n"
 
 
-def records(table: Table) -> list[Json]:
+def records(table: ResultTable) -> list[Json]:
     """Return the entries as flat records, the long form of the table."""
     return [
         {
@@ -187,13 +187,13 @@ def records(table: Table) -> list[Json]:
     ]
 
 
-def csv(table: Table) -> str:
+def csv(table: ResultTable) -> str:
     """Return the table in long form, a line for each cell and statistic."""
     rows = [{**record, "ids": " ".join(record["ids"])} for record in records(table)]
     return printable("".join(map(csv_line, [rows[0], *(row.values() for row in rows)])))
 
 
-def as_json(table: Table) -> Json:
+def as_json(table: ResultTable) -> Json:
     """Return the table as JSON types: the records, notes, warnings and versions."""
     recipe = table.recipe
     return {
@@ -220,7 +220,7 @@ CITATION = """@inproceedings{wei2023logitclip,
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-def html(table: Table, rows: Sequence[CellOutcome]) -> str:
+def html(table: ResultTable, rows: Sequence[CellOutcome]) -> str:
     """Return a page with the table, examples, curves, noise and settings, in one file that opens offline."""
     drawing.vl_convert()  # fail now if a package is missing, before anything is computed
     ranked = table.recipe.figure is not None and table.recipe.figure["kind"] == "ranks"  # too many rows for curves
@@ -230,7 +230,7 @@ def html(table: Table, rows: Sequence[CellOutcome]) -> str:
         "report.html",
         table=table,
         title=paper_title(table.recipe),
-        facts=_facts(rows, table.recipe.scale),
+        facts=_describe_runs(rows, table.recipe.scale),
         comparison=None if ranked else examples.compare(rows),
         commands=[table.recipe.command(), f"{table.recipe.command('report')} -o report.html"],
         citation=CITATION,
@@ -241,25 +241,25 @@ def html(table: Table, rows: Sequence[CellOutcome]) -> str:
         links=list(zip(curves.links, figures.LINK_DASHES, strict=False)),
         matrices=matrices,
         unknown=unknown,
-        settings=_settings(rows),
+        settings=_describe_settings(rows),
         provenance=table.made_with,
         script="" if ranked else drawing.runtime(),
     )
 
 
-def _facts(rows: Sequence[CellOutcome], scale: str) -> dict[str, str]:
+def _describe_runs(rows: Sequence[CellOutcome], scale: str) -> dict[str, str]:
     """Return the numbers in the header of the page."""
     results = results_of(rows)
     data = datasets_of(row.cell for row in rows)
     facts = {"data": data, "scale": scale, "runs": f"{len(results)} of {len(rows)}"}
     if results:
-        newest = max((result.folder / "result.json").stat().st_mtime for result in results)
+        newest = max((result.folder / RESULT).stat().st_mtime for result in results)
         facts["training time, summed over runs"] = duration(sum(result.seconds for result in results))
         facts["newest run"] = f"{datetime.fromtimestamp(newest):%Y-%m-%d %H:%M}"
     return facts
 
 
-def _settings(rows: Sequence[CellOutcome]) -> dict[str, list[str]]:
+def _describe_settings(rows: Sequence[CellOutcome]) -> dict[str, list[str]]:
     """Return the resolved settings that differ from `RunConfig`'s defaults; for several values, the cells of each."""
     results = [(row.cell.coordinates, row.outcome) for row in rows if isinstance(row.outcome, Result)]
     defaults = {option.name: option.default for option in fields(RunConfig)}
@@ -269,11 +269,11 @@ def _settings(rows: Sequence[CellOutcome]) -> dict[str, list[str]]:
         for coordinates, result in results:
             cells.setdefault(str(result.config.get(name)), []).append(coordinates)
         if cells and (name == "data" or list(cells) not in ([str(defaults[name])], ["[]"])):
-            settings[name] = [f"{value}{_where(name, value, cells)}" for value in cells]
+            settings[name] = [f"{value}{_describe_cells(name, value, cells)}" for value in cells]
     return settings
 
 
-def _where(name: str, value: str, cells: Mapping[str, list[Coordinates]]) -> str:
+def _describe_cells(name: str, value: str, cells: Mapping[str, list[Coordinates]]) -> str:
     """Return the cells that have a setting, described by one or two axes if these are enough."""
     if len(cells) == 1 or max(cells, key=lambda other: len(cells[other])) == value:
         return ""  # only exceptions to the majority are described
@@ -286,7 +286,7 @@ def _where(name: str, value: str, cells: Mapping[str, list[Coordinates]]) -> str
     return ""
 
 
-WRITERS: Mapping[str, Callable[[Table, Sequence[CellOutcome]], str]] = {  # by the end of a file's name
+WRITERS: Mapping[str, Callable[[ResultTable, Sequence[CellOutcome]], str]] = {  # by the end of a file's name
     ".html": html,
     ".md": lambda table, _: markdown(table),
     ".tex": lambda table, _: latex(table),

@@ -67,7 +67,7 @@ def sweep(
 
     def advance(config: RunConfig) -> list[RunConfig]:
         """Return what to run next for a config to tune: its trials and, once the value is chosen, its cells."""
-        trials = tuning.trials(config, memory.outcome)
+        trials = tuning.next_trials(config, memory.outcome)
         for trial in trials:
             waiting[memory.folder(trial)].add(config)
         if trials or config not in undecided:
@@ -111,7 +111,7 @@ def tune(config: RunConfig, search: tuning.Search | None = None, **where: Any) -
     """
     search = search or tuning.search_for(config)
     memory = _Memory()
-    while todo := tuning.trials(config, memory.outcome, search):
+    while todo := tuning.next_trials(config, memory.outcome, search):
         executors.execute(todo, then=memory.keep, **where)
     return tuning.scores_of_trials(config, memory.outcome, search)
 
@@ -178,7 +178,7 @@ def _parts(
 
 def _pair_outcomes(recipe: Recipe, positions: Iterable[int], outcome: Outcome) -> list[CellOutcome]:
     """Return the cells at these positions with their outcomes; a cell whose value is not chosen yet has none."""
-    decide = functools.cache(lambda config: None if tuning.trials(config, outcome) else _choose(config, outcome))
+    decide = functools.cache(lambda config: None if tuning.next_trials(config, outcome) else _choose(config, outcome))
     rows = []
     for cell in (recipe.cells[i] for i in positions):
         config = cell.config

@@ -14,7 +14,7 @@ from typing import TypeVar
 from logitclip.data.dataset import trusted_test
 from logitclip.runs.config import UNCOUNTED, words_to_tune
 from logitclip.runs.results import Failure, Result
-from logitclip.studies.measures import LEVEL, Measure, half_width, measure_of, value_of
+from logitclip.studies.measures import LEVEL, MEASURES, Measure, half_width, value_of
 from logitclip.studies.ranking import describe_ranks, rank_runs
 from logitclip.studies.recipe import Cell, Coordinates, Published, Recipe, Value, load_recipe, read_published
 from logitclip.studies.sweeping import CellOutcome
@@ -64,17 +64,17 @@ class Entry:
         return self.mean - self.published if known else None  # type: ignore[operator]
 
     @property
-    def kind(self) -> Measure:
-        return measure_of(self.statistic)
+    def measure(self) -> Measure:
+        return MEASURES[self.statistic]
 
     @property
     def ours(self) -> str:
         """`87.31 ± 0.42`, or a dash if there is no run."""
-        return self._number(self.mean, self.half_width if self.statistic == "gain" else self.std)
+        return self._format(self.mean, self.half_width if self.statistic == "gain" else self.std)
 
     @property
     def theirs(self) -> str:
-        return self._number(self.published, self.published_std)
+        return self._format(self.published, self.published_std)
 
     @property
     def beside(self) -> str:
@@ -88,19 +88,19 @@ class Entry:
         """The difference with its sign, a real minus; a dash if there is none."""
         if self.difference is None:
             return DASH
-        return f"{self.difference:+.{self.kind.decimals}f}".replace("-", "\N{MINUS SIGN}")
+        return f"{self.difference:+.{self.measure.decimals}f}".replace("-", "\N{MINUS SIGN}")
 
     @property
     def half_width(self) -> float | None:
         """Half of the width of the confidence interval of a gain; None for other statistics and for a single run."""
         return half_width(self.values) if self.statistic == "gain" else None
 
-    def _number(self, mean: float | None, std: float | None) -> str:
+    def _format(self, mean: float | None, std: float | None) -> str:
         if mean is None:
             return DASH
-        spread = "" if std is None or (std == 0 and self.statistic == "temp") else f" ± {std:.{self.kind.decimals}f}"
+        spread = "" if std is None or (std == 0 and self.statistic == "temp") else f" ± {std:.{self.measure.decimals}f}"
         sign = "+" if self.statistic == "gain" else ""
-        return f"{mean:{sign}.{self.kind.decimals}f}{spread}".replace("-", "\N{MINUS SIGN}")
+        return f"{mean:{sign}.{self.measure.decimals}f}{spread}".replace("-", "\N{MINUS SIGN}")
 
 
 K = TypeVar("K")
@@ -109,7 +109,7 @@ Point = tuple[tuple[str, Value], ...]  # coordinates, as a key
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """Entries by row, column and statistic, with notes and warnings."""
 
     recipe: Recipe
@@ -180,7 +180,7 @@ class Table:
     @property
     def caption(self) -> str:
         """Return the caption, which explains the numbers."""
-        what = "; ".join(measure_of(statistic).title for statistic in self.statistics)
+        what = "; ".join(MEASURES[statistic].title for statistic in self.statistics)
         spread = f" Mean ± sample standard deviation over {self.most} runs." if self.most > 1 else ""
         if spread and "gain" in self.statistics:
             spread += f" Gain ± half of its {100 * (1 - LEVEL):g} % confidence interval (Student's t, paired by seed)."
@@ -195,7 +195,7 @@ class Table:
 # -- from rows to a table ----------------------------------------------------------------------------------------------
 
 
-def tabulate(recipe: Recipe, rows: Sequence[CellOutcome]) -> Table:
+def tabulate(recipe: Recipe, rows: Sequence[CellOutcome]) -> ResultTable:
     """Return the table of a recipe from `sweeping.collect(recipe)`: means over seeds beside the paper's numbers.
 
     Axes that the recipe names neither as rows nor as columns, other than the seeds, become rows.
@@ -207,7 +207,7 @@ def tabulate(recipe: Recipe, rows: Sequence[CellOutcome]) -> Table:
     col_axes = tuple(axis for axis in recipe.cols if axis in axes)
     row_axes = tuple(dict.fromkeys([axis for axis in recipe.rows if axis in axes] + list(axes)))
     row_axes = tuple(axis for axis in row_axes if axis not in col_axes)
-    places = [(_place(row, row_axes), _place(row, col_axes)) for row in rows]
+    places = [(_values_on(row, row_axes), _values_on(row, col_axes)) for row in rows]
     row_places, col_places = (tuple(dict.fromkeys(place)) for place in zip(*places, strict=True))
     paper = read_published(recipe.name) if recipe.paper else ()
     specs = {axis: {getattr(row.config, axis) for row in rows if row.config} - {"none"} for axis in ("clip", "penalty")}
@@ -222,10 +222,9 @@ def tabulate(recipe: Recipe, rows: Sequence[CellOutcome]) -> Table:
         mine = [row for row, place in zip(rows, places, strict=True) if place == at]
         coordinates = dict(zip(row_axes + col_axes, at[0] + at[1], strict=True))
         for statistic in recipe.statistics:
-            found = [(row.config, row.outcome) for row in mine if isinstance(row.outcome, Result)]
             pairs = [
-                (by_run[statistic].get(run.id) if statistic in by_run else value_of(config, run, statistic), run.id)
-                for config, run in found
+                (by_run[statistic].get(run.id) if statistic in by_run else value_of(run, statistic), run.id)
+                for run in results_of(mine)
             ]
             pairs = [(value, id) for value, id in pairs if value is not None]
             theirs = find_published(paper, coordinates, statistic) if mine else None
@@ -240,18 +239,18 @@ def tabulate(recipe: Recipe, rows: Sequence[CellOutcome]) -> Table:
                 diverged=any(isinstance(row.outcome, Failure) and row.outcome.final for row in mine),
             )
     _mark_best(entries)
-    table = Table(recipe, row_axes, col_axes, row_places, col_places, recipe.statistics, entries, bare_axes(axes))
+    table = ResultTable(recipe, row_axes, col_axes, row_places, col_places, recipe.statistics, entries, bare_axes(axes))
     made_with = provenance(results_of(rows))
     return replace(
         table,
         headline=SMOKE_TEST if recipe.scale == "smoke" else headline(rows),
-        notes=_notes(table, rows),
-        warnings=_warnings(rows),
+        notes=_make_notes(table, rows),
+        warnings=_find_warnings(rows),
         made_with=made_with,
     )
 
 
-def _place(row: CellOutcome, axes: Iterable[str]) -> AxisValues:
+def _values_on(row: CellOutcome, axes: Iterable[str]) -> AxisValues:
     return tuple(row.cell.coordinates.get(axis) for axis in axes)
 
 
@@ -306,11 +305,11 @@ def _mark_best(entries: dict[K, Entry]) -> None:
     """Mark the best entry of each group; no mark for a single entry or a tie."""
     groups: dict[tuple[Point, str], list[K]] = {}
     for key, entry in entries.items():
-        if entry.kind.better and entry.mean is not None:
+        if entry.measure.better and entry.mean is not None:
             others = tuple((a, v) for a, v in entry.coordinates.items() if a not in ("clip", "penalty"))
             groups.setdefault((others, entry.statistic), []).append(key)
     for keys in groups.values():
-        best, *others = sorted(keys, key=lambda key: -entries[key].kind.better * (entries[key].mean or 0.0))
+        best, *others = sorted(keys, key=lambda key: -entries[key].measure.better * (entries[key].mean or 0.0))
         if others and entries[best].mean != entries[others[0]].mean:
             entries[best] = replace(entries[best], best=True)
 
@@ -326,7 +325,7 @@ def noisy_test(rows: Sequence[CellOutcome]) -> str | None:
     )
 
 
-def _notes(table: Table, rows: Sequence[CellOutcome]) -> tuple[str, ...]:
+def _make_notes(table: ResultTable, rows: Sequence[CellOutcome]) -> tuple[str, ...]:
     """Return the sentences below a table: what it can be compared with, ranks, failures, idle clips, missing runs."""
     recipe = table.recipe
     notes = []
@@ -424,7 +423,7 @@ def datasets_of(cells: Iterable[Cell]) -> str:
     return " and ".join(dict.fromkeys(cell.config.data.partition(":")[0] for cell in cells))
 
 
-def _warnings(rows: Sequence[CellOutcome]) -> tuple[str, ...]:
+def _find_warnings(rows: Sequence[CellOutcome]) -> tuple[str, ...]:
     """Name versions and devices that differ between the runs of the table."""
     results = results_of(rows)
     names = dict.fromkeys(name for result in results for name in result.versions)

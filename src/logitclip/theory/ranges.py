@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -231,7 +231,7 @@ def base_loss_bounds(
     (0.0599, 0.1405)
     """
     name, knobs = LOSSES.parse(loss, **knobs)
-    function = cast("LossFunction[...]", LOSSES[name])
+    function = LOSSES[name]
     ball = _ball(tau, num_classes, delta, p)
     if name in BOUNDS:
         return BOUNDS[name](ball, **knobs)
@@ -241,7 +241,7 @@ def base_loss_bounds(
             function(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64), **knobs)  # refuses knobs out of range
         return -math.inf, math.inf
     losses = _grid(ball)[:, None]  # -log p_y from the smallest to the largest, [C, 1]
-    sums = _sums(losses, ball) if "sum_log_p" in wanted else losses
+    sums = _range_of_sums(losses, ball) if "sum_log_p" in wanted else losses
     log_p, sum_log_p = torch.broadcast_tensors(-losses, -sums)
     found = {"sum_log_p": sum_log_p, "classes": torch.full_like(log_p, num_classes)}
     values = call(function, log_p, {name: found[name] for name in wanted}, knobs)
@@ -264,7 +264,7 @@ def _grid(ball: Ball) -> Tensor:
     return torch.from_numpy(np.sort(np.concatenate([np.linspace(lower, upper, 513), in_p.clip(lower, upper)])))
 
 
-def _sums(losses: Tensor, ball: Ball) -> Tensor:
+def _range_of_sums(losses: Tensor, ball: Ball) -> Tensor:
     """Values of sum_k CE_k for each CE_y, from the smallest to the largest, [C, 9].
 
     The other terms sum to at most (K-1)(CE_y + lead), by z_y - z_k = CE_k - CE_y, and to at least
@@ -303,9 +303,8 @@ def _cores(ball: Ball, *, prior: str = "labels", **knobs: Any) -> Range:
     """
 
     def value(loss: float, others: float) -> float:
-        cores: Any = LOSSES["cores"]
         log_p = -torch.tensor([loss, others], dtype=torch.float64).clamp_max(FAR)
-        return _limit(cores.phi(log_p[0], log_p[1:], None, **knobs)[0])
+        return _limit(LOSSES["cores"].phi(log_p[0], log_p[1:], None, **knobs)[0])
 
     nearest = math.log(ball.num_classes) if prior == "uniform" else ball.lower
     return value(ball.lower, ball.upper), value(ball.upper, nearest)
@@ -331,7 +330,7 @@ def lipschitz_constant(
     2.0
     """
     name, knobs = LOSSES.parse(loss, **knobs)
-    function = cast("LossFunction[...]", LOSSES[name])
+    function = LOSSES[name]
     if function.takes[0] != "log_p" or "state" in function.takes or wanted_statistics(function, knobs).names:
         raise ValueError(f"{name} depends on all probabilities, Prop 2.4 is about losses of only p_y.")
     slopes = _log_slopes(function, -_grid(_ball(tau, num_classes, delta, p)), knobs)
