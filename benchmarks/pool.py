@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from logitclip.runs.config import RunConfig
-from logitclip.runs.results import Result, outcome
+from logitclip.runs.results import Result, find_outcome
 from logitclip.studies import executors
 from logitclip.studies.listener import Listener
 
@@ -44,7 +44,7 @@ def measure(executor: str, jobs: int, seeds: list[int], folder: str) -> tuple[fl
     begin = time.monotonic()
     executors.execute(configs, executor=executor, jobs=jobs, listener=Clock())
     whole = time.monotonic() - begin
-    results = [outcome(config) for config in configs]
+    results = [find_outcome(config) for config in configs]
     training = sum(result.seconds for result in results if isinstance(result, Result))
     return whole, training, jobs * (times[-1] - times[0])
 

@@ -24,7 +24,7 @@ from rich.table import Table
 
 from logitclip.files import write
 from logitclip.runs.config import RunConfig
-from logitclip.runs.results import Result, outcome
+from logitclip.runs.results import Result, find_outcome
 from logitclip.studies import sweeping, tuning
 from logitclip.studies.listener import Listener
 from logitclip.studies.recipe import Cell, load_recipe
@@ -36,7 +36,7 @@ NAMES = {"none": "none", "norm:temp=1": "temp=1", "norm:temp=grid": "grid", "nor
 def cost(cell: Cell) -> float:
     """Sum epochs times the share of examples trained on over all trials of a tuned cell."""
     search = tuning.search_for(cell.config)
-    values = tuning.scores_of_trials(cell.config, outcome, search)
+    values = tuning.scores_of_trials(cell.config, find_outcome, search)
     trials = [tuning.make_trial(cell.config, search, value) for value in values]
     return sum((1 - trial.val) * (trial.resolve().epochs or 0) for trial in trials)
 

@@ -23,7 +23,7 @@ from events import Log
 from logitclip import files
 from logitclip.runs import checkpoints, claims
 from logitclip.runs.config import RunConfig
-from logitclip.runs.results import Failure, Result, outcome
+from logitclip.runs.results import Failure, Result, find_outcome
 from logitclip.runs.train import train
 from logitclip.studies import executors, on_ray, queue
 from logitclip.studies.executors import execute
@@ -62,9 +62,9 @@ def test_a_failure_is_recorded_and_the_others_go_on(tmp_path):
     one, two = configs(tmp_path, 2)
     bad, log = failing(tmp_path), Log()
     execute([one, bad, two], executor="inline", listener=log)
-    assert isinstance(outcome(one), Result)
-    assert isinstance(outcome(two), Result)
-    failure = outcome(bad)
+    assert isinstance(find_outcome(one), Result)
+    assert isinstance(find_outcome(two), Result)
+    failure = find_outcome(bad)
     assert isinstance(failure, Failure)
     assert failure.error.startswith("ValueError: 64 examples make no batch of 1000")
     assert "Traceback" in failure.traceback
@@ -93,7 +93,7 @@ def test_the_recorded_error_is_one_sentence(tmp_path, monkeypatch):
 def test_what_diverged_is_not_repeated_and_what_failed_otherwise_is(tmp_path, monkeypatch):
     bad, wrong = failing(tmp_path), diverging(tmp_path)
     execute([bad, wrong], executor="inline")
-    final = outcome(wrong)
+    final = find_outcome(wrong)
     assert isinstance(final, Failure)
     assert final.final
     assert final.error.startswith("Diverged: Training diverged in epoch 1:")
@@ -101,8 +101,8 @@ def test_what_diverged_is_not_repeated_and_what_failed_otherwise_is(tmp_path, mo
     execute([bad, wrong], executor="inline", listener=log)
     assert log.kinds(wrong) == ["skipped"]
     assert log.kinds(bad)[-1] == "failed"
-    assert outcome(wrong) == final
-    again = outcome(bad)
+    assert find_outcome(wrong) == final
+    again = find_outcome(bad)
     assert isinstance(again, Failure)
     assert again.attempts == 2
     good = train(configs(tmp_path, 1)[0])
@@ -116,11 +116,11 @@ def test_a_result_wins_over_an_old_failure(tmp_path):
     execute([config], executor="inline")
     old = Failure(config.id, "it failed once", "", 1, True)
     files.write_json(tmp_path / config.id / "failure.json", vars(old))
-    assert isinstance(outcome(config), Result)
+    assert isinstance(find_outcome(config), Result)
     (tmp_path / config.id / "result.json").unlink()
-    assert outcome(config) == old
+    assert find_outcome(config) == old
     (tmp_path / config.id / "failure.json").write_text('{"id": "of another version"}', encoding="utf-8")
-    assert outcome(config) is None
+    assert find_outcome(config) is None
 
 
 def test_a_disk_that_takes_no_record_harms_nobody(tmp_path, monkeypatch, caplog):
@@ -258,7 +258,7 @@ def test_the_pool_gives_the_same_numbers_and_harms_nobody(tmp_path):
     for config in there:
         assert log.kinds(config) == ["queued", "start", "epoch", "epoch", "done"]
     assert Counter(kind for kind, _, _ in log)["failed"] == 2
-    failures = [outcome(bad), outcome(wrong)]
+    failures = [find_outcome(bad), find_outcome(wrong)]
     assert [isinstance(failure, Failure) and failure.final for failure in failures] == [False, True]
     assert all(isinstance(failure, Failure) and "Traceback" in failure.traceback for failure in failures)
 
@@ -282,10 +282,10 @@ def test_a_worker_that_dies_is_replaced_and_its_run_tried_once_more(tmp_path):
     execute([once, always, other], jobs=1, listener=log)
     assert len(killed) == 3
     for config in (once, other):
-        assert isinstance(outcome(config), Result)
+        assert isinstance(find_outcome(config), Result)
         assert len(log.of("start")) == 3  # a retried run resumes; it does not start again
     assert [row["epoch"] for row in train(once).rows] == list(range(200))
-    failure = outcome(always)
+    failure = find_outcome(always)
     assert isinstance(failure, Failure)
     assert (failure.attempts, failure.final) == (2, False)
     assert "died 2 times (SIGKILL). It may have run out of memory" in failure.error
@@ -307,7 +307,7 @@ def test_an_interrupt_ends_the_workers_and_they_save(tmp_path):
     checkpoint = checkpoints.load_checkpoint(tmp_path / config.id, config.id)
     assert checkpoint is not None
     assert 5 < len(checkpoint[2]) < 5000
-    assert outcome(config) is None
+    assert find_outcome(config) is None
     assert not (tmp_path / config.id / "claim").exists()
     assert not Path(f"/proc/{process}").exists()
 
@@ -335,7 +335,7 @@ if __name__ == "__main__":
     checkpoint = checkpoints.load_checkpoint(tmp_path / config.id, config.id)
     assert checkpoint is not None
     assert 5 <= len(checkpoint[2]) < 50_000
-    assert outcome(config) is None  # a worker that ends with its parent is not a failure
+    assert find_outcome(config) is None  # a worker that ends with its parent is not a failure
 
 
 def test_a_worker_that_starts_while_its_parent_dies_says_nothing(tmp_path):
@@ -481,7 +481,7 @@ def test_ray_on_this_machine(tmp_path, monkeypatch):
     for config in there:
         assert log.kinds(config)[:2] == ["queued", "start"]
         assert log.kinds(config)[-1] == "done"
-    failures = [outcome(bad), outcome(wrong)]
+    failures = [find_outcome(bad), find_outcome(wrong)]
     assert [isinstance(failure, Failure) and failure.final for failure in failures] == [False, True]
     assert len(log.of("failed")) == 2
 

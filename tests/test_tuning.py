@@ -20,7 +20,7 @@ from logitclip.cli.tuning import Tried, tried_table
 from logitclip.losses import LOSSES
 from logitclip.runs import claims
 from logitclip.runs.config import RunConfig, words_to_tune
-from logitclip.runs.results import Failure, Result, outcome
+from logitclip.runs.results import Failure, Result, find_outcome
 from logitclip.runs.train import train
 from logitclip.search import HELD_OUT, TRIALS, best, score_trials
 from logitclip.search import Trial as SearchTrial
@@ -238,7 +238,7 @@ def test_own_values_on_real_runs(tmp_path) -> None:
     search = Search("lr", values=(1e-6, 0.1))
     executors.execute(tuning.next_trials(config, search=search), executor="inline")
     assert tuning.next_trials(config, search=search) == []
-    scores = tuning.scores_of_trials(config, outcome, search)
+    scores = tuning.scores_of_trials(config, find_outcome, search)
     assert list(scores) == [1e-6, 0.1]
     assert tuning.choose(config, search=search).lr == max(scores, key=lambda value: scores[value] or 0)
 
@@ -357,10 +357,10 @@ def test_the_choice_among_real_runs_is_that_of_the_search(tmp_path) -> None:
     config = RunConfig(noise="asymmetric:rate=0.4", clip="norm:temp=auto", limit=300, epochs=40, runs=str(tmp_path))
     search = Search("clip.temp", grid=(0.5, 3.0))
     scores = sweeping.tune(config, search, executor="inline")
-    trials = tuning.fast_trials(config, outcome, search)
+    trials = tuning.fast_trials(config, find_outcome, search)
     assert list(trials) == list(scores)
     for value, trial in trials.items():
-        result = outcome(tuning.make_trial(config, search, value))
+        result = find_outcome(tuning.make_trial(config, search, value))
         assert isinstance(result, Result)
         assert trial is not None
         assert result.val_accuracy == scores[value] == pytest.approx(100 * trial.accuracy)
@@ -368,7 +368,7 @@ def test_the_choice_among_real_runs_is_that_of_the_search(tmp_path) -> None:
         assert 100 * (trial.train_accuracy or 0) == pytest.approx(sum(fitted) / 10)
         assert (trial.predictions == result.validation["prediction"]).all()
     assert len({trial and trial.train_accuracy for trial in trials.values()}) > 1
-    assert tuning.best_value(config, outcome, search) == best(trials)
+    assert tuning.best_value(config, find_outcome, search) == best(trials)
     assert tuning.choose(config, search=search).clip == f"norm:temp={best(trials):g}"
 
 
@@ -384,12 +384,12 @@ def test_a_trial_whose_files_are_lost_or_cut_has_failed_and_is_made_again(tmp_pa
     config = RunConfig(clip="norm:temp=auto", limit=100, epochs=2, runs=str(tmp_path))
     executors.execute(tuning.next_trials(config), executor="inline")
     search = tuning.search_for(config)
-    before = tuning.scores_of_trials(config, outcome, search)
+    before = tuning.scores_of_trials(config, find_outcome, search)
     lost = tmp_path / tuning.make_trial(config, search, next(iter(before))).id / name
     whole = lost.read_bytes()
     for content in (b"", whole[: len(whole) // 2], None):
         lost.unlink() if content is None else lost.write_bytes(content)
-        scores = tuning.scores_of_trials(config, outcome, search)
+        scores = tuning.scores_of_trials(config, find_outcome, search)
         assert [value for value, score in scores.items() if score is None] == [next(iter(before))]
         assert f"The result in {lost.parent} is not used: {name} " in caplog.text
         caplog.clear()

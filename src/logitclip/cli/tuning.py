@@ -18,7 +18,7 @@ from logitclip.cli.terminal import SweepBoard, announce, result_table
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
 from logitclip.files import Json
 from logitclip.runs.config import RunConfig, words_to_tune
-from logitclip.runs.results import Failure, outcome
+from logitclip.runs.results import Failure, find_outcome
 
 if TYPE_CHECKING:
     from logitclip.search import Score
@@ -103,7 +103,7 @@ def tune(
             executors.execute([chosen], **where)
     if tried.best is None:
         fail(Exit.FAILED, "No value can be chosen: all trials failed.")
-    result = outcome(chosen)
+    result = find_outcome(chosen)
     if isinstance(result, Failure):
         fail(Exit.FAILED, f"The run with {tried.option} = {tried.best}, the best value, failed: {result.error}")
     assert result is not None
@@ -153,8 +153,8 @@ def _search_values(config: RunConfig, options: SearchOptions, where: Json) -> Tr
     scores = sweeping.tune(config, search, **where)
     if all(score is None for score in scores.values()):
         return Tried(search.option, scores, None)
-    best = tuning.best_value(config, outcome, search)
-    parts = {} if search.values else score_trials(tuning.fast_trials(config, outcome, search))
+    best = tuning.best_value(config, find_outcome, search)
+    parts = {} if search.values else score_trials(tuning.fast_trials(config, find_outcome, search))
     return Tried(search.option, scores, best, parts)
 
 

@@ -9,7 +9,7 @@ from logitclip.data._listings import Listing, image_dataset
 from logitclip.data.dataset import DATASETS, Dataset, locate, with_defaults
 
 # In the order of the label numbers.
-CLASSES = (*("cat", "lynx", "wolf", "coyote", "cheetah", "jaguar", "chimpanzee", "orangutan", "hamster", "guinea pig"),)
+CLASSES = ("cat", "lynx", "wolf", "coyote", "cheetah", "jaguar", "chimpanzee", "orangutan", "hamster", "guinea pig")
 
 
 @DATASETS.register

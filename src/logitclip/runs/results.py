@@ -285,7 +285,7 @@ def csv_line(values: Iterable[object]) -> str:
     return line.getvalue()
 
 
-def outcome(config: RunConfig) -> Result | Failure | None:
+def find_outcome(config: RunConfig) -> Result | Failure | None:
     """Read the outcome of a run from its folder: a result, else a failure, else None."""
     return read_outcome(Path(config.runs) / config.id)
 

@@ -15,7 +15,7 @@ from logitclip.studies import executors, tuning
 from logitclip.studies.listener import Listener
 from logitclip.studies.manifest import Manifest, id_of, open_manifest
 from logitclip.studies.recipe import Cell, Recipe
-from logitclip.studies.tuning import Outcome
+from logitclip.studies.tuning import FindOutcome
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def _parts(
     return dict(list(tuned.items())[i - 1 :: n]), dict(list(plain.items())[i - 1 :: n])
 
 
-def _pair_outcomes(recipe: Recipe, positions: Iterable[int], outcome: Outcome) -> list[CellOutcome]:
+def _pair_outcomes(recipe: Recipe, positions: Iterable[int], outcome: FindOutcome) -> list[CellOutcome]:
     """Return the cells at these positions with their outcomes; a cell whose value is not chosen yet has none."""
     decide = functools.cache(lambda config: None if tuning.next_trials(config, outcome) else _choose(config, outcome))
     rows = []
@@ -192,7 +192,7 @@ def _pair_outcomes(recipe: Recipe, positions: Iterable[int], outcome: Outcome) -
     return rows
 
 
-def _choose(config: RunConfig, outcome: Outcome) -> RunConfig | Failure:
+def _choose(config: RunConfig, outcome: FindOutcome) -> RunConfig | Failure:
     try:
         return tuning.choose(config, outcome)
     except ValueError as error:  # all its trials failed

@@ -17,7 +17,7 @@ from logitclip.losses import LOSSES
 from logitclip.registry import suggest
 from logitclip.runs.config import RunConfig, registries, words_to_tune
 from logitclip.runs.plugins import load_plugins
-from logitclip.runs.results import LAST, Failure, Result, outcome
+from logitclip.runs.results import LAST, Failure, Result, find_outcome
 from logitclip.search import (
     HELD_OUT,
     NOTHING_LEARNT,
@@ -32,7 +32,7 @@ from logitclip.search import (
 
 log = logging.getLogger(__name__)
 
-Outcome = Callable[[RunConfig], Result | Failure | None]
+FindOutcome = Callable[[RunConfig], Result | Failure | None]
 Tunable = bool | int | float | str  # a value of an option or a knob
 V = TypeVar("V", bound=Tunable)
 
@@ -114,20 +114,22 @@ def fast_search(config: RunConfig, option: str) -> Search:
     return Search(option, grid=GRIDS[key])
 
 
-def next_trials(config: RunConfig, outcome: Outcome = outcome, search: Search | None = None) -> list[RunConfig]:
+def next_trials(
+    config: RunConfig, outcome: FindOutcome = find_outcome, search: Search | None = None
+) -> list[RunConfig]:
     """Return the next runs that the search needs and that have no outcome yet; empty when `choose` can decide."""
     config, search = _search_now(config, outcome, search)
     asked = [make_trial(config, search, value) for value in search.values or _values_to_try(config, outcome, search)]
     return [config for config in asked if outcome(config) is None]
 
 
-def choose(config: RunConfig, outcome: Outcome = outcome, search: Search | None = None) -> RunConfig:
+def choose(config: RunConfig, outcome: FindOutcome = find_outcome, search: Search | None = None) -> RunConfig:
     """Return the config with the best value filled in; it trains on all examples."""
     config, search = _search_now(config, outcome, search)
     return replace(with_value(config, search.option, best_value(config, outcome, search)), val=0.0)
 
 
-def _search_now(config: RunConfig, outcome: Outcome, search: Search | None) -> tuple[RunConfig, Search]:
+def _search_now(config: RunConfig, outcome: FindOutcome, search: Search | None) -> tuple[RunConfig, Search]:
     """Return the config and the search of one number.
 
     Of two numbers, the clip's comes first: three values of it, with the loss at its default. Then come the neighbours
@@ -148,7 +150,7 @@ def _search_now(config: RunConfig, outcome: Outcome, search: Search | None) -> t
     return replace(config, clip=choose(first, outcome, search).clip), replace(knob, grid=knob.grid[at - 1 : at + 2])
 
 
-def best_value(config: RunConfig, outcome: Outcome, search: Search) -> Tunable:
+def best_value(config: RunConfig, outcome: FindOutcome, search: Search) -> Tunable:
     """Return the value that the search chooses: for a grid, the one with the highest validation accuracy."""
     if search.values:
         return highest(scores_of_trials(config, outcome, search))
@@ -169,19 +171,19 @@ def make_trial(config: RunConfig, search: Search, value: Tunable) -> RunConfig:
     return replace(config, val=config.val or HELD_OUT, val_rule="random")
 
 
-def scores_of_trials(config: RunConfig, outcome: Outcome, search: Search) -> dict[Tunable, float | None]:
+def scores_of_trials(config: RunConfig, outcome: FindOutcome, search: Search) -> dict[Tunable, float | None]:
     """Return the validation accuracy of each value tried so far, in order and in %; None if its run failed."""
     found = outcomes_of_trials(config, outcome, search, search.values or _values_to_try(config, outcome, search))
     return {value: val_accuracy(result) for value, result in found.items()}
 
 
-def fast_trials(config: RunConfig, outcome: Outcome, search: Search) -> dict[float, Trial | None]:
+def fast_trials(config: RunConfig, outcome: FindOutcome, search: Search) -> dict[float, Trial | None]:
     """Return the finished trials of the fast search; None for those that failed."""
     return _as_trials(outcomes_of_trials(config, outcome, search, _values_to_try(config, outcome, search)))
 
 
 def outcomes_of_trials(
-    config: RunConfig, outcome: Outcome, search: Search, values: Iterable[V]
+    config: RunConfig, outcome: FindOutcome, search: Search, values: Iterable[V]
 ) -> dict[V, Result | Failure]:
     """Return the outcomes of the finished trials among these values."""
     found = {value: outcome(make_trial(config, search, value)) for value in values}
@@ -191,7 +193,7 @@ def outcomes_of_trials(
 # -- the fast search ---------------------------------------------------------------------------------------------------
 
 
-def _values_to_try(config: RunConfig, outcome: Outcome, search: Search) -> list[float]:
+def _values_to_try(config: RunConfig, outcome: FindOutcome, search: Search) -> list[float]:
     """Return the values to try, as far as they are known from the outcomes so far."""
     if search.fixed:
         return list(search.grid)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from logitclip.runs import claims
 from logitclip.runs.config import RunConfig, registries
-from logitclip.runs.results import Failure, outcome
+from logitclip.runs.results import Failure, find_outcome
 from logitclip.studies import executors
 from logitclip.studies.listener import Listener
 from logitclip.studies.tuning import Search, make_trial, val_accuracy, with_value
@@ -82,7 +82,7 @@ def run_study(
                 asked.suggest_float(option, low, high, log=log)
         run = config_of(asked.params)
         executors.execute([run], executor="inline", listener=listener)
-        result = outcome(run)
+        result = find_outcome(run)
         score = val_accuracy(result)
         diverged = isinstance(result, Failure) and result.final  # it has no score, and would have none again
         failures += score is None and not diverged
