@@ -69,7 +69,7 @@ def in_closed_form(z: Tensor, y: Tensor, tau: float | None = 1.0, p: float = 2.0
     node: Any = row_log_probs(z.requires_grad_(), y, None if tau is None else make_clip(tau, p=p))[0].grad_fn
     if type(node).__name__ == "ViewBackward0":
         node = node.next_functions[0][0]
-    return type(node).__name__ == "_BlockedBackward"
+    return type(node).__name__ == "_RowLogProbsBackward"
 
 
 # -- which form is used ------------------------------------------------------------------------------------------------
@@ -117,7 +117,7 @@ def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         "rows above a block": (5, 0),
     }[request.param]
     monkeypatch.setattr(fused, "MIN_BLOCKED", 0)
-    monkeypatch.setattr(fused, "BLOCK", block)
+    monkeypatch.setattr(fused, "BLOCK_ENTRIES", block)
     monkeypatch.setattr(fused, "MOST_EXPONENTIALS", kept)
 
 
@@ -452,7 +452,7 @@ def test_clip_equals_its_plain_form(clip: Any) -> None:
 @pytest.mark.parametrize("kept", [True, False])
 def test_no_second_array_besides_the_gradient(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     n, classes, block = 200, 1000, 10_000
-    monkeypatch.setattr(fused, "BLOCK", block)
+    monkeypatch.setattr(fused, "BLOCK_ENTRIES", block)
     monkeypatch.setattr(fused, "MOST_EXPONENTIALS", n * classes if kept else 0)
     z, y = batch((n, classes))
     z.requires_grad_()
@@ -480,7 +480,7 @@ def test_targets_out_of_range(shape: tuple[int, int], bad: int) -> None:
 @pytest.mark.parametrize("name", [*losses.LOSSES])
 def test_every_loss_differentiates_twice_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "MIN_BLOCKED", 0)
-    monkeypatch.setattr(fused, "BLOCK", 12)
+    monkeypatch.setattr(fused, "BLOCK_ENTRIES", 12)
     z, y = batch()
     direction = batch(seed=1)[0]
 

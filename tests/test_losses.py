@@ -148,7 +148,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         for module in ("clip", "fused"):
             monkeypatch.setattr(f"logitclip.{module}.takes_closed_form", lambda z, p: False, raising=False)
     monkeypatch.setattr(fused, "MIN_BLOCKED", 0 if request.param == "blocked" else math.inf)
-    monkeypatch.setattr(fused, "BLOCK", 2000)
+    monkeypatch.setattr(fused, "BLOCK_ENTRIES", 2000)
     return request.param
 
 

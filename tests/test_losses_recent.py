@@ -43,7 +43,7 @@ def batch(rows: int = 13, classes: int = 9, seed: int = 0) -> tuple[Tensor, Tens
 def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     block, kept = {"one block": (1000, 1000), "several blocks": (30, 1000), "not kept": (30, 0)}[request.param]
     monkeypatch.setattr(fused, "MIN_BLOCKED", 0)
-    monkeypatch.setattr(fused, "BLOCK", block)
+    monkeypatch.setattr(fused, "BLOCK_ENTRIES", block)
     monkeypatch.setattr(fused, "MOST_EXPONENTIALS", kept)
 
 
