@@ -23,10 +23,6 @@ BINS = 15  # of the calibration error
 RESAMPLES = 2000  # of the bootstrap
 
 
-def _temp_of(result: Result) -> float | None:
-    return CLIPS.parse(result.clip)[1].get("temp")
-
-
 def _score_wrong_labels(result: Result, score: Callable[[np.ndarray, np.ndarray], float]) -> float | None:
     """Score the ranking of the training labels by their mean margin over the epochs, in %."""
     examples = result.examples if result.config["per_example"] else {}
@@ -79,7 +75,7 @@ MEASURES = {
         f"expected calibration error in % on test examples, {BINS} bins", -1, compute=_score_calibration
     ),
     "noise_rate": Measure("wrong labels in %"),
-    "temp": Measure("temp chosen", compute=_temp_of),
+    "temp": Measure("temp chosen", compute=lambda result: CLIPS.parse(result.clip)[1].get("temp")),
     "seconds": Measure("training time of a run in s", decimals=1),
 }
 PER_EXAMPLE = ("wrong_label_auroc", "wrong_label_ap", "calibration_error")  # need runs with `per_example`

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def sweep(
         listener: Hears what happens to the runs, and which values are tuned and chosen.
     """
     listener = listener or Listener()
-    memory = _Memory(listener.on_skipped, open_manifest(recipe))
+    memory = _Memory(listener, open_manifest(recipe))
     tuned, plain = _parts(recipe, memory, shard)
     waiting: dict[Path, set[RunConfig]] = defaultdict(set)  # run id -> the configs to tune that it is a trial of
     undecided = set(tuned)
@@ -110,7 +110,7 @@ def tune(config: RunConfig, search: tuning.Search | None = None, **where: Any) -
         where: Executor, jobs, per_device, address and listener, as in `executors.execute`.
     """
     search = search or tuning.search_for(config)
-    memory = _Memory()
+    memory = _Memory(Listener(), Manifest(None))
     while todo := tuning.next_trials(config, memory.outcome, search):
         executors.execute(todo, then=memory.keep, **where)
     return tuning.scores_of_trials(config, memory.outcome, search)
@@ -119,15 +119,10 @@ def tune(config: RunConfig, search: tuning.Search | None = None, **where: Any) -
 class _Memory:
     """Caches ids, which take time to compute, and the outcomes of this sweep: earlier failures do not count."""
 
-    def __init__(
-        self,
-        on_found: Callable[[RunConfig, Result | Failure], None] | None = None,
-        manifest: Manifest | None = None,
-    ) -> None:
-        self.on_found = on_found  # called with each outcome of an earlier sweep that is used here
+    def __init__(self, listener: Listener, manifest: Manifest) -> None:
+        self.listener, self.manifest = listener, manifest
         self.seen: dict[Path, Result | Failure] = {}
         self.folders: dict[RunConfig, Path] = {}
-        self.manifest = manifest or Manifest(None)
 
     def folder(self, config: RunConfig) -> Path:
         if config not in self.folders:
@@ -154,8 +149,7 @@ class _Memory:
             if found is None or (isinstance(found, Failure) and not found.final):
                 return None  # the cause of an earlier failure may be gone: retry it
             self.seen[folder] = found
-            if self.on_found is not None:
-                self.on_found(config, found)
+            self.listener.on_skipped(config, found)
         return self.seen[folder]
 
 
