@@ -81,12 +81,14 @@ def compute(name: str, noise: str, seed: int, args: argparse.Namespace) -> Array
         "true": np.array([place.get(str(label), -1) for label in task.true]),
         "test": np.array([place.get(str(label), -1) for label in task.test["label"]]),
     }
+    voted: dict[str, Arrays] = {}
     for learner in plan.learners:
         if isinstance(learner, Network):
             found |= let_network_vote(learner, source, seed, "network votes")
         else:
             folds = make_folds(source, FOLDS, seed)
-            found[f"{learner.name} votes"] = learner.out_of_fold(source.rows, source.labels, None, folds, seed)
+            voted[learner.name] = learner.out_of_fold(source.rows, source.labels, None, folds, seed)
+            found[f"{learner.name} votes"] = voted[learner.name]["held_out"]
     judged = judge_labels(combine(Case(name, found).votes, source.labels), source.labels)
     right = 1 - judged.scores if judged.learnt else np.ones(len(source.labels))
     for i, weight in enumerate((np.ones(len(right)), 1.0 - judged.wrong, right, right**2)):
@@ -94,7 +96,7 @@ def compute(name: str, noise: str, seed: int, args: argparse.Namespace) -> Array
         part, chosen = source.rows.take(kept), None if np.ptp(weight[kept]) == 0 else weight[kept] / weight[kept].mean()
         for learner in plan.learners:
             if learner.name != combining.ADVISER:
-                again = learner.fresh_to_learn_again()
+                again = learner.to_learn_again(voted.get(learner.name, {}))
                 again.fit(part, source.labels[kept], chosen, seed)
                 found[f"{learner.name} test {i}"] = again.predict_proba(test)
                 found[f"{learner.name} train {i}"] = again.predict_proba(source.rows)
@@ -113,7 +115,7 @@ def let_network_vote(network: Network, source: Source, seed: int, title: str) ->
     started = time.process_time()
     votes = network.out_of_fold(source.rows, source.labels, None, make_folds(source, HALVES, seed), seed)
     seconds = time.process_time() - started
-    return {title: votes, f"{title} seen": network.votes_on_seen, f"{title} seconds": np.array(seconds)}
+    return {title: votes["held_out"], f"{title} seen": votes["seen"], f"{title} seconds": np.array(seconds)}
 
 
 def read_cases(args: argparse.Namespace) -> Iterator[Case]:

@@ -802,7 +802,7 @@ def blobs():
 def test_a_learner_predicts_out_of_fold_and_comes_back_from_its_files(make, blobs):
     source, true = blobs
     learner = make(3)
-    held_out = learner.out_of_fold(source.rows, source.labels, None, make_folds(source, 5, 0), 0)
+    held_out = learner.out_of_fold(source.rows, source.labels, None, make_folds(source, 5, 0), 0)["held_out"]
     assert held_out.sum(1) == pytest.approx(1)
     assert (held_out.argmax(1) == true).mean() > 0.85
     learner = learner.fresh()
@@ -822,12 +822,11 @@ def test_many_weak_features_get_a_strong_penalty():
     x = rng.normal(size=(200, 400)) + 0.1 * true[:, None]
     given = np.where(rng.random(200) < 0.3, 1 - true, true)
     source = look(x, label=given)
-    learner = Logistic(2)
-    held_out = learner.out_of_fold(source.rows, source.labels, None, make_folds(source, 5, 0), 0)
-    assert learner.strength == 1e-3  # the likelihood of 3e-4 is lower
+    found = Logistic(2).out_of_fold(source.rows, source.labels, None, make_folds(source, 5, 0), 0)
+    assert found["strength"] == 1e-3  # the likelihood of 3e-4 is lower
     fixed = Logistic(2, strength=1e-3)
     again = fixed.out_of_fold(source.rows, source.labels, None, make_folds(source, 5, 0), 0)
-    assert np.array_equal(again, held_out)
+    assert np.array_equal(again["held_out"], found["held_out"])
 
 
 def test_the_arrays_of_a_forest_predict_as_scikit_learn_does(blobs):

@@ -27,7 +27,7 @@ from logitclip.own_data.encoded import Encoding, check_bundle, copy_encoder
 from logitclip.own_data.facts import Facts
 from logitclip.own_data.folds import FOLDS, MOST_PREDICTIONS, choose_rows, make_folds
 from logitclip.own_data.issues import Issues, judge_labels, spread_over, write_issues
-from logitclip.own_data.kind import Source
+from logitclip.own_data.kind import Arrays, Source
 from logitclip.own_data.labelled import Labelled, read_labelled
 from logitclip.own_data.learners import Learner, mix
 from logitclip.own_data.model import (
@@ -292,11 +292,12 @@ def _fit(
     if on_plan is not None:
         on_plan(plan)
     learners = _with_searched_clip(plan, parts)
-    votes, done = {}, 0.0
+    judged_by, done = dict[str, Arrays](), 0.0
     for learner in learners:
-        votes[learner.name] = _vote(plan, learner, parts)
+        judged_by[learner.name] = _vote(plan, learner, parts)
         done += (1 - AGAIN) * plan.costs[learner.name]
         on_progress(done / plan.seconds)
+    votes = {name: Vote(one["held_out"], one.get("seen")) for name, one in judged_by.items()}
     judged = make_folds(source, FOLDS, plan.seed).judged
     combined = combine(votes, source.labels[judged], source.kind.alike)
     reviewed = None if source.reviewed is None else source.reviewed[judged]
@@ -308,7 +309,7 @@ def _fit(
     for learner in learners:
         share = combined.weights[learner.name]
         if share > 0 or ("val" in beside and learner.name != ADVISER):
-            final.append((_learn(plan, learner, weight, parts), share))
+            final.append((_learn(plan, learner.to_learn_again(judged_by[learner.name]), weight, parts), share))
         done += AGAIN * plan.costs[learner.name]
         on_progress(done / plan.seconds)
     final, temperature = _calibrate(plan, final, issues, beside.get("val"))
@@ -385,7 +386,7 @@ def _with_searched_clip(plan: Plan, parts: Parts) -> list[Learner]:
     if network is None or plan.clip_to_search is None:
         return plan.learners
 
-    def search_value() -> dict[str, np.ndarray]:
+    def search_value() -> Arrays:
         return {"value": np.array(_search_clip(network, plan))}
 
     what = {"search": plan.clip_to_search, "recipe": vars(network.recipe), "seed": plan.seed}
@@ -436,20 +437,18 @@ def _search_clip(network: Network, plan: Plan) -> float:
         raise Failed(f"No value of clip.{knob} can be chosen: all trials failed.") from error
 
 
-def _vote(plan: Plan, learner: Learner, parts: Parts) -> Vote:
-    """Return what a learner says of every row, by models that have not seen its label."""
+def _vote(plan: Plan, learner: Learner, parts: Parts) -> Arrays:
+    """Return what a learner finds out of fold."""
     source = plan.source
     count = plan.folds_of(learner)
     what = {"vote": learner.name, "settings": learner.settings(), "folds": count, "seed": plan.seed}
 
-    def compute() -> dict[str, np.ndarray]:
+    def compute() -> Arrays:
         folds = make_folds(source, count, plan.seed)
         found = learner.out_of_fold(source.rows, source.labels, source.weight, folds, plan.seed)
-        return {"held_out": found.astype(np.float32), **learner.extras()}
+        return {name: array.astype(np.float32) if array.ndim else array for name, array in found.items()}
 
-    kept = parts.compute(what, compute)
-    learner.restore_extras(kept)
-    return Vote(kept["held_out"].astype(np.float64), learner.votes_on_seen)
+    return {name: array.astype(np.float64) for name, array in parts.compute(what, compute).items()}
 
 
 def _weights(plan: Plan, issues: Issues) -> np.ndarray:
@@ -473,11 +472,11 @@ def _weights(plan: Plan, issues: Issues) -> np.ndarray:
 
 def _learn(plan: Plan, learner: Learner, weight: np.ndarray, parts: Parts) -> Learner:
     """Return the learner, trained on the rows that have a weight."""
-    source, learner = plan.source, learner.fresh_to_learn_again()
+    source = plan.source
     kept = np.flatnonzero(weight)
     equal = bool((weight[kept] == weight[kept][0]).all())
 
-    def compute() -> dict[str, np.ndarray]:
+    def compute() -> Arrays:
         learner.fit(source.rows.take(kept), source.labels[kept], None if equal else weight[kept], plan.seed)
         content = {name: np.frombuffer(value, np.uint8) for name, value in learner.contents().items()}
         return {**content, "facts": np.frombuffer(json.dumps(learner.facts()).encode(), np.uint8)}

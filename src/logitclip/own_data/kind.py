@@ -37,6 +37,7 @@ ENCODER_HINT = (
 )
 FEWEST = 10  # rows, so that each fold has two
 Read = Callable[[str], bytes]  # from the name of a file in the model folder to its content, checked
+Arrays = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ The network is in network.py; here are a forest, logistic regression and nearest
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -15,7 +15,7 @@ from logitclip.files import Json
 from logitclip.own_data.calibration import softmax
 from logitclip.own_data.facts import Facts
 from logitclip.own_data.folds import Folds, choose_rows
-from logitclip.own_data.kind import Read, Rows
+from logitclip.own_data.kind import Arrays, Read, Rows
 
 if TYPE_CHECKING:
     from sklearn.ensemble import RandomForestClassifier
@@ -38,7 +38,6 @@ class Learner(ABC):
     name: ClassVar[str]
     file: ClassVar[str]  # in the model folder
     arrays: ClassVar[tuple[str, ...]] = ()  # the attributes that are stored in it
-    votes_on_seen: np.ndarray | None = None  # [n, K], by models that have learnt from the row, where it records them
 
     def __init__(self, classes: int, jobs: int | None = 1) -> None:
         self.classes, self.jobs = classes, jobs
@@ -73,31 +72,28 @@ class Learner(ABC):
         for name in self.arrays:
             setattr(self, name, arrays[name])
 
-    def out_of_fold(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, folds: Folds, seed: int) -> np.ndarray:
-        """Return probabilities [n, K] for the n rows that are held out, by models that have not seen their labels."""
+    def out_of_fold(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, folds: Folds, seed: int) -> Arrays:
+        """Judge the n rows that are held out by models that have not seen their labels.
+
+        Returns:
+            The probabilities `held_out`, [n, K], and what else a learner finds: the network `seen`, the probabilities
+            by models that have learnt from the row; logistic regression the `strength` of its penalty.
+        """
         judged = folds.judged
         found = np.empty((len(judged), self.classes))
         for train, test in folds:
             learner = self.fresh()
             learner.fit(rows.take(train), y[train], None if weight is None else weight[train], seed)
             found[np.searchsorted(judged, test)] = learner.predict_proba(rows.take(test))
-        return found
+        return {"held_out": found}
 
     def fresh(self) -> Learner:
         """Return a learner with the same settings that has learnt nothing."""
         return type(self)(self.classes, self.jobs)
 
-    def fresh_to_learn_again(self) -> Learner:
-        """Return a fresh learner for rows with less weight on those that may be wrong."""
+    def to_learn_again(self, found: Arrays) -> Learner:
+        """Return a fresh learner for rows with less weight on those that may be wrong, after `out_of_fold`."""
         return self.fresh()
-
-    def extras(self) -> dict[str, np.ndarray]:
-        """Return what `out_of_fold` found beside the probabilities."""
-        return {} if self.votes_on_seen is None else {"seen": self.votes_on_seen.astype(np.float32)}
-
-    def restore_extras(self, extras: Mapping[str, np.ndarray]) -> None:
-        """Restore what an earlier `out_of_fold` found."""
-        self.votes_on_seen = extras["seen"].astype(np.float64) if "seen" in extras else None
 
     def _every_class(self, probabilities: np.ndarray, seen: np.ndarray) -> np.ndarray:
         """Spread the columns of the classes seen over all K classes."""
@@ -155,13 +151,13 @@ class Forest(Learner):
         )
         return forest.fit(rows.features, y, weight)
 
-    def out_of_fold(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, folds: Folds, seed: int) -> np.ndarray:
+    def out_of_fold(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, folds: Folds, seed: int) -> Arrays:
         if not folds.free:
             return super().out_of_fold(rows, y, weight, folds, seed)  # groups or times: bags would mix them
         forest = self._grow(rows, y, weight, seed, out_of_bag=True)
         found = forest.oob_decision_function_[folds.judged]
         found = np.where(np.isfinite(found), found, 1 / found.shape[1])
-        return self._every_class(found, np.asarray(forest.classes_))
+        return {"held_out": self._every_class(found, np.asarray(forest.classes_))}
 
     def predict_proba(self, rows: Rows) -> np.ndarray:
         known = np.isfinite(rows.features).all(1)
@@ -209,18 +205,11 @@ class Logistic(Learner):
     def settings(self) -> Json:
         return {"strength": self.strength}
 
-    def fresh_to_learn_again(self) -> Logistic:
-        strength = self.strength or STRENGTHS[0]
-        if strength < STRENGTHS[0]:  # due to many features: it stays
-            return self.fresh()
-        # Fewer wrong labels need less of a penalty.
-        return Logistic(self.classes, self.jobs, min(STRENGTHS[-1], 10 * strength))
-
-    def extras(self) -> dict[str, np.ndarray]:
-        return {"strength": np.array(self.strength)}
-
-    def restore_extras(self, extras: Mapping[str, np.ndarray]) -> None:
-        self.strength = float(extras["strength"])
+    def to_learn_again(self, found: Arrays) -> Logistic:
+        strength = float(found["strength"])
+        if strength >= STRENGTHS[0]:  # fewer wrong labels need less of a penalty, unless it is due to many features
+            strength = min(STRENGTHS[-1], 10 * strength)
+        return Logistic(self.classes, self.jobs, strength)
 
     def fit(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None = None, seed: int = 0) -> None:
         from sklearn.linear_model import LogisticRegression
@@ -238,18 +227,18 @@ class Logistic(Learner):
         self.weights, self.bias = weights, bias
         self.seen = model.classes_
 
-    def out_of_fold(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, folds: Folds, seed: int) -> np.ndarray:
-        strengths = (self.strength,) if self.strength else (*STRENGTHS, *SMALLER)
-        best, found, chosen = -np.inf, np.empty(0), strengths[0]
-        for i, strength in enumerate(strengths):
-            if strength in SMALLER and chosen > min(strengths[:i], default=chosen):
+    def out_of_fold(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, folds: Folds, seed: int) -> Arrays:
+        if self.strength is not None:
+            return super().out_of_fold(rows, y, weight, folds, seed) | {"strength": np.array(self.strength)}
+        best, found = -np.inf, Arrays()
+        for i, strength in enumerate(strengths := (*STRENGTHS, *SMALLER)):
+            if strength in SMALLER and found["strength"] > min(strengths[:i]):
                 break
-            self.strength = strength
-            tried = super().out_of_fold(rows, y, weight, folds, seed)
-            likelihood = float(np.log(tried[np.arange(len(tried)), y[folds.judged]]).mean())
-            if not len(found) or likelihood > best:  # the first may be -inf
-                best, found, chosen = likelihood, tried, strength
-        self.strength = chosen
+            tried = Logistic(self.classes, self.jobs, strength).out_of_fold(rows, y, weight, folds, seed)
+            held_out = tried["held_out"]
+            likelihood = float(np.log(held_out[np.arange(len(held_out)), y[folds.judged]]).mean())
+            if not found or likelihood > best:  # the first may be -inf
+                best, found = likelihood, tried
         return found
 
     def predict_proba(self, rows: Rows) -> np.ndarray:
@@ -279,11 +268,11 @@ class Neighbours(Learner):
             found[known] = self._votes(self._nearest(rows.features[known], 0))
         return found
 
-    def out_of_fold(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, folds: Folds, seed: int) -> np.ndarray:
+    def out_of_fold(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, folds: Folds, seed: int) -> Arrays:
         if not folds.free or len(y) > REFERENCE:
             return super().out_of_fold(rows, y, weight, folds, seed)
         self.fit(rows, y, weight, seed)
-        return self._votes(self._nearest(rows.features, 1))[folds.judged]
+        return {"held_out": self._votes(self._nearest(rows.features, 1))[folds.judged]}
 
     def _nearest(self, x: np.ndarray, skip: int) -> np.ndarray:
         from sklearn.neighbors import NearestNeighbors

@@ -19,7 +19,7 @@ from logitclip.launch import make_fabric
 from logitclip.methods.standard import Standard, Weighted
 from logitclip.own_data.facts import Facts
 from logitclip.own_data.folds import MOST_PREDICTIONS, Folds
-from logitclip.own_data.kind import Read, Rows
+from logitclip.own_data.kind import Arrays, Read, Rows
 from logitclip.own_data.learners import Learner
 from logitclip.runs.checkpoints import as_safetensors
 
@@ -65,8 +65,6 @@ class Network(Learner):
         network: From inputs to logits [N, K].
         averaged: After `fit`, the class probabilities of the training rows, averaged over the epochs [N, K]. A clipped
             network learns wrong labels late or never, so they say what the network believed before.
-        votes_on_seen: After `out_of_fold`, the same for the rows that are held out, by networks that have learnt
-            from them.
     """
 
     name = "network"
@@ -88,7 +86,7 @@ class Network(Learner):
     def settings(self) -> Json:
         return vars(self.recipe)
 
-    def fresh_to_learn_again(self) -> Network:
+    def to_learn_again(self, found: Arrays) -> Network:
         network = self.fresh()
         network.averages = False
         return network
@@ -122,7 +120,7 @@ class Network(Learner):
         self.network = trained.network.cpu().float().eval()
         self.averaged = (total / max(1, count)).numpy()
 
-    def out_of_fold(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, folds: Folds, seed: int) -> np.ndarray:
+    def out_of_fold(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, folds: Folds, seed: int) -> Arrays:
         judged = folds.judged
         found, seen = np.empty((len(judged), self.classes)), np.zeros((len(judged), self.classes))
         times = np.zeros(len(judged))
@@ -133,8 +131,10 @@ class Network(Learner):
             at = np.flatnonzero(np.isin(judged, train) & (len(network.averaged) > 0))
             seen[at] += network.averaged[np.searchsorted(train, judged[at])]
             times[at] += 1
-        self.votes_on_seen = np.where(times[:, None] > 0, seen / np.maximum(times, 1)[:, None], found)
-        return found
+        return {
+            "held_out": found,
+            "seen": np.where(times[:, None] > 0, seen / np.maximum(times, 1)[:, None], found),
+        }
 
     def input_shape(self, rows: Rows) -> tuple[int, ...]:
         """Return the shape of an input, after the view."""

@@ -15,10 +15,9 @@ import numpy as np
 import logitclip
 from logitclip import files
 from logitclip.files import Json
-from logitclip.own_data.kind import Source
+from logitclip.own_data.kind import Arrays, Source
 
 PARTS = "parts"
-Arrays = dict[str, np.ndarray]
 
 
 class Parts:
