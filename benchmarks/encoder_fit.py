@@ -36,9 +36,8 @@ import logitclip as lc
 from logitclip import data
 from logitclip.data._images import ImageFiles
 from logitclip.data._texts import TextInputs
-from logitclip.encoders.features import BLOCK, Features
+from logitclip.encoders.features import BLOCK_ROWS, Features
 from logitclip.own_data.encoded import Encoding
-from logitclip.own_data.encoded import _as_rows as make_rows
 from logitclip.runs.encoding import encode_inputs
 from logitclip.runs.plugins import load_plugins
 
@@ -125,7 +124,7 @@ def share_features(files: ImageFiles, images: Any) -> None:
     kept = Features.of(files, "efficientnet_lite0")
     if kept.missing_blocks():
         found = encode_inputs(lc.RunConfig(encoder="efficientnet_lite0", plugin=(PLUGIN,)).resolve(), images).numpy()
-        starts = np.arange(0, len(found), BLOCK)
+        starts = np.arange(0, len(found), BLOCK_ROWS)
         kept.complete(files, lambda blocks: ((i, found[starts[i] :][: len(part)]) for i, part in blocks))
 
 
@@ -159,7 +158,7 @@ def run_fit(task: Task, seed: int, encoder: str) -> dict[str, Any]:
             predicted = model.predict(task.paths["test"])["class"].astype(str).to_numpy()
         else:  # the features of the test rows are computed once for all methods
             kind: Any = model.kind
-            rows = make_rows(task.parts["test"][0], task.encoded("test"), kind.mean, kind.std)
+            rows = kind.standardise(task.parts["test"][0], task.encoded("test"))
             predicted = np.array(model.class_names)[model.probabilities_of(rows).argmax(1)]
     names = task.parts["train"][0] if "file" in task.columns else range(1, len(task.true) + 1)
     position = {str(name): i for i, name in enumerate(names)}

@@ -214,7 +214,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.child:
         folder, cache, count, *block = options.child
-        features.BLOCK = int(block[0]) if block else features.BLOCK
+        features.BLOCK_ROWS = int(block[0]) if block else features.BLOCK_ROWS
         encode(ImageFiles(folder, [f"{i:05d}.png" for i in range(int(count))]), Path(cache))
         print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
         return
@@ -227,7 +227,7 @@ def main() -> None:
         if "memory" in options.only:
             write_photos(options.cifar, folder, 4096)
             rows += measure_memory(folder, cache, options)
-        features.BLOCK = 64
+        features.BLOCK_ROWS = 64
         if "kills" in options.only:
             rows.append(measure_kills(few, folder, cache, options))
         if "ray" in options.only:

@@ -121,7 +121,7 @@ def issues(labels: Labels, **options: Any) -> Ranking:
         with path.open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([("file", "label"), *zip(names, labels.y.tolist(), strict=True)])
         found = lc.find_issues(path, "label", out=Path(folder, "issues"), encoder="efficientnet_lite0", **options)
-    at = found["row"].map({name: i for i, name in enumerate(names)}).to_numpy()
+    at = found["row"].map({name: i for i, name in enumerate(names)}.get).to_numpy()
     scores, marked = np.full(len(labels.y), -1.0), np.zeros(len(labels.y), bool)
     scores[at], marked[at] = found["score"], found["wrong"]
     return scores, marked

@@ -33,7 +33,7 @@ _PATHS = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(Non
 @pytest.fixture(autouse=True)
 def _cache(tmp_path, monkeypatch):
     monkeypatch.setenv("LOGITCLIP_FEATURES", str(tmp_path / "features"))
-    monkeypatch.setattr(features, "BLOCK", 16)
+    monkeypatch.setattr(features, "BLOCK_ROWS", 16)
 
 
 @pytest.fixture

@@ -966,26 +966,27 @@ def test_votes_have_learnt_even_if_class_noise_lets_the_largest_class_agree_as_o
 def test_labels_that_may_be_wrong_count_less_when_they_are_learnt_again(blobs, tmp_path):
     source, true = blobs
     plan = make_plan(source, learner="forest,logistic")
-    votes = {learner.name: fitting._vote(plan, learner, Parts(tmp_path, source)) for learner in plan.learners}
+    judged_by = {learner.name: fitting._vote(plan, learner, Parts(tmp_path, source)) for learner in plan.learners}
+    votes = {name: Vote(one["held_out"]) for name, one in judged_by.items()}
     found = judge_labels(combine(votes, source.labels), source.labels)
-    weight = fitting._weights(plan, found)
+    weight = fitting._weigh_rows(plan, found)
     right = source.labels == true
     assert weight.mean() == pytest.approx(1)
     assert weight[right].mean() > 4 * weight[~right].mean()
     assert weight[0] / weight[1] == pytest.approx(((1 - found.scores[0]) / (1 - found.scores[1])) ** 2)
     unknown = replace(found, scores=np.where(np.arange(450) < 5, np.nan, found.scores))
-    assert fitting._weights(plan, unknown)[:5] == pytest.approx(1)
-    assert (fitting._weights(plan, replace(found, learnt=False)) == 1).all()
+    assert fitting._weigh_rows(plan, unknown)[:5] == pytest.approx(1)
+    assert (fitting._weigh_rows(plan, replace(found, learnt=False)) == 1).all()
 
 
 def test_reviewed_rows_count_three_times_and_a_class_of_one_balances_nothing(blobs):
     unknown = SimpleNamespace(learnt=False)
     source = replace(blobs[0], reviewed=np.arange(450) < 10)
-    weight = fitting._weights(make_plan(source, learner="logistic"), unknown)
+    weight = fitting._weigh_rows(make_plan(source, learner="logistic"), unknown)
     assert weight[:10] / weight[10:20] == pytest.approx(3)
     kinds = pd.Series(["a"] * 30 + ["b"] * 29 + ["c"], name="kind")
     plan = make_plan(look(pd.DataFrame({"x": np.arange(60) % 7}), kinds), learner="logistic", balance="auto")
-    assert (fitting._weights(plan, unknown) == 1).all()
+    assert (fitting._weigh_rows(plan, unknown) == 1).all()
 
 
 def test_rows_of_a_table_are_taken_with_one_copy_and_without_a_list_of_names(blobs):

@@ -148,7 +148,7 @@ def test_predictions_stream(reviews, bert, tmp_path, monkeypatch):
     sizes = []
     original = NewRows.take
     monkeypatch.setattr(NewRows, "take", lambda self, index: sizes.append(len(index)) or original(self, index))
-    monkeypatch.setattr(model_module, "ENCODED_CHUNK", 50)
+    monkeypatch.setattr(model_module, "ENCODED_AT_ONCE", 50)
     np.testing.assert_allclose(model.predict_proba(reviews), whole, atol=1e-3)
     assert sizes == [50, 50, 20]
 

@@ -286,15 +286,15 @@ def _sha256_of(path: str, changed: int, size: int) -> str:
     return sha256(Path(path))
 
 
-def object_digest(content: Mapping[str, Any], name: str = "digest") -> str:
-    """Return the digest of a JSON object without its key `name`, whatever the order of its keys and its spaces.
+def object_digest(content: Mapping[str, Any]) -> str:
+    """Return the digest of a JSON object without its key `digest`, whatever the order of its keys and its spaces.
 
     >>> signed = {"accuracy": 90.5, "epochs": 2}
     >>> signed["digest"] = object_digest(signed)
     >>> object_digest(signed) == signed["digest"], object_digest(signed | {"accuracy": 99.9}) == signed["digest"]
     (True, False)
     """
-    rest = {key: value for key, value in content.items() if key != name}
+    rest = {key: value for key, value in content.items() if key != "digest"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 

@@ -34,7 +34,7 @@ def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, 
     Several devices of one machine get a spawned process each. Several nodes need torchrun.
 
     Args:
-        accelerator: Auto, cpu, cuda or mps.
+        accelerator: One of auto, cpu, cuda and mps.
         devices: Processes on this machine.
         nodes: Machines.
         precision: 32, 64, bf16-mixed, 16-mixed or bf16-true.
@@ -70,9 +70,8 @@ def make_fabric(*, accelerator: str = "auto", devices: int = 1, nodes: int = 1, 
     except Exception as error:  # Fabric raises many types; its message lists the devices
         raise ValueError(f"Cannot use {devices} devices of the accelerator {accelerator}: {error}") from error
     if precision == "64":
-        fabric.strategy.precision.convert_output = (
-            _return_unchanged  # it would round the logits to 32 bits before the loss
-        )
+        # The default would round the logits to 32 bits before the loss.
+        fabric.strategy.precision.convert_output = _return_unchanged
     return fabric
 
 
@@ -237,6 +236,12 @@ def using_deterministic_algorithms(wanted: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before)
         torch.backends.cudnn.benchmark = benchmark
+
+
+def find_device(accelerator: str) -> torch.device:
+    """Return the device for one of auto, cpu, cuda and mps."""
+    on_cpu = accelerator == "cpu" or not torch.accelerator.is_available()
+    return (None if on_cpu else torch.accelerator.current_accelerator()) or torch.device("cpu")
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 # Control characters as visible symbols of the same width, so that text from files cannot steer a terminal or reorder a
 # line. Tab and newline stay.
@@ -57,6 +57,15 @@ def join_names(names: Iterable[str], most: int = 20) -> str:
     """
     every = list(names)
     return ", ".join([*every[:most], *([f"... {len(every) - most} more"] if len(every) > most else [])])
+
+
+def quote_some(names: Sequence[str]) -> str:
+    """Return the first three names, quoted, and how many there are besides.
+
+    >>> quote_some(["a", "b"]), quote_some(["a", "b", "c", "d", "e"])
+    ("'a', 'b'", "'a', 'b', 'c' and 2 more")
+    """
+    return ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def duration(seconds: float) -> str:

@@ -103,7 +103,7 @@ def _flush_streams() -> None:
 
 
 class Once(logging.Filter):
-    """Let each message pass once: every run of a search reads the same data and would repeat its warnings."""
+    """A filter that lets each message pass once: every run of a search reads the same data and repeats its warnings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ def _fill(docstring: str) -> str:
 
 @contextlib.contextmanager
 def _unframed_in_pipes() -> Iterator[None]:
-    """Where stderr is no terminal, print what tyro says about a mistake without its frame, which would wrap lines."""
+    """Print what tyro says about a mistake without its frame, which would wrap lines, unless stderr is a terminal."""
     if sys.stderr.isatty():
         yield
         return

@@ -100,7 +100,7 @@ class FitOptions:
 
 
 COLUMN_OPTIONS = ("text", "image", "folder", "drop", "weight", "group", "time")
-DEFAULTS = FitOptions()
+FIT_DEFAULTS = FitOptions()
 FitFlags = Annotated[FitOptions, arg(name="")]
 
 
@@ -108,7 +108,7 @@ def fit(
     data: Data,
     /,
     *,
-    options: FitFlags = DEFAULTS,
+    options: FitFlags = FIT_DEFAULTS,
     answers: File = None,
     annotators: Text = None,
     item: Text = None,
@@ -150,7 +150,7 @@ def fit(
         elif makes_data:
             data, label = fuse(data, out, columns, annotators=_names(annotators), **named)
             options = replace(options, label=label)
-        fitted = _fit(data, options, out=out, claimed=makes_data, **columns)
+        fitted = _fit_with_progress(data, options, out=out, claimed=makes_data, **columns)
     if json:
         show_json(fitted.facts)
         return
@@ -169,7 +169,13 @@ def fit(
 
 
 def issues(
-    data: Data, /, *, options: FitFlags = DEFAULTS, out: Out = Path("issues"), fast: Flag = False, json: Flag = False
+    data: Data,
+    /,
+    *,
+    options: FitFlags = FIT_DEFAULTS,
+    out: Out = Path("issues"),
+    fast: Flag = False,
+    json: Flag = False,
 ) -> None:
     """Find the labels of your own data that are probably wrong.
 
@@ -192,7 +198,7 @@ def issues(
     load_plugins(options.plugin)
     if fast and options.learner == "auto":
         options = replace(options, learner="forest,logistic,neighbours")
-    fitted = _fit(data, options, out=out, made_by="issues")
+    fitted = _fit_with_progress(data, options, out=out, made_by="issues")
     if json:
         show_json(fitted.issues.to_dict("records"))
         return
@@ -274,12 +280,12 @@ def export(model: ModelFolder, /, *, out: Out = Path("model.onnx"), plugin: Mode
 def _write_predictions(parts: Iterable[pd.DataFrame], out: Path, compared: Agreement) -> int:
     """Write data frames of predictions to one CSV file, compare them with labels, and return the number of rows."""
     from logitclip.files import open_to_write
-    from logitclip.own_data.model import as_csv
+    from logitclip.own_data.model import predictions_as_csv
 
     rows = 0
     with open_to_write(out) as write:
         for found in parts:
-            write(as_csv(found, header=not rows))
+            write(predictions_as_csv(found, header=not rows))
             compared.add(found)
             rows += len(found)
     return rows
@@ -294,7 +300,7 @@ def _claim(out: Path) -> contextlib.AbstractContextManager[None]:
     return claim_folder(out, (CORRECTED_FILE, FUSED, RELIABILITY))
 
 
-def _fit(data: Path, options: FitOptions, **others: Any) -> Model:
+def _fit_with_progress(data: Path, options: FitOptions, **others: Any) -> Model:
     from logitclip.own_data import fit
 
     stop_on_sigterm()
@@ -311,7 +317,7 @@ def _fit(data: Path, options: FitOptions, **others: Any) -> Model:
 
 
 class Pace:
-    """Print the plan, then the progress and the time left, about twice a minute."""
+    """Progress of `fit` on stderr: the plan, then the share that is done and the time left, about twice a minute."""
 
     EVERY = 30.0  # seconds
 

@@ -30,7 +30,7 @@ Name = Annotated[Positional[str], arg(help_behavior_hint="")]  # may be left out
 RegistryName = Literal[
     "losses", "clips", "penalties", "noises", "data", "encoders", "augments", "models", "methods", "recipes"
 ]
-_FIELDS = {  # kind -> the option that such a name is given by
+_OPTIONS = {  # kind -> the option that such a name is given by
     "losses": "loss",
     "clips": "clip",
     "penalties": "penalty",
@@ -60,7 +60,7 @@ def list_names(kind: Positional[RegistryName], name: Name = "", /, *, plugin: Pl
             raise ValueError(f"A recipe has no knobs: `logitclip report {name}` shows its table.")
         _list_recipes(json)
         return
-    registry = registries()[_FIELDS[kind]]
+    registry = registries()[_OPTIONS[kind]]
     if name:
         _explain_name(registry, name, json)
         return
@@ -161,7 +161,7 @@ def bound(
         delta: Norm of clipped logits; tau if not given.
         p: Order of the norm. The paper states its bounds for inf; those for a smaller p are sharper.
         loss: A loss spec such as gce:q=0.7.
-        noise: Symmetric:rate=R, asymmetric:rate=R, pair:rate=R, instance:rate=R or transition:matrix=FILE.
+        noise: One of symmetric:rate=R, asymmetric:rate=R, pair:rate=R, instance:rate=R and transition:matrix=FILE.
         data: The dataset whose classes asymmetric noise confuses, as in cifar10; otherwise each class becomes the next.
         json: Print a JSON list instead of a table.
     """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from logitclip.own_data.model import Model
     from logitclip.own_data.review import Review
 
-Data = Annotated[File, arg(help="The data of the model, if it is no longer where the model was fitted.")]
+ModelData = Annotated[File, arg(help="The data of the model, if it is no longer where the model was fitted.")]
 PlainInt = Annotated[int, arg(metavar="INT")]
 
 NAMED = 10  # rows that are named in a message
@@ -40,7 +40,7 @@ def review(
     audit: PlainInt = 0,
     answers: File = None,
     out: Annotated[File, arg(aliases=["-o"])] = None,
-    data: Data = None,
+    data: ModelData = None,
     port: PlainInt = 0,
     no_browser: Flag = False,
     report: Flag = False,
@@ -107,7 +107,7 @@ def apply(
     /,
     *,
     out: Annotated[Path, arg(aliases=["-o"], metavar="PATH")],
-    data: Data = None,
+    data: ModelData = None,
     plugin: ModelPlugins = (),
     json: Flag = False,
 ) -> None:
@@ -307,7 +307,7 @@ def show_round(last: Round, fitted: Model) -> None:
 def fuse(data: Path, out: Path, columns: Json, *, annotators: list[str], **names: str | None) -> tuple[Path, str]:
     """Fuse the answers of annotators, show who is reliable, and return the table to fit on and its label."""
 
-    from logitclip.own_data.annotators import GROUP, LABEL, WEIGHT, fuse_data
+    from logitclip.own_data.annotators import FUSED_ITEM, FUSED_LABEL, FUSED_WEIGHT, fuse_data
 
     text, drop = ((value or "").split(",") if value else [] for value in (columns["text"], columns["drop"]))
     fused = fuse_data(data, out, annotators=annotators, text=text, drop=drop, **names)
@@ -321,5 +321,5 @@ def fuse(data: Path, out: Path, columns: Json, *, annotators: list[str], **names
     show(f"They disagree on {fused.disagree:.0%} of the items. All annotators: {escape(str(out / 'annotators.csv'))}.")
     if fused.unanswered:
         show(f"{counted(fused.unanswered, 'item')} without any answer: their classes are predicted.")
-    columns |= {"weight": WEIGHT, "group": GROUP, "drop": None}
-    return fused.path, LABEL
+    columns |= {"weight": FUSED_WEIGHT, "group": FUSED_ITEM, "drop": None}
+    return fused.path, FUSED_LABEL

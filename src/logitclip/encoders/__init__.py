@@ -16,6 +16,7 @@ from torch import Tensor
 
 from logitclip.encoders._weights import downloads_allowed
 from logitclip.files import Json, sha256_once
+from logitclip.launch import find_device
 from logitclip.registry import Registry, attach
 
 __all__ = [
@@ -108,7 +109,7 @@ def build(spec: str, takes: InputKind, *, accelerator: str = "auto") -> Encoder:
     Args:
         spec: Name and knobs: ``"hf:FOLDER"``.
         takes: What it gets: images or texts.
-        accelerator: Auto, cpu, cuda or mps. On a GPU the encoder computes in half precision.
+        accelerator: One of auto, cpu, cuda and mps. On a GPU the encoder computes in half precision.
 
     Returns:
         The encoder, in evaluation mode.
@@ -117,9 +118,7 @@ def build(spec: str, takes: InputKind, *, accelerator: str = "auto") -> Encoder:
         ValueError: If the weights are missing or unsafe, or the encoder does not take such inputs.
         ImportError: If its package is not installed.
     """
-    on_cpu = accelerator == "cpu" or not torch.accelerator.is_available()
-    device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
-    return ENCODERS.build(spec)(takes=takes, device=device)
+    return ENCODERS.build(spec)(takes=takes, device=find_device(accelerator))
 
 
 def files_of(spec: str) -> list[Path]:
@@ -142,11 +141,11 @@ def identify(spec: str) -> Json:
         ValueError: If its files are missing.
     """
     name, knobs = ENCODERS.parse(spec)
-    function, found = ENCODERS[name], files_of(spec)
+    found = files_of(spec)
     folder = Path(os.path.commonpath([path.parent for path in found])) if found else Path()
     files = {path.relative_to(folder).as_posix(): sha256_once(path) for path in found}
-    if not _is_ours(function):  # a plugin may change
-        files["plugin"] = sha256_once(Path(str(inspect.getsourcefile(function))))
+    if not is_ours(spec):  # a plugin may change
+        files["plugin"] = sha256_once(Path(str(inspect.getsourcefile(ENCODERS[name]))))
     counted = {knob: value for knob, value in knobs.items() if knob != "name"}
     default = {knob.name: knob.default for knob in ENCODERS.knobs(name).values()}
     shown = {knob: counted[knob] for knob in default if knob in counted and counted[knob] != default[knob]}
@@ -155,8 +154,5 @@ def identify(spec: str) -> Json:
 
 def is_ours(spec: str) -> bool:
     """Return whether an encoder is one of this package, not of a plugin."""
-    return ENCODERS.knows(spec) and _is_ours(ENCODERS[spec.partition(":")[0].strip()])
-
-
-def _is_ours(function: Callable[..., Any]) -> bool:
-    return function.__module__.startswith(f"{__name__}.")
+    name = spec.partition(":")[0].strip()
+    return name in ENCODERS and ENCODERS[name].__module__.startswith(f"{__name__}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import multiprocessing
@@ -20,13 +19,14 @@ import torch
 from logitclip.data._texts import TextInputs
 from logitclip.encoders import Encoder
 from logitclip.encoders.features import InputBlock, Inputs, read_examples
+from logitclip.launch import using_threads
 
 log = logging.getLogger(__name__)
 
 BATCH = 32  # examples; on a GPU four times as many
 READING_THREADS = 4
 AHEAD = 3  # batches that are prepared in advance
-RETRIES = 3  # of a block whose Ray actor was lost
+BLOCK_RETRIES = 3  # of a block whose Ray actor was lost
 
 LoadEncoder = Callable[[], Encoder]  # a function that another process can call
 
@@ -43,11 +43,11 @@ def encode_block(encode: Encoder, inputs: Inputs) -> np.ndarray:
     batches = [list(order[start : start + size]) for start in range(0, len(inputs), size)]
     found = np.full((len(inputs), encode.width), np.nan, dtype=np.float32)
     read = read_examples(inputs, encode.size)
-    with _one_thread(), ThreadPoolExecutor(READING_THREADS) as readers:
+    with using_threads(1), ThreadPoolExecutor(READING_THREADS) as readers:
         waiting: deque[tuple[list[int], list[Future[Any]]]] = deque()
         for batch in [*batches, *[None] * AHEAD]:
             if batch is not None:
-                waiting.append((batch, [readers.submit(_prepare, encode, read[i]) for i in batch]))
+                waiting.append((batch, [readers.submit(_read_and_prepare, encode, read[i]) for i in batch]))
             if waiting and (batch is None or len(waiting) > AHEAD):
                 positions, futures = waiting.popleft()
                 prepared = [future.result() for future in futures]
@@ -57,23 +57,13 @@ def encode_block(encode: Encoder, inputs: Inputs) -> np.ndarray:
     return found
 
 
-def _prepare(encode: Encoder, read: Callable[[], Any]) -> Any:
+def _read_and_prepare(encode: Encoder, read: Callable[[], Any]) -> Any:
     try:
         example = read()
     except ValueError as error:  # an image file that cannot be read
         log.warning("skipped: %s", error)
         return None
     return encode.prepare(example)
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def in_this_process(load: LoadEncoder, blocks: Iterator[InputBlock]) -> Iterator[tuple[int, np.ndarray]]:
@@ -95,7 +85,7 @@ def in_processes(load: LoadEncoder, blocks: Iterator[InputBlock], *, jobs: int) 
         running: dict[Future[np.ndarray], int] = {}
         try:
             for number, inputs in blocks:
-                running[pool.submit(_encode, inputs)] = number
+                running[pool.submit(_encode_here, inputs)] = number
                 if len(running) > jobs:  # one waits, so that no process does
                     yield from _take_finished(running)
             while running:
@@ -122,7 +112,7 @@ def on_ray(
     there = ray.cluster_resources()
     on_gpu = bool(there.get("GPU"))
     needs = {"num_cpus": 0 if on_gpu else 1, "num_gpus": int(on_gpu)}
-    actor: Any = ray.remote(_Actor).options(**needs, max_restarts=-1, max_task_retries=RETRIES)
+    actor: Any = ray.remote(_Actor).options(**needs, max_restarts=-1, max_task_retries=BLOCK_RETRIES)
     idle = [actor.remote(Path.cwd(), load) for _ in range(jobs or int(there["GPU" if on_gpu else "CPU"]))]
     running: dict[Any, tuple[int, Any]] = {}
 
@@ -152,12 +142,12 @@ class _Actor:
         return encode_block(self.encoder, inputs)
 
 
-_encoder: Encoder
+_loaded_encoder: Encoder
 
 
 def _start(load: LoadEncoder) -> None:
     """Load the encoder once in each process."""
-    global _encoder
+    global _loaded_encoder
 
     def follow() -> None:
         parent = multiprocessing.parent_process()
@@ -167,8 +157,8 @@ def _start(load: LoadEncoder) -> None:
 
     threading.Thread(target=follow, daemon=True).start()
     torch.set_num_threads(1)
-    _encoder = load()
+    _loaded_encoder = load()
 
 
-def _encode(inputs: Inputs) -> np.ndarray:
-    return encode_block(_encoder, inputs)
+def _encode_here(inputs: Inputs) -> np.ndarray:
+    return encode_block(_loaded_encoder, inputs)

@@ -34,8 +34,8 @@ from logitclip.encoders import InputKind, identify
 
 log = logging.getLogger(__name__)
 
-BLOCK = 2048  # rows
-FORMAT = 1
+BLOCK_ROWS = 2048  # rows
+CACHE_FORMAT = 1
 WAIT = 7 * 24 * 3600.0  # seconds to wait for another process that computes the same features
 UNUSED = 24 * 3600.0  # seconds that features wait for their first run
 ABOUT, USERS, LOCK = "about.json", "users.txt", "lock"
@@ -43,7 +43,7 @@ LARGEST_FLOAT16 = 65504.0
 
 Inputs = Tensor | ImageFiles | TextInputs
 InputBlock = tuple[int, Inputs]
-Compute = Callable[[Iterator[InputBlock]], Iterable[tuple[int, np.ndarray]]]  # features of blocks, in any order
+ComputeBlocks = Callable[[Iterator[InputBlock]], Iterable[tuple[int, np.ndarray]]]  # features of blocks, in any order
 OnRows = Callable[[int, int], None]  # rows done so far, all rows
 
 
@@ -102,7 +102,12 @@ class Features:
     @classmethod
     def of(cls, inputs: Inputs, spec: str) -> Features:
         """Find the features of inputs by the encoder `spec`, computed or not."""
-        about = {"format": FORMAT, "block": BLOCK, "encoder": identify(spec), "inputs": digest_inputs(inputs)}
+        about = {
+            "format": CACHE_FORMAT,
+            "block": BLOCK_ROWS,
+            "encoder": identify(spec),
+            "inputs": digest_inputs(inputs),
+        }
         key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
         features = cls(cache_folder() / key, len(inputs))
         if not (features.folder / ABOUT).is_file():
@@ -116,9 +121,9 @@ class Features:
     def missing_blocks(self) -> list[int]:
         """Return the numbers of the blocks that have no file."""
         present = set(self._paths())
-        return [number for number in range(-(-self.rows // BLOCK)) if number not in present]
+        return [number for number in range(-(-self.rows // BLOCK_ROWS)) if number not in present]
 
-    def complete(self, inputs: Inputs, compute: Compute, on_rows: OnRows | None = None) -> None:
+    def complete(self, inputs: Inputs, compute: ComputeBlocks, on_rows: OnRows | None = None) -> None:
         """Compute the missing blocks, while no other process does.
 
         Args:
@@ -133,10 +138,10 @@ class Features:
             for path in self.folder.glob(f"{files.SCRATCH}*"):  # of a process that was killed
                 path.unlink(missing_ok=True)
             wanted = self.missing_blocks()
-            done = self.rows - sum(len(_positions(number, self.rows)) for number in wanted)
+            done = self.rows - sum(len(_block_positions(number, self.rows)) for number in wanted)
             if on_rows is not None:
                 on_rows(done, self.rows)
-            blocks = ((number, select(inputs, _positions(number, self.rows))) for number in wanted)
+            blocks = ((number, select_inputs(inputs, _block_positions(number, self.rows))) for number in wanted)
             for number, features in compute(blocks):
                 self._write(number, features)
                 done += len(features)
@@ -156,7 +161,7 @@ class Features:
             ValueError: If a block is damaged. It is removed, so that the next attempt computes it again.
         """
         paths = self._paths()
-        blocks = [self._block(paths[number]) for number in range(-(-self.rows // BLOCK))]
+        blocks = [self._block(paths[number]) for number in range(-(-self.rows // BLOCK_ROWS))]
         return np.concatenate(blocks)
 
     def _block(self, path: Path) -> np.ndarray:
@@ -182,11 +187,11 @@ class Features:
             files.append(users, line.encode())
 
 
-def _positions(number: int, rows: int) -> Tensor:
-    return torch.arange(number * BLOCK, min((number + 1) * BLOCK, rows))
+def _block_positions(number: int, rows: int) -> Tensor:
+    return torch.arange(number * BLOCK_ROWS, min((number + 1) * BLOCK_ROWS, rows))
 
 
-def select(inputs: Inputs, index: Tensor) -> Inputs:
+def select_inputs(inputs: Inputs, index: Tensor) -> Inputs:
     """Return the inputs at `index`."""
     return inputs[index] if isinstance(inputs, Tensor) else inputs.select(index)
 
@@ -215,7 +220,7 @@ def remove_unused(*, dry: bool = False) -> dict[str, int]:
     freed = {}
     for folder in sorted(cache_folder().glob("[0-9a-f]" * 32)):
         about, users = files.read_json(folder / ABOUT), folder / USERS
-        if not isinstance(about, dict) or about.get("format") != FORMAT:
+        if not isinstance(about, dict) or about.get("format") != CACHE_FORMAT:
             continue
         runs = users.read_text(encoding="utf-8").splitlines() if users.is_file() else []
         if any(Path(run, "config.json").is_file() for run in runs):

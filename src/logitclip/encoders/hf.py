@@ -29,8 +29,8 @@ def hf(
 
     Args:
         name: A folder, or a name on the hub.
-        pooling: Mean (of the tokens), cls (the first token) or pooler (the model's own). By default texts take the
-            mean, and images the model's own where the weights have one, else the first token.
+        pooling: One of mean (of the tokens), cls (the first token) and pooler (the model's own). By default texts take
+            the mean, and images the model's own where the weights have one, else the first token.
         prompt: Words to put before each text.
         tokens: The longest text, in tokens; the rest is cut off.
     """
@@ -69,7 +69,7 @@ def _pooling(asked: Pooling | None, pooled: bool, name: str, default: Pooling) -
 
 
 class _Base:
-    """Pool the hidden states of a model."""
+    """A model whose hidden states are pooled."""
 
     half: str  # of a model for images and texts: the method for these inputs, and
     part: str  # its network for them

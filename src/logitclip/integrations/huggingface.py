@@ -18,8 +18,8 @@ from logitclip.losses import LOSSES
 __all__ = ["WeightColumn", "loss_func"]
 
 IGNORED = -100  # the label of ignored tokens in Transformers
-BLOCK = 2**20  # entries of a block of smoothed targets
-WEIGHT = "weight"  # the column of example weights
+SMOOTHED_ENTRIES = 2**20  # entries of a block of smoothed targets
+WEIGHT_COLUMN = "weight"  # the column of example weights
 
 
 def loss_func(
@@ -86,8 +86,8 @@ def loss_func(
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
         shifts = shift
         if shifts is None and logits.ndim == 3:
-            shifts = _shifts(outputs)
-        logits, labels, per_example = _flat(logits, labels.to(logits.device), bool(shifts), ignore_index)
+            shifts = _model_shifts(outputs)
+        logits, labels, per_example = _flatten(logits, labels.to(logits.device), bool(shifts), ignore_index)
         soft = labels.is_floating_point()
         counted = len(labels) if soft else (labels != ignore_index).sum().clamp_min(1)
         items = counted if num_items_in_batch is None else num_items_in_batch
@@ -125,7 +125,7 @@ class WeightColumn:
         Raises:
             ValueError: If a training batch has no such column.
         """
-        weight, compute = inputs.pop(WEIGHT, None), self.compute_loss_func
+        weight, compute = inputs.pop(WEIGHT_COLUMN, None), self.compute_loss_func
         if weight is None and model.training:
             raise ValueError(
                 "WeightColumn found no column 'weight' in a training batch: give each example one, and set "
@@ -142,7 +142,7 @@ class WeightColumn:
         """Keep the column: Trainer removes those that the model does not take."""
         super()._set_signature_columns_if_needed()  # type: ignore[misc]
         columns: list[str] = self._signature_columns  # type: ignore[attr-defined]
-        columns += [] if WEIGHT in columns else [WEIGHT]
+        columns += [] if WEIGHT_COLUMN in columns else [WEIGHT_COLUMN]
 
 
 def _check_own(criterion: Any, label_smoothing: float, class_weight: Tensor | None) -> None:
@@ -161,7 +161,7 @@ def _check_own(criterion: Any, label_smoothing: float, class_weight: Tensor | No
         raise ValueError("label_smoothing and class_weight need a loss by name; set them in your own criterion.")
 
 
-def _shifts(outputs: Any) -> bool:
+def _model_shifts(outputs: Any) -> bool:
     """Return whether the model's loss shifts its labels, by the name of the output class."""
     name = type(outputs).__name__
     if "CausalLM" in name:
@@ -174,7 +174,7 @@ def _shifts(outputs: Any) -> bool:
     )
 
 
-def _flat(logits: Tensor, labels: Tensor, shift: bool, ignore_index: int) -> tuple[Tensor, Tensor, int]:
+def _flatten(logits: Tensor, labels: Tensor, shift: bool, ignore_index: int) -> tuple[Tensor, Tensor, int]:
     """Return logits [M, K], labels [M] or [M, K], and the number of labels of an example."""
     soft = labels.is_floating_point()
     if logits.ndim == 4:  # pixels, with the classes in dimension 1
@@ -213,7 +213,7 @@ def _sum_smoothed(
         target.scatter_(1, torch.where(kept, labels, 0)[:, None], 1 - smoothing + smoothing / classes)
         return criterion(logits, target, kept.to(target.dtype) if weights is None else weights * kept)
 
-    rows = max(1, BLOCK // classes)
+    rows = max(1, SMOOTHED_ENTRIES // classes)
     parts = (logits.split(rows), labels.split(rows), [None] * len(labels) if weights is None else weights.split(rows))
     sums = [checkpoint(of_block, *part, use_reentrant=False) for part in zip(*parts, strict=False)]
     return torch.stack(sums).sum()

@@ -22,11 +22,11 @@ __all__ = ["ClipMonitor"]
 
 PER_OCTAVE = 128  # bins of the histogram of norms between a norm and its double: quantiles are within 0.3 %
 SMALLEST = -16  # the first bin begins at 2**-16
-BINS = 32 * PER_OCTAVE  # the last one ends at 2**16
+NORM_BINS = 32 * PER_OCTAVE  # the last one ends at 2**16
 
 
 class ClipMonitor(Callback):
-    """Log how the clip acts in every training epoch.
+    """A callback that logs how the clip acts in every training epoch.
 
     It looks for the criterion, a `LogitClip` or (to compare) a `Loss`, among the modules of the LightningModule, and
     logs at the end of each epoch, over all logits that the criterion was called with in training and whose target is
@@ -61,7 +61,7 @@ class ClipMonitor(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Reset the statistics."""
-        self._histogram: Tensor | None = None  # of the norms, [BINS]
+        self._histogram: Tensor | None = None  # of the norms, [NORM_BINS]
         self._clipped: Tensor | None = None
         self._labels: Tensor | None = None  # wrong labels, how many predicted as given, how many as true, [3]
 
@@ -81,8 +81,10 @@ class ClipMonitor(Callback):
         ignored = _ignore_index(criterion)
         if ignored is not None and not target.is_floating_point():
             counts = target != ignored
-        place = ((norms.double().log2() - SMALLEST) * PER_OCTAVE).nan_to_num(nan=BINS).clamp(0, BINS - 1).long()
-        histogram = torch.zeros(BINS, dtype=torch.int64, device=norms.device)
+        place = (
+            ((norms.double().log2() - SMALLEST) * PER_OCTAVE).nan_to_num(nan=NORM_BINS).clamp(0, NORM_BINS - 1).long()
+        )
+        histogram = torch.zeros(NORM_BINS, dtype=torch.int64, device=norms.device)
         histogram.index_add_(0, place.flatten(), counts.flatten().long())  # no wait for the device
         clipped = ((norms >= tau) & counts).sum()
         self._histogram = histogram if self._histogram is None else self._histogram + histogram

@@ -45,8 +45,8 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
         epochs: Passes over the training data.
         batch_size: Examples of one step.
         lr: Learning rate, divided by 10 after 40 % and again after 70 % of the epochs.
-        momentum: Momentum of SGD.
-        weight_decay: Weight decay of SGD.
+        momentum: Momentum of the gradient steps.
+        weight_decay: Weight decay.
         class_weight: A weight by class label, or "balanced": the inverse of a class's share of the examples.
         device: "auto", "cpu", "cuda" or "mps", for the training; the trained model is on the CPU.
         random_state: Seed of the initial weights and of the order of the examples. An int makes `fit` reproducible.

@@ -10,7 +10,7 @@ import torch
 from logitclip.criterion import LogitClip
 from logitclip.text import explain_missing
 
-TEMP = 1.5  # the clip if neither tau nor temp is given
+DEFAULT_TEMP = 1.5  # the clip if neither tau nor temp is given
 
 with explain_missing("LogitClipNet needs skorch", "skorch"):
     from skorch import NeuralNetClassifier
@@ -61,5 +61,5 @@ class LogitClipNet(NeuralNetClassifier):
         """Return the arguments of a part of the net; the criterion gets its default clip here."""
         given = super().get_params_for(prefix)
         if prefix == "criterion" and self.criterion is LogitClip and given.get("tau") is given.get("temp") is None:
-            given["temp"] = TEMP
+            given["temp"] = DEFAULT_TEMP
         return given

@@ -25,7 +25,7 @@ from logitclip.own_data.folds import FOLDS
 from logitclip.text import guard_formula
 
 FUSED, RELIABILITY = "fused.csv", "annotators.csv"  # in the model folder
-LABEL, WEIGHT, GROUP = "fused_label", "fused_probability", "fused_item"  # columns of fused.csv
+FUSED_LABEL, FUSED_WEIGHT, FUSED_ITEM = "fused_label", "fused_probability", "fused_item"  # columns of fused.csv
 LEAST_LEARNT = 0.02  # probability of a class with which an item is still learnt from
 EM_STEPS = 200  # of expectation maximisation, at most
 TOLERANCE = 1e-6
@@ -35,7 +35,7 @@ STRENGTH = 0.01  # C of the logistic regression: strongly regularised, on standa
 
 
 @dataclass(frozen=True, eq=False)
-class Answers:
+class Annotations:
     """Answers of annotators, one entry per answer."""
 
     item: np.ndarray  # position in `items`, int [A]
@@ -61,7 +61,7 @@ class FusedLabels:
     confusion: np.ndarray  # of each annotator, [R, K, K]: row = true class, column = answer, rows sum to 1
 
 
-def dawid_skene(answers: Answers) -> FusedLabels:
+def dawid_skene(answers: Annotations) -> FusedLabels:
     """Fuse answers by expectation maximisation, from the shares of the votes.
 
     An annotator with few answers is taken to be like the others: the confusion matrix of all annotators counts as half
@@ -86,7 +86,7 @@ def dawid_skene(answers: Answers) -> FusedLabels:
     return FusedLabels(current, confusion)
 
 
-def fuse_with_features(answers: Answers, features: np.ndarray, seed: int = 0) -> FusedLabels:
+def fuse_with_features(answers: Annotations, features: np.ndarray) -> FusedLabels:
     """Fuse answers with a classifier's prediction for each item instead of the class shares.
 
     The features of the items are [N, D].
@@ -95,13 +95,13 @@ def fuse_with_features(answers: Answers, features: np.ndarray, seed: int = 0) ->
     scale = features.std(0)
     x = (features - features.mean(0)) / np.where(scale > 0, scale, 1.0)
     for _ in range(ROUNDS):
-        predicted = _out_of_fold(x, fused.probabilities, seed)
+        predicted = _out_of_fold(x, fused.probabilities)
         confusion = _confusion(answers, fused.probabilities)
         fused = FusedLabels(_posterior(answers, np.log(predicted), confusion), confusion)
     return fused
 
 
-def reliability(answers: Answers, fused: FusedLabels) -> list[Json]:
+def reliability(answers: Annotations, fused: FusedLabels) -> list[Json]:
     """Return the share of right answers of each annotator with a 95 % interval, the most reliable first.
 
     An annotator's own answers count in the fused probabilities: if annotators err together, that flatters each of them.
@@ -111,7 +111,7 @@ def reliability(answers: Answers, fused: FusedLabels) -> list[Json]:
     """
     logs = np.log(fused.probabilities[answers.item] + 1e-12)
     own = np.log(fused.confusion[answers.annotator, :, answers.answer])
-    shares, lows, highs = zip(*(_accuracy(answers, values) for values in (logs, logs - own)), strict=True)
+    shares, lows, highs = zip(*(_estimate_accuracy(answers, values) for values in (logs, logs - own)), strict=True)
     n = np.bincount(answers.annotator, minlength=len(answers.annotators))
     found = [
         {
@@ -127,7 +127,7 @@ def reliability(answers: Answers, fused: FusedLabels) -> list[Json]:
     return sorted(found, key=lambda row: (-row["accuracy"], row["annotator"]))
 
 
-def _accuracy(answers: Answers, logs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _estimate_accuracy(answers: Annotations, logs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return each annotator's share of right answers and the ends of its interval, by log-probabilities [A, K]."""
     from scipy.stats import beta
 
@@ -144,15 +144,15 @@ def _accuracy(answers: Answers, logs: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return share, low, high
 
 
-def from_table(items: Sequence[str], annotators: Sequence[str], answers: Sequence[str]) -> Answers:
-    """Make `Answers` from three columns, one row per answer.
+def from_table(items: Sequence[str], annotators: Sequence[str], answers: Sequence[str]) -> Annotations:
+    """Make `Annotations` from three columns, one row per answer.
 
     Items keep the order in which they occur first. If an annotator answered an item twice, both answers count.
     """
     names = list(dict.fromkeys(items))
     people, classes = sorted(set(annotators)), sorted(set(answers))
     place = {name: i for i, name in enumerate(names)}
-    return Answers(
+    return Annotations(
         np.array([place[name] for name in items]),
         np.searchsorted(people, annotators),
         np.searchsorted(classes, answers),
@@ -162,8 +162,8 @@ def from_table(items: Sequence[str], annotators: Sequence[str], answers: Sequenc
     )
 
 
-def from_columns(columns: dict[str, Sequence[str | None]]) -> Answers:
-    """Make `Answers` from one column per annotator; None where an annotator was not asked.
+def from_columns(columns: dict[str, Sequence[str | None]]) -> Annotations:
+    """Make `Annotations` from one column per annotator; None where an annotator was not asked.
 
     Items are named by their row, from 1; those without any answer are left out.
 
@@ -179,7 +179,7 @@ def from_columns(columns: dict[str, Sequence[str | None]]) -> Answers:
     people, classes = list(columns), sorted({value for _, _, value in given})
     place = {name: k for k, name in enumerate(classes)}
     answered, item = np.unique([i for i, _, _ in given], return_inverse=True)
-    return Answers(
+    return Annotations(
         item,
         np.array([people.index(who) for _, who, _ in given], dtype=int),
         np.array([place[value] for _, _, value in given], dtype=int),
@@ -189,7 +189,7 @@ def from_columns(columns: dict[str, Sequence[str | None]]) -> Answers:
     )
 
 
-def _confusion(answers: Answers, probabilities: np.ndarray) -> np.ndarray:
+def _confusion(answers: Annotations, probabilities: np.ndarray) -> np.ndarray:
     classes = probabilities.shape[1]
     counts = np.zeros((len(answers.annotators), classes, classes))  # annotator, answer, true class
     np.add.at(counts, (answers.annotator, answers.answer), probabilities[answers.item])
@@ -200,13 +200,13 @@ def _confusion(answers: Answers, probabilities: np.ndarray) -> np.ndarray:
     return counts / counts.sum(2, keepdims=True)
 
 
-def _posterior(answers: Answers, log_prior: np.ndarray, confusion: np.ndarray) -> np.ndarray:
+def _posterior(answers: Annotations, log_prior: np.ndarray, confusion: np.ndarray) -> np.ndarray:
     logs = log_prior.copy()
     np.add.at(logs, answers.item, np.log(confusion[answers.annotator, :, answers.answer]))
     return softmax(logs)
 
 
-def _out_of_fold(x: np.ndarray, probabilities: np.ndarray, seed: int) -> np.ndarray:
+def _out_of_fold(x: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
     """Return out-of-fold predictions [N, K] of logistic regression on probable classes: each counts by its share."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import KFold
@@ -215,7 +215,7 @@ def _out_of_fold(x: np.ndarray, probabilities: np.ndarray, seed: int) -> np.ndar
     found = np.full((rows, classes), 1 / classes)
     if rows < 2 * FOLDS:
         return found
-    for train, test in KFold(FOLDS, shuffle=True, random_state=seed).split(x):
+    for train, test in KFold(FOLDS, shuffle=True, random_state=0).split(x):
         weights = probabilities[train]
         item, label = np.nonzero(weights > 0.01)
         if len(np.unique(label)) < 2:
@@ -283,7 +283,7 @@ def fuse_data(
         if name not in columns:
             raise ValueError(f"There is no column {name!r} in {data}; it has {', '.join(list(columns)[:20])}.")
     if annotators:
-        answers = from_columns({name: _values(columns, name) for name in annotators})
+        answers = from_columns({name: _cell_texts(columns, name) for name in annotators})
         rows = np.array([int(name) - 1 for name in answers.items])
     else:
         answers, rows = _long(columns, str(item), str(annotator), str(answer))
@@ -299,14 +299,14 @@ def fuse_data(
     return FusedData(out / FUSED, way, judged, float(((votes > 0).sum(1) > 1).mean()), len(silent))
 
 
-def _values(columns: Columns, name: str) -> list[str | None]:
+def _cell_texts(columns: Columns, name: str) -> list[str | None]:
     text = column_text(columns, name, "the data")
     return [None if code < 0 else text.values[code] for code in text.codes.tolist()]
 
 
-def _long(columns: Columns, item: str, annotator: str, answer: str) -> tuple[Answers, np.ndarray]:
+def _long(columns: Columns, item: str, annotator: str, answer: str) -> tuple[Annotations, np.ndarray]:
     """Return the answers, and the first row of each item."""
-    cells = list(zip(*(_values(columns, name) for name in (item, annotator, answer)), strict=True))
+    cells = list(zip(*(_cell_texts(columns, name) for name in (item, annotator, answer)), strict=True))
     for number, row in enumerate(cells, 1):
         if None in row:
             raise ValueError(f"Row {number} has an empty {(item, annotator, answer)[row.index(None)]!r}.")
@@ -317,7 +317,7 @@ def _long(columns: Columns, item: str, annotator: str, answer: str) -> tuple[Ans
     return answers, np.array([first[name] for name in answers.items])
 
 
-def _fuse(answers: Answers, columns: Columns, rows: np.ndarray, text: Sequence[str]) -> tuple[FusedLabels, str]:
+def _fuse(answers: Annotations, columns: Columns, rows: np.ndarray, text: Sequence[str]) -> tuple[FusedLabels, str]:
     from logitclip.data._preprocessing import Preprocessor
 
     chosen = take(columns, rows)
@@ -339,14 +339,20 @@ def _write_reliability(path: Path, rows: list[Json]) -> None:
 
 
 def _write_fused(
-    path: Path, data: Path, answers: Answers, fused: FusedLabels, rows: np.ndarray, silent: np.ndarray, kept: list[str]
+    path: Path,
+    data: Path,
+    answers: Annotations,
+    fused: FusedLabels,
+    rows: np.ndarray,
+    silent: np.ndarray,
+    kept: list[str],
 ) -> None:
     """Write one row per item and probable class; items without an answer have one row without a label."""
     place, label = np.nonzero(fused.probabilities > LEAST_LEARNT)
     frame = read_frame(data)
     frame = frame[[name for name in frame.columns if str(name).strip() in kept]]
     frame = frame.iloc[np.concatenate([rows[place], silent])].copy()
-    frame[LABEL] = [*np.array(answers.class_names, dtype=object)[label], *[""] * len(silent)]
-    frame[WEIGHT] = [*(f"{share:.4f}" for share in fused.probabilities[place, label]), *["1"] * len(silent)]
-    frame[GROUP] = [*np.array(answers.items, dtype=object)[place], *(str(row + 1) for row in silent)]
+    frame[FUSED_LABEL] = [*np.array(answers.class_names, dtype=object)[label], *[""] * len(silent)]
+    frame[FUSED_WEIGHT] = [*(f"{share:.4f}" for share in fused.probabilities[place, label]), *["1"] * len(silent)]
+    frame[FUSED_ITEM] = [*np.array(answers.items, dtype=object)[place], *(str(row + 1) for row in silent)]
     files.replace(path, frame.to_csv(index=False, lineterminator="\n").encode())

@@ -203,7 +203,7 @@ def correct_data(folder: Path, answers: Path, data: Path | None = None) -> Corre
             "repeat the command to use them.",
             folder,
         )
-        return CorrectedData(path, facts["label"], facts["source"]["options"], _encoder(facts), None)
+        return CorrectedData(path, facts["label"], facts["source"]["options"], _encoder_of(facts), None)
     model = load(folder)
     merge_answers(folder / ANSWERS, new)
     review = Review(model, FittedRows(model, data))
@@ -216,7 +216,7 @@ def correct_data(folder: Path, answers: Path, data: Path | None = None) -> Corre
     if isinstance(kind, Images):
         columns |= {"image": kind.image or LISTED_FILE, "folder": str(kind.folder.resolve())}
     label, done = kind.label or LISTED_LABEL, Round(applied, earlier, review)
-    return CorrectedData(path, label, columns, _encoder(model.facts), done)
+    return CorrectedData(path, label, columns, _encoder_of(model.facts), done)
 
 
 def _facts_of_interrupted(folder: Path) -> Facts | None:
@@ -228,7 +228,7 @@ def _facts_of_interrupted(folder: Path) -> Facts | None:
     return facts if made_of == str((folder / CORRECTED_FILE).resolve()) else None
 
 
-def _encoder(facts: Facts) -> str:
+def _encoder_of(facts: Facts) -> str:
     return facts.get("encoder", {}).get("spec", "none")
 
 

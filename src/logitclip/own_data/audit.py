@@ -77,14 +77,13 @@ def make_strata(scores: np.ndarray, reviewed: np.ndarray, shares: Sequence[float
     return strata
 
 
-def allocate(sizes: np.ndarray, spreads: np.ndarray, total: int, least: int = LEAST_ANSWERS) -> np.ndarray:
-    """Divide answers among strata in proportion to size times spread (Neyman), with at least `least` in each.
+def allocate(sizes: np.ndarray, spreads: np.ndarray, total: int) -> np.ndarray:
+    """Divide answers among strata in proportion to size times spread (Neyman), with at least `LEAST_ANSWERS` in each.
 
     Args:
         sizes: Rows in each stratum, [H].
         spreads: Standard deviation of what is measured in each stratum, [H].
-        total: Answers to divide; fewer than `least` a stratum are raised to it.
-        least: The fewest answers in a stratum, or all of its rows.
+        total: Answers to divide; if they are too few, each stratum gets the least, or all of its rows.
 
     Returns:
         Answers in each stratum, int [H], with the sum `total` unless the rows are fewer.
@@ -95,7 +94,7 @@ def allocate(sizes: np.ndarray, spreads: np.ndarray, total: int, least: int = LE
     array([92,  5,  3])
     """
     sizes = np.asarray(sizes)
-    wanted, fewest = sizes * np.maximum(spreads, 1e-9), np.minimum(sizes, least)
+    wanted, fewest = sizes * np.maximum(spreads, 1e-9), np.minimum(sizes, LEAST_ANSWERS)
     total = int(np.clip(total, fewest.sum(), sizes.sum()))
     low, high = 0.0, float(total / max(wanted[wanted > 0].min(initial=1.0), 1e-12)) + 1.0
     for _ in range(200):  # a common factor gives the sum, whatever limits apply

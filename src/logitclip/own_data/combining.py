@@ -69,8 +69,8 @@ def combine(votes: Mapping[str, Vote], labels: np.ndarray, alike: Collection[str
 def weigh(right: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return the weights of learners, which sum to 1: exp(-z) of one that is z paired standard errors behind the best.
 
-    Two learners differ only on the rows where one of them is right; of m such rows, chance alone makes a difference of
-    about sqrt(m).
+    Two learners differ only on the rows where one of them is right; of m such rows, a difference of about sqrt(m)
+    is due to chance.
 
     Args:
         right: Which of the held-out labels each learner predicts, bool [n], by name.

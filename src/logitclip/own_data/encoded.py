@@ -19,10 +19,11 @@ from logitclip.data._images import ImageFiles
 from logitclip.data._preprocessing import Preprocessor
 from logitclip.data.table import join_texts
 from logitclip.encoders import blocks
-from logitclip.encoders.features import Features, Inputs, OnRows, input_kind, select
+from logitclip.encoders.features import Features, Inputs, OnRows, input_kind, select_inputs
+from logitclip.files import Json
 from logitclip.own_data.facts import Facts
 from logitclip.own_data.images import Images
-from logitclip.own_data.kind import Read, RowNumbers, Rows
+from logitclip.own_data.kind import Kind, Read, RowNumbers, Rows
 from logitclip.own_data.tables import PREPROCESSING, Texts, read_columns
 from logitclip.runs.encoding import load_encoder
 from logitclip.runs.plugins import loaded_plugins
@@ -77,33 +78,16 @@ class NewRows:
     def take(self, index: np.ndarray) -> Rows:
         """Encode some of the rows."""
         index = np.flatnonzero(index) if index.dtype == bool else index
-        return self.finish(self.encode(select(self.inputs, torch.from_numpy(index))), index)
+        return self.finish(self.encode(select_inputs(self.inputs, torch.from_numpy(index))), index)
 
 
-def _scale(x: np.ndarray, beside: int = 0) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def _find_scale(x: np.ndarray, beside: int = 0) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and deviation of features [N, D]; the last `beside` columns stay as they are."""
     mean, std = np.nanmean(x, 0), np.nanstd(x, 0)
     std = np.where(std > 1e-6, std, 1.0)
     if beside:
         mean[-beside:], std[-beside:] = 0.0, 1.0
     return tuple(mean.tolist()), tuple(std.tolist())
-
-
-def _as_rows(names: Sequence[str], x: np.ndarray, mean: tuple[float, ...], std: tuple[float, ...]) -> Rows:
-    features = (x - np.array(mean, np.float32)) / np.array(std, np.float32)
-    return Rows(names, features.astype(np.float32), torch.from_numpy(x))
-
-
-def _facts(spec: str) -> Facts:
-    return {"encoder": {"spec": spec, "identity": encoders.identify(spec)}}
-
-
-def _check_weights(facts: Facts) -> str:
-    """Return the encoder of a model, or raise a ValueError if its files have changed."""
-    spec = facts["encoder"]["spec"]
-    if encoders.identify(spec) != facts["encoder"]["identity"]:
-        raise ValueError(f"the encoder {spec} has other weights or another tokenizer than when the model was fitted")
-    return spec
 
 
 def check_bundle(spec: str) -> None:
@@ -153,15 +137,33 @@ def _is_bundled(facts: Facts, folder: Path) -> bool:
         return False
 
 
-class _Encoded:
+class _Encoded(Kind):
     """What photos and texts have in common."""
 
     takes: ClassVar[encoders.InputKind]
     encoding: Encoding
-    mean: tuple[float, ...]
     hint = ""
     # Measured by benchmarks/encoder_fit.py: noisy labels prefer what repeats their errors.
     alike = ("network", "logistic")
+
+    @staticmethod
+    def restore_encoding(facts: Facts) -> Json:
+        """Return the fields `mean`, `std` and `encoding`, or raise a ValueError if the encoder has other files now."""
+        spec = facts["encoder"]["spec"]
+        if encoders.identify(spec) != facts["encoder"]["identity"]:
+            raise ValueError(
+                f"the encoder {spec} has other weights or another tokenizer than when the model was fitted"
+            )
+        return {"mean": tuple(facts["mean"]), "std": tuple(facts["std"]), "encoding": Encoding(spec)}
+
+    def facts(self) -> Facts:
+        spec = self.encoding.spec
+        return {**super().facts(), "encoder": {"spec": spec, "identity": encoders.identify(spec)}}
+
+    def standardise(self, names: Sequence[str], x: np.ndarray) -> Rows:
+        """Return features [N, D] as rows."""
+        features = (x - np.array(self.mean, np.float32)) / np.array(self.std, np.float32)
+        return Rows(names, features.astype(np.float32), torch.from_numpy(x))
 
     def network(self, rows: int) -> dict[str, str | float]:
         names = ("model", "lr", "weight_decay", "batch_size", "epochs", "augment")
@@ -176,7 +178,7 @@ class _Encoded:
         return encoders.build(self.encoding.spec, self.takes)
 
     def read_beside(self, data: Data, columns: Columns | None) -> Rows:
-        rows: NewRows = self.read(data, columns)  # type: ignore[attr-defined]
+        rows: NewRows = self.read(data, columns)  # type: ignore[assignment]
         return rows.finish(self.encoding.features(rows.inputs), np.arange(len(rows)))
 
     def _encode(self, part: Inputs) -> np.ndarray:
@@ -194,12 +196,7 @@ class EncodedImages(_Encoded, Images):
 
     @classmethod
     def restore(cls, facts: Facts, read: Read) -> EncodedImages:
-        scale = tuple(facts["mean"]), tuple(facts["std"])
-        encoding = Encoding(_check_weights(facts))
-        return cls(facts["label"], facts["image"], facts["size"], mean=scale[0], std=scale[1], encoding=encoding)
-
-    def facts(self) -> Facts:
-        return {**super().facts(), **_facts(self.encoding.spec)}
+        return cls(facts["label"], facts["image"], facts["size"], **cls.restore_encoding(facts))
 
     @classmethod
     def encode(cls, images: Images, encoding: Encoding) -> tuple[EncodedImages, Rows, np.ndarray]:
@@ -209,16 +206,16 @@ class EncodedImages(_Encoded, Images):
         kept = np.flatnonzero(np.isfinite(x).all(1))
         if not len(kept):
             raise ValueError(f"{images.folder} holds no readable image.")
-        mean, std = _scale(x[kept])
+        mean, std = _find_scale(x[kept])
         own = {**vars(images), "mean": mean, "std": std, "encoding": encoding}
         kind = cls(**own).keep(kept)
-        return kind, _as_rows(kind.names, x[kept], mean, std), kept
+        return kind, kind.standardise(kind.names, x[kept]), kept
 
     def read(self, data: Data, columns: Columns | None = None) -> NewRows:  # type: ignore[override]
         folder, names = self._files(data, columns)
 
         def finish(x: np.ndarray, index: np.ndarray) -> Rows:
-            return _as_rows([names[i] for i in index.tolist()], x, self.mean, self.std)
+            return self.standardise([names[i] for i in index.tolist()], x)
 
         return NewRows(names, ImageFiles(folder, names), self._encode, finish)
 
@@ -239,19 +236,17 @@ class EncodedTexts(_Encoded, Texts):
         """Learn the scale of the features, and the preprocessing of the other columns, from the training rows."""
         beside = Preprocessor.fit_beside(columns, text)
         kind = cls(label, beside, columns, text=tuple(text), encoding=encoding.resolve("texts"))
-        mean, std = _scale(kind._features(columns), beside.transform(columns).shape[1])
+        mean, std = _find_scale(kind._features(columns), beside.transform(columns).shape[1])
         return replace(kind, mean=mean, std=std)
 
     @classmethod
     def restore(cls, facts: Facts, read: Read) -> EncodedTexts:
         kept = PREPROCESSING in facts["files"]
         preprocessor = Preprocessor.from_bytes(read(PREPROCESSING)) if kept else Preprocessor()
-        mean, std = tuple(facts["mean"]), tuple(facts["std"])
-        encoding = Encoding(_check_weights(facts))
-        return cls(facts["label"], preprocessor, text=tuple(facts["text"]), mean=mean, std=std, encoding=encoding)
+        return cls(facts["label"], preprocessor, text=tuple(facts["text"]), **cls.restore_encoding(facts))
 
     def facts(self) -> Facts:
-        return {**super().facts(), "text": list(self.text), **_facts(self.encoding.spec)}
+        return {**super().facts(), "text": list(self.text)}
 
     def contents(self) -> dict[str, bytes]:
         return super().contents() if self.preprocessor.kinds else {}
@@ -274,7 +269,7 @@ class EncodedTexts(_Encoded, Texts):
 
     def rows(self, columns: Columns, numbers: np.ndarray | None = None) -> Rows:
         names = RowNumbers(np.arange(row_count(columns)) if numbers is None else numbers)
-        return _as_rows(names, self._features(columns), self.mean, self.std)
+        return self.standardise(names, self._features(columns))
 
     def read(self, data: Data, columns: Columns | None = None) -> NewRows:  # type: ignore[override]
         return self._late_rows(read_columns(data, self.text_columns) if columns is None else columns)
@@ -299,6 +294,6 @@ class EncodedTexts(_Encoded, Texts):
         names = RowNumbers(start + np.arange(row_count(columns)))
 
         def finish(x: np.ndarray, index: np.ndarray) -> Rows:
-            return _as_rows(RowNumbers(start + index), self._with_beside(x, take(columns, index)), self.mean, self.std)
+            return self.standardise(RowNumbers(start + index), self._with_beside(x, take(columns, index)))
 
         return NewRows(names, join_texts(columns, self.text), self._encode, finish)

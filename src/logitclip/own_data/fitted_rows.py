@@ -120,12 +120,12 @@ class FittedRows:
         known = ~np.isnan(features).any(1)
         return chosen[known], features[known]
 
-    def neighbours(self, i: int, count: int = SHOWN_NEIGHBOURS) -> list[int]:
+    def neighbours(self, i: int) -> list[int]:
         """Return the nearest other rows: by the features of a table or text, or what the network makes of a picture."""
         chosen, features = self.compared
         distances = np.square(features - self._embed(np.array([i]))).sum(1)
-        order = np.argsort(distances, kind="stable")[: count + 1]
-        return [int(j) for j in chosen[order] if j != i][:count] if not np.isnan(distances).any() else []
+        order = np.argsort(distances, kind="stable")[: SHOWN_NEIGHBOURS + 1]
+        return [int(j) for j in chosen[order] if j != i][:SHOWN_NEIGHBOURS] if not np.isnan(distances).any() else []
 
     def _embed(self, rows: np.ndarray) -> np.ndarray:
         if self._network is None:

@@ -38,23 +38,22 @@ from logitclip.own_data.model import (
     PREDICTIONS,
     UNLABELLED,
     Model,
-    as_csv,
     is_model,
     load,
+    predictions_as_csv,
     predictions_to_bytes,
     write_model,
 )
 from logitclip.own_data.network import Network, predict, with_clip
 from logitclip.own_data.page import write_page
 from logitclip.own_data.parts import Parts
-from logitclip.own_data.planning import AUTO, SEARCHED_ROWS, Plan, make_plan
+from logitclip.own_data.planning import AUTO, SEARCHED_ROWS, ClipSearch, Plan, make_plan
 from logitclip.own_data.reasons import columns_that_mattered
 from logitclip.own_data.rules import share_by_rules, widen_for_rules
 from logitclip.own_data.source import Options, look
 from logitclip.own_data.tables import PREPROCESSING, with_labels
 from logitclip.runs.claims import CLAIM_LOCK, claim
 from logitclip.runs.results import Failed
-from logitclip.studies.tuning import GRIDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,9 +63,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DATA = "data.parquet"  # a data frame or an array that the model was fitted on
+DATA_FILE = "data.parquet"  # a data frame or an array that the model was fitted on
 WRITTEN = (
-    *(MODEL, ISSUES, PAGE, UNLABELLED, PREDICTIONS, DATA, PREPROCESSING),
+    *(MODEL, ISSUES, PAGE, UNLABELLED, PREDICTIONS, DATA_FILE, PREPROCESSING),
     *(learner.file for learner in (Network, *LEARNERS.values())),
 )
 UNBALANCED = 5.0  # ratio of the largest to the smallest class from which `balance` auto weights classes
@@ -133,8 +132,8 @@ def fit(
             its features.
         bundle: Copy the encoder into the model folder, so that it predicts on a machine without it.
         download: Fetch the encoder from the hub if it is missing.
-        learner: Network, forest, logistic or neighbours, several of them separated by commas, or auto: all four,
-            or only the network beyond 60 classes.
+        learner: One of network, forest, logistic and neighbours, several separated by commas, or auto: all four, or
+            only the network beyond 60 classes.
         clip: The network's clip. ``auto`` chooses it, ``norm:temp=auto`` and ``norm:tau=auto`` search, ``=grid`` tries
             the paper's values, and ``none`` is plain training.
         balance: ``on`` lets every class count the same, so that rare classes are predicted more often; ``auto`` does so
@@ -170,8 +169,8 @@ def fit(
     encoding = None if encoder == "none" else Encoding(encoder, jobs, on_rows)
     if bundle:
         check_bundle(encoder)
-    _check_writable(out)  # this and the paths are checked before an encoder works for minutes
-    named = {name: _find_data(rows, name) for name, rows in (("val", val), ("test", test)) if rows is not None}
+    _refuse_foreign_files(out)  # this and the paths are checked before an encoder works for minutes
+    named = {name: _expand_path(rows, name) for name, rows in (("val", val), ("test", test)) if rows is not None}
     if not isinstance(data, str | os.PathLike):
         data, label = with_labels(data, label)
     with downloads_allowed(download):
@@ -183,7 +182,7 @@ def fit(
         try:
             origin = {"path": _keep_data(data, source, out), "options": asdict(columns)}
             beside = {n: read_labelled(rows, source.kind, source.class_names, n) for n, rows in named.items()}
-            model = _fit(plan, out, {"source": origin, "made_by": made_by}, beside, on_plan, on_progress)
+            model = _carry_out(plan, out, {"source": origin, "made_by": made_by}, beside, on_plan, on_progress)
             if bundle:
                 copy_encoder(model.facts, out)
             return model
@@ -193,7 +192,7 @@ def fit(
 
 def find_issues(
     data: Data, label: Labels = None, *, out: str | Path = "issues", fast: bool = False, **options: Any
-) -> Any:
+) -> pd.DataFrame:
     """Find the labels that are probably wrong.
 
     Args:
@@ -231,7 +230,7 @@ def _require_packages() -> None:
         raise ImportError(f"Your own data needs {', '.join(missing)}: pip install 'logitclip[own-data]'.")
 
 
-def _find_data(rows: Any, name: str) -> Any:
+def _expand_path(rows: Any, name: str) -> Any:
     """Return the path of rows in a file or folder, with ~ expanded, or rows that are in memory.
 
     Raises:
@@ -252,13 +251,13 @@ def claim_folder(out: Path, names: Sequence[str]) -> Iterator[None]:
     Raises:
         ValueError: If a file there is not of `fit`.
     """
-    _check_writable(out, (*names, *WRITTEN))
+    _refuse_foreign_files(out, (*names, *WRITTEN))
     with claim(out):
         files.remove_scratch(out, names)
         yield
 
 
-def _check_writable(out: Path, names: Sequence[str] = WRITTEN) -> None:
+def _refuse_foreign_files(out: Path, names: Sequence[str] = WRITTEN) -> None:
     """Raise a ValueError if a name that `fit` will write is taken by a folder, or by a file that it did not write."""
     ours = (out / CLAIM_LOCK).exists() or is_model(out)
     for name in names:
@@ -273,7 +272,7 @@ def _check_writable(out: Path, names: Sequence[str] = WRITTEN) -> None:
 # -- the steps ---------------------------------------------------------------------------------------------------------
 
 
-def _fit(
+def _carry_out(
     plan: Plan,
     out: Path,
     origin: Facts,
@@ -284,7 +283,7 @@ def _fit(
     """Carry out a plan, unless the folder has its model: votes, marks, learning again, and the model folder."""
     on_progress = on_progress or (lambda share: None)
     source, parts = plan.source, Parts(out, plan.source)
-    origin |= {"made_from": _digest(plan, parts, beside), "data": parts.data}
+    origin |= {"made_from": _digest_plan(plan, parts, beside), "data": parts.data}
     kept = _kept_model(out, origin)
     if kept is not None:
         parts.remove()  # of a fit that was killed when all but this was done
@@ -305,7 +304,7 @@ def _fit(
     rules = share_by_rules(source, combined, judged, plan.seed) if issues.learnt else None
     if rules is not None:
         issues, origin["rules"] = widen_for_rules(issues, len(source.class_names)), rules
-    weight, final = _weights(plan, issues), []
+    weight, final = _weigh_rows(plan, issues), []
     for learner in learners:
         share = combined.weights[learner.name]
         if share > 0 or ("val" in beside and learner.name != ADVISER):
@@ -313,14 +312,14 @@ def _fit(
         done += AGAIN * plan.costs[learner.name]
         on_progress(done / plan.seconds)
     final, temperature = _calibrate(plan, final, issues, beside.get("val"))
-    accuracies = {f"{name}_accuracy": _accuracy(final, rows) for name, rows in beside.items()}
+    accuracies = {f"{name}_accuracy": _measure_accuracy(final, rows) for name, rows in beside.items()}
     shares = {learner.name: share for learner, share in final}
     accuracies["noisy_accuracy"] = accuracy_of(votes, shares, source.labels[judged])
     origin |= {"temperature": temperature, **accuracies}
     model = _write_model(out, plan, final, combined, issues, origin)
     if source.unlabelled is not None:
         found = model.table(source.unlabelled.names, model.probabilities_of(source.unlabelled))
-        files.replace(out / UNLABELLED, as_csv(found))
+        files.replace(out / UNLABELLED, predictions_as_csv(found))
     mattered = columns_that_mattered(model, source, issues)
     write_issues(out / ISSUES, issues, source, mattered)
     write_page(out / PAGE, model, source, issues, mattered)
@@ -338,18 +337,24 @@ def _keep_data(data: str | os.PathLike[str] | pd.DataFrame, source: Source, out:
     except (TypeError, ValueError):  # a column with values of several types, which are read as text
         mixed = [name for name, kind in data.dtypes.items() if kind.kind == "O"]
         content = data.astype(dict.fromkeys(mixed, "string")).to_parquet(index=False)
-    files.replace(out / DATA, content)
-    return str((out / DATA).resolve())
+    files.replace(out / DATA_FILE, content)
+    return str((out / DATA_FILE).resolve())
 
 
-def _digest(plan: Plan, parts: Parts, beside: dict[str, Labelled]) -> str:
+def _digest_plan(plan: Plan, parts: Parts, beside: dict[str, Labelled]) -> str:
     """Return a digest of the data and of all settings that change the model."""
-    network = plan.network
+    network, clip_search, version = plan.network, plan.clip_search, logitclip.__version__
     content = {
         "data": parts.data,
         "learners": [learner.name for learner in plan.learners],
         "recipe": None if network is None else vars(network.recipe),
-        "settings": [plan.clip_to_search, plan.network_folds, plan.seed, plan.balance, logitclip.__version__],
+        "settings": [
+            None if clip_search is None else clip_search.spec,
+            plan.network_folds,
+            plan.seed,
+            plan.balance,
+            version,
+        ],
         "beside": {name: rows.digest for name, rows in beside.items()},
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -383,30 +388,24 @@ def _kept_model(out: Path, origin: Facts) -> Model | None:
 def _with_searched_clip(plan: Plan, parts: Parts) -> list[Learner]:
     """Return the learners, the network with the clip that the search found."""
     network = plan.network
-    if network is None or plan.clip_to_search is None:
+    clip_search = plan.clip_search
+    if network is None or clip_search is None:
         return plan.learners
 
     def search_value() -> Arrays:
-        return {"value": np.array(_search_clip(network, plan))}
+        return {"value": np.array(_search_clip(network, clip_search, plan))}
 
-    what = {"search": plan.clip_to_search, "recipe": vars(network.recipe), "seed": plan.seed}
+    what = {"search": clip_search.spec, "recipe": vars(network.recipe), "seed": plan.seed}
     value = float(parts.compute(what, search_value)["value"])
-    chosen = with_clip(network, _with_value(plan.clip_to_search, value))
+    chosen = with_clip(network, clip_search.with_value(value))
     return [chosen if learner is network else learner for learner in plan.learners]
 
 
-def _with_value(clip: str, value: float) -> str:
-    for word in ("auto", "grid"):
-        clip = clip.replace(f"={word}", f"={value:g}")
-    return clip
-
-
-def _search_clip(network: Network, plan: Plan) -> float:
+def _search_clip(network: Network, clip_search: ClipSearch, plan: Plan) -> float:
     """Search for the number of the clip on half of the rows, with the noisy labels of the others.
 
     Labels that a person has reviewed count as often here as in training.
     """
-    assert plan.clip_to_search is not None
     chosen = choose_rows(len(plan.source.labels), SEARCHED_ROWS, plan.seed)
     rows, labels = plan.source.rows.take(chosen), plan.source.labels[chosen]
     part = hold_out(len(labels), search.HELD_OUT, generator=torch.Generator().manual_seed(plan.seed))
@@ -418,7 +417,7 @@ def _search_clip(network: Network, plan: Plan) -> float:
     outside = np.repeat(outside, times[outside])
 
     def train(value: float) -> tuple[np.ndarray, np.ndarray, float] | None:
-        tried = with_clip(network, _with_value(str(plan.clip_to_search), value))
+        tried = with_clip(network, clip_search.with_value(value))
         try:
             tried.fit(rows.take(inside), labels[inside], weight, plan.seed)
         except engine.Diverged:
@@ -427,14 +426,11 @@ def _search_clip(network: Network, plan: Plan) -> float:
         predicted = predict(tried.network, rows.inputs, tried.view).argmax(1).numpy()
         return predicted[outside], labels[outside], float((predicted == labels)[inside].mean())
 
-    name, _, knobs = plan.clip_to_search.partition(":")
-    knob = next(text.partition("=")[0] for text in knobs.split(",") if text.endswith(("=auto", "=grid")))
-    grid = GRIDS[f"clip.{name}.{knob}"]
-    values = grid if "=grid" in plan.clip_to_search else None
+    values = clip_search.grid if clip_search.word == "grid" else None
     try:
-        return search.tune(train, between=search.range_of(grid), values=values).best
+        return search.tune(train, between=search.range_of(clip_search.grid), values=values).best
     except ValueError as error:
-        raise Failed(f"No value of clip.{knob} can be chosen: all trials failed.") from error
+        raise Failed(f"No value of clip.{clip_search.knob} can be chosen: all trials failed.") from error
 
 
 def _vote(plan: Plan, learner: Learner, parts: Parts) -> Arrays:
@@ -451,7 +447,7 @@ def _vote(plan: Plan, learner: Learner, parts: Parts) -> Arrays:
     return {name: array.astype(np.float64) for name, array in parts.compute(what, compute).items()}
 
 
-def _weights(plan: Plan, issues: Issues) -> np.ndarray:
+def _weigh_rows(plan: Plan, issues: Issues) -> np.ndarray:
     """Return the weights of the rows to learn from again, [N]: the square of the chance that the label is right.
 
     It is about as good as leaving out the marked labels (benchmarks/own_data_decide.py), and no class runs out of rows.
@@ -517,7 +513,7 @@ def _log(probabilities: np.ndarray) -> np.ndarray:
     return np.log(np.maximum(probabilities, 1e-12))
 
 
-def _accuracy(final: list[tuple[Learner, float]], beside: Labelled) -> float:
+def _measure_accuracy(final: list[tuple[Learner, float]], beside: Labelled) -> float:
     """Return the share of the rows that can be read and are predicted right."""
     mixed = mix(final, beside.rows)
     readable = ~np.isnan(mixed[:, 0])

@@ -67,7 +67,7 @@ class Images(Kind):
         return cls(facts["label"], facts["image"], facts["size"])
 
     def facts(self) -> Facts:
-        return {"kind": self.name, "label": self.label, "image": self.image, "size": self.size}
+        return {**super().facts(), "image": self.image, "size": self.size}
 
     def load(self, *, decode: bool = True) -> tuple[Rows, np.ndarray]:
         """Return the training rows and their positions in `names`.
@@ -136,7 +136,7 @@ class Images(Kind):
         except OSError:
             return b""
 
-    def picture(self, i: int) -> str | None:
+    def thumbnail(self, i: int) -> str | None:
         try:
             return png_address(ImageFiles(self.folder, [self.names[i]], min(THUMBNAIL, max(16, self.pixels))).decode(0))
         except ValueError:

@@ -82,9 +82,9 @@ class Kind(ABC):
     def restore(cls, facts: Facts, read: Read) -> Kind:
         """Return the kind that a model folder describes."""
 
-    @abstractmethod
     def facts(self) -> Facts:
         """Return what model.json must hold for `restore`."""
+        return {"kind": self.name, "label": self.label}
 
     def contents(self) -> dict[str, bytes]:
         """Return the files of the model folder that `restore` reads."""
@@ -127,7 +127,7 @@ class Kind(ABC):
         """Return what training row `i` is known by, wherever it stands: its content without its label."""
         return json.dumps(sorted(self.content(i))).encode()
 
-    def picture(self, i: int) -> str | None:
+    def thumbnail(self, i: int) -> str | None:
         """Return training row `i` as a data address, if it is a picture."""
         return None
 

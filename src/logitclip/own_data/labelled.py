@@ -47,7 +47,7 @@ def read_labelled(data: Data | tuple[Data, ArrayLike], kind: Kind, classes: Sequ
             rows and labels.
         kind: How the training data was read.
         classes: Its classes.
-        what: Val or test, for messages; `val` may hold no other class.
+        what: The name of the data, for messages: val or test. `val` may hold no other class.
 
     Raises:
         ValueError: If there are no labels, or one of `val` is no class of the training data.

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -42,8 +42,8 @@ log = logging.getLogger(__name__)
 MODEL, ISSUES, PAGE, UNLABELLED = "model.json", "issues.csv", "page.html", "unlabelled.csv"
 PREDICTIONS = "predictions.npz"  # out of fold, for `review`
 KEPT_CLASSES = 5  # the most probable classes of a row, in predictions.npz
-CHUNK = 50_000  # rows that are predicted at a time
-ENCODED_CHUNK = 2048  # rows that are encoded and predicted at a time
+ROWS_AT_ONCE = 50_000  # rows that are predicted at a time
+ENCODED_AT_ONCE = 2048  # rows that are encoded and predicted at a time
 LEARNERS: dict[str, type[Learner]] = {learner.name: learner for learner in (Forest, Logistic, Neighbours)}
 
 
@@ -161,7 +161,7 @@ class Model:
         return self.facts.get("learnt", self.facts["noisy_accuracy"] > 1 / len(self.class_names))
 
     @cached_property
-    def issues(self) -> Any:
+    def issues(self) -> pd.DataFrame:
         """The labels that are probably wrong, most suspicious first: a pandas data frame, see docs/wrong_labels.md."""
         import pandas as pd
 
@@ -185,7 +185,7 @@ class Model:
         """How many labels are marked wrong."""
         return int(np.count_nonzero(self.issues["wrong"]))
 
-    def predict(self, data: Data, *, probabilities: bool = False) -> Any:
+    def predict(self, data: Data, *, probabilities: bool = False) -> pd.DataFrame:
         """Predict the class of each row.
 
         Args:
@@ -201,13 +201,13 @@ class Model:
         Raises:
             ValueError: If a column is missing or has another type than when the model was fitted.
         """
-        names, found = self.probabilities(data)
         import pandas as pd
 
+        names, found = self.probabilities(data)
         index = data.index if isinstance(data, pd.DataFrame) else None
         return self.table(names, found, index=index, every=probabilities)
 
-    def predict_parts(self, data: Data, *, probabilities: bool = False) -> Iterator[Any]:
+    def predict_parts(self, data: Data, *, probabilities: bool = False) -> Iterator[pd.DataFrame]:
         """Predict part by part: with an encoder, rows and features are never in memory together.
 
         Args:
@@ -218,7 +218,7 @@ class Model:
         """
         self._check_data(data)
         for rows in self.kind.read_parts(data):
-            for part in _chunks(rows):
+            for part in _divide(rows):
                 yield self.table(part.names, self.probabilities_of(part), every=probabilities)
 
     def table(
@@ -289,23 +289,23 @@ class Model:
 
     def probabilities_of(self, rows: Rows | NewRows) -> np.ndarray:
         """Return calibrated class probabilities [N, K] for rows that are read, in chunks."""
-        if isinstance(rows, NewRows) or len(rows) > CHUNK:
-            return np.concatenate([self.probabilities_of(part) for part in _chunks(rows)])
+        if isinstance(rows, NewRows) or len(rows) > ROWS_AT_ONCE:
+            return np.concatenate([self.probabilities_of(part) for part in _divide(rows)])
         mixed = mix(self.learners, rows)
         log_prior = np.array(self.facts["log_prior"])
         return calibrate(np.log(np.maximum(mixed, 1e-12)), self.facts["temperature"], log_prior)
 
 
-def as_csv(predicted: pd.DataFrame, *, header: bool = True) -> bytes:
+def predictions_as_csv(predicted: pd.DataFrame, *, header: bool = True) -> bytes:
     """Return predictions as CSV, in which a spreadsheet reads no name as a formula."""
     cells = {name: predicted[name].map(str, na_action="ignore") for name in ("row", "class")}
     cells = {name: texts.map(guard_formula, na_action="ignore") for name, texts in cells.items()}
     return predicted.assign(**cells).to_csv(index=False, header=header).encode()
 
 
-def _chunks(rows: Rows | NewRows) -> Iterator[Rows]:
+def _divide(rows: Rows | NewRows) -> Iterator[Rows]:
     """Yield as many rows at a time as are predicted together."""
-    size = ENCODED_CHUNK if isinstance(rows, NewRows) else CHUNK
+    size = ENCODED_AT_ONCE if isinstance(rows, NewRows) else ROWS_AT_ONCE
     for start in range(0, len(rows), size):
         yield rows.take(np.arange(start, min(start + size, len(rows))))
 

@@ -27,7 +27,7 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues, mattere
         noise=model.noise_summary,
         accuracy=model.accuracy_summary,
         marked=count_marked(int(issues.wrong.sum()), len(issues.ranking), learnt=issues.learnt),
-        matrix=_matrix(source, issues),
+        matrix=_format_matrix(source, issues),
         rows=[
             {
                 "name": source.rows.names[i],
@@ -38,16 +38,16 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues, mattere
                 "score": f"{issues.scores[i]:.3f}",
                 "wrong": bool(issues.wrong[i]),
                 "text": source.kind.show(i, mattered.get(i, ()))[:300],
-                "image": source.kind.picture(i),
+                "image": source.kind.thumbnail(i),
             }
             for i in map(int, issues.ranking[:ISSUES_ON_PAGE])
         ],
-        accuracies=_accuracies(model),
+        accuracies=_draw_accuracies(model),
     )
     files.replace(path, page.encode(errors="backslashreplace"))  # the name of the data need not be UTF-8
 
 
-def _matrix(source: Source, issues: Issues) -> list[tuple[str, list[tuple[str, str]]]] | None:
+def _format_matrix(source: Source, issues: Issues) -> list[tuple[str, list[tuple[str, str]]]] | None:
     """Return the transition matrix as text, with its intervals; None if it is unknown or too large."""
     noise = issues.noise
     if not issues.learnt or noise.matrix is None or len(source.class_names) > MATRIX:
@@ -61,7 +61,7 @@ def _matrix(source: Source, issues: Issues) -> list[tuple[str, list[tuple[str, s
     ]
 
 
-def _accuracies(model: Model) -> str:
+def _draw_accuracies(model: Model) -> str:
     """Return the accuracy of the learners and of all together on held-out noisy labels, as one SVG picture."""
     alt = drawing.altair()
     each = {one["name"]: one["noisy_accuracy"] for one in model.facts["learners"] if "noisy_accuracy" in one}

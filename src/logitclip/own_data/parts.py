@@ -70,10 +70,9 @@ def digest_of(source: Source) -> str:
         "columns": source.used,
         "names": list(source.rows.names),
         "unlabelled": None if source.unlabelled is None else list(source.unlabelled.names),
-        "arrays": {name: None if array is None else _digest_of_array(array) for name, array in arrays.items()},
+        "arrays": {
+            name: None if array is None else hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+            for name, array in arrays.items()
+        },
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def _digest_of_array(array: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()

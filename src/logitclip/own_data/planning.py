@@ -14,7 +14,7 @@ import torch
 from logitclip import models
 from logitclip.criterion import build_criterion
 from logitclip.data._columns import Column, TextColumn, date_in_text, unread_number
-from logitclip.launch import using_threads
+from logitclip.launch import find_device, using_threads
 from logitclip.own_data.folds import FOLDS, choose_rows, make_folds
 from logitclip.own_data.kind import Rows, Source
 from logitclip.own_data.learners import (
@@ -36,11 +36,11 @@ from logitclip.registry import suggest
 from logitclip.search import HELD_OUT as SEARCH_HELD_OUT
 from logitclip.search import TRIALS
 from logitclip.studies.tuning import GRIDS
-from logitclip.text import duration, join_names
+from logitclip.text import duration, join_names, quote_some
 
 AUTO = "auto"
 CLIP = "norm:temp={temp:g}"
-TEMP = 2.5  # the clip where there are too few rows to search for one
+USUAL_TEMP = 2.5  # the clip where there are too few rows to search for one
 SEARCH_FROM = 5_000  # rows from which the clip is searched
 SEARCHED_ROWS = 20_000  # rows on which it is searched
 HALVES = 2  # folds of the network, unless five are asked for
@@ -57,13 +57,31 @@ SPIN = 0.03  # seconds of work to find out how busy the machine is
 MOST_CLASSES = 60  # beyond which auto takes only the network: the arrays of the others would be too large
 
 
+@dataclass(frozen=True)
+class ClipSearch:
+    """The search for a number of a clip."""
+
+    spec: str  # as in norm:temp=auto
+    knob: str  # temp
+    word: str  # auto or grid
+
+    @property
+    def grid(self) -> tuple[float, ...]:
+        """The values of the paper."""
+        return GRIDS[f"clip.{self.spec.partition(':')[0]}.{self.knob}"]
+
+    def with_value(self, value: float) -> str:
+        """Return the clip with a number."""
+        return self.spec.replace(f"={self.word}", f"={value:g}")
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """What `fit` will do."""
 
     source: Source
     learners: list[Learner]
-    clip_to_search: str | None  # the clip with a number to search for
+    clip_search: ClipSearch | None
     network_folds: int
     seed: int
     balance: str
@@ -106,10 +124,11 @@ class Plan:
             lines.append(source.kind.hint)
         lone = [source.class_names[k] for k in np.flatnonzero(counts == 1).tolist()]
         if lone:
-            lines.append(f"{_few(lone)} with one example: their labels cannot be judged.")
+            classes = "Classes" if len(lone) > 1 else "Class"
+            lines.append(f"{classes} {quote_some(lone)} with one example: their labels cannot be judged.")
         lines += [
             f"Classes {' and '.join(map(repr, names))} differ only in case or spaces: are they one class?"
-            for names in _alike(source.class_names)
+            for names in _find_similar(source.class_names)
         ]
         return [*lines, *self._steps(), f"This will take about {duration(max(1.0, self.seconds))}."]
 
@@ -117,11 +136,10 @@ class Plan:
         lines = []
         if self.network is not None:
             recipe = self.network.recipe
-            clip = self.clip_to_search or recipe.clip
-            searched = ", which is searched for" if self.clip_to_search else ""
+            clip = f"{self.clip_search.spec}, which is searched for" if self.clip_search else recipe.clip
             lines.append(
                 f"Network: {recipe.model} on {self.source.kind.describe(self.source.rows)}; {recipe.epochs} epochs of "
-                f"batches of {recipe.batch_size}; clip {clip}{searched}."
+                f"batches of {recipe.batch_size}; clip {clip}."
             )
         names = [learner.name for learner in self.learners]
         if len(names) == 1:
@@ -166,9 +184,9 @@ def make_plan(
     if source.groups is not None or source.times is not None:
         make_folds(source, FOLDS, seed)  # too few groups or times are refused before anything is trained
     rows, classes = len(source.labels), len(source.class_names)
-    to_search = _clip_to_search(clip, rows)
+    clip_search = _find_clip_search(clip, rows)
     settings = {**source.kind.network(rows), **{k: v for k, v in options.items() if v is not None}}
-    settings["clip"] = CLIP.format(temp=TEMP) if clip == AUTO or to_search else clip
+    settings["clip"] = CLIP.format(temp=USUAL_TEMP) if clip == AUTO or clip_search else clip
     settings["threads"] = options.get("threads") or jobs or torch.get_num_threads()
     settings["batch_size"] = min(settings["batch_size"], max(8, rows // 2))
     network = Network(classes, NetworkOptions(**settings), source.kind.mean, source.kind.std)
@@ -181,7 +199,7 @@ def make_plan(
     }
     wanted = _learner_names(learner, classes)
     folds = FOLDS if five_folds else HALVES
-    plan = Plan(source, [every[name] for name in wanted], to_search, folds, seed, balance, {})
+    plan = Plan(source, [every[name] for name in wanted], clip_search, folds, seed, balance, {})
     return replace(plan, costs=_forecast(plan))
 
 
@@ -195,17 +213,17 @@ def _learner_names(learner: str, classes: int) -> list[str]:
     return [name for name in LEARNER_NAMES if name in names]
 
 
-def _clip_to_search(clip: str, rows: int) -> str | None:
-    """Return the clip whose number is to be searched, or None."""
+def _find_clip_search(clip: str, rows: int) -> ClipSearch | None:
+    """Return the search for a number that a clip leaves open, or None."""
     if clip == AUTO:
-        return "norm:temp=auto" if rows >= SEARCH_FROM else None
+        return ClipSearch("norm:temp=auto", "temp", "auto") if rows >= SEARCH_FROM else None
     name, _, knobs = clip.partition(":")
     words = [part.partition("=") for part in knobs.split(",") if part.partition("=")[2] in ("auto", "grid")]
     if not words:
         return None
     if len(words) > 1 or f"clip.{name}.{words[0][0]}" not in GRIDS:
         raise ValueError(f"No value can be searched for in {clip!r}: write norm:temp=auto, or a number.")
-    return clip
+    return ClipSearch(clip, words[0][0], words[0][2])
 
 
 def _forecast(plan: Plan) -> dict[str, float]:
@@ -235,7 +253,7 @@ def _network_seconds(plan: Plan, network: Network) -> float:
     steps = -(-rows // network.recipe.batch_size) * network.recipe.epochs
     folds = plan.folds_of(network)
     passes, fits = folds - 0.5, folds + 0.5  # each fold without a part; and all rows, if it is in the model
-    if plan.clip_to_search:
+    if plan.clip_search:
         passes += TRIALS * (1 - SEARCH_HELD_OUT) * min(1, SEARCHED_ROWS / rows)
         fits += TRIALS
     predicted = 1.2 if rows <= AVERAGED_ROWS else 1.0  # after every epoch, or after every fifth
@@ -273,9 +291,8 @@ def _grow_trees(rows: Rows, y: np.ndarray) -> None:
 def _step_seconds(network: Network, source: Source) -> float:
     """Time a few training steps of the network on empty inputs."""
     recipe, shape = network.recipe, network.input_shape(source.rows)
-    on_cpu = recipe.accelerator == "cpu" or not torch.accelerator.is_available()
-    device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
-    now = time.thread_time if on_cpu else time.perf_counter
+    device = find_device(recipe.accelerator)
+    now = time.thread_time if device.type == "cpu" else time.perf_counter
     model = models.build(recipe.model, network.classes, shape).to(device)
     criterion = build_criterion("ce", recipe.clip, head=model).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9, nesterov=True)
@@ -288,7 +305,7 @@ def _step_seconds(network: Network, source: Source) -> float:
             optimizer.zero_grad()
             criterion(model(x), y).backward()
             optimizer.step()
-            if not on_cpu:
+            if device.type != "cpu":
                 torch.accelerator.synchronize()
             times.append(now() - started)
     return min(times)
@@ -341,14 +358,9 @@ def _count_copies(source: Source) -> int:
     return copies if same_label.all() and copies >= LEAST_COPIES * len(rows) else 0
 
 
-def _alike(names: Sequence[str]) -> list[list[str]]:
+def _find_similar(names: Sequence[str]) -> list[list[str]]:
     """Return the groups of names that are equal but for case and spaces."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault("".join(name.casefold().split()), []).append(name)
     return [group for group in groups.values() if len(group) > 1]
-
-
-def _few(names: list[str]) -> str:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"Class{'es' if len(names) > 1 else ''} {', '.join(map(repr, names[:3]))}{more}"

@@ -29,14 +29,14 @@ def columns_that_mattered(model: Model, source: Source, issues: Issues) -> dict[
     kind = source.kind
     if type(kind) is not Table:
         return {}
-    names = _candidates(kind, source.labels)
+    names = _choose_columns(kind, source.labels)
     count = max(LEAST_EXPLAINED, min(int(issues.wrong.sum()), MOST_EXPLAINED // len(names)))
     rows = issues.ranking[:count]
     # All replacements as one table: the rows as they are, then a copy of them for each typical value.
-    copies = [(name, typical) for name in names for typical in _typical(kind.columns[name])]
+    copies = [(name, typical) for name in names for typical in _find_typical(kind.columns[name])]
     tall = take(kind.columns, np.tile(rows, 1 + len(copies)))
     for k, (name, typical) in enumerate(copies, start=1):
-        _replace(tall[name], slice(k * len(rows), (k + 1) * len(rows)), typical)
+        _replace_values(tall[name], slice(k * len(rows), (k + 1) * len(rows)), typical)
     found = model.probabilities_of(kind.rows(tall)).reshape(1 + len(copies), len(rows), -1)
     log_p = np.log(np.maximum(found[:, np.arange(len(rows)), source.labels[rows]], 1e-6))
     effects = np.abs(log_p[1:] - log_p[0]).reshape(len(names), -1, len(rows)).sum(1)
@@ -44,7 +44,7 @@ def columns_that_mattered(model: Model, source: Source, issues: Issues) -> dict[
     return {int(row): [names[j] for j in order[:, i]] for i, row in enumerate(rows)}
 
 
-def _typical(column: Column) -> list[float]:
+def _find_typical(column: Column) -> list[float]:
     """Return two typical values: the quartiles, or the codes of the two most frequent categories."""
     if isinstance(column, TextColumn):
         frequent = np.argsort(-np.bincount(column.codes + 1, minlength=2), kind="stable")[:2] - 1
@@ -52,7 +52,7 @@ def _typical(column: Column) -> list[float]:
     return np.nanquantile(_numbers(column), (0.25, 0.75)).tolist()
 
 
-def _replace(column: Column, where: slice, value: float) -> None:
+def _replace_values(column: Column, where: slice, value: float) -> None:
     if isinstance(column, TextColumn):
         column.codes[where] = int(value)
     else:
@@ -65,7 +65,7 @@ def _numbers(column: Column) -> np.ndarray:
     return values
 
 
-def _candidates(kind: Table, labels: np.ndarray) -> list[str]:
+def _choose_columns(kind: Table, labels: np.ndarray) -> list[str]:
     names = list(kind.used)
     if len(names) <= CANDIDATES:
         return names

@@ -38,6 +38,7 @@ from logitclip.own_data.fitted_rows import FittedRows
 from logitclip.own_data.model import PREDICTIONS, Model, predictions_from_bytes, read_checked
 
 AUDIT = "audit.json"  # in the model folder: the draw
+SEED = 0  # of the draw, and of the order
 LAST_ANSWERS = 20  # suspects whose share of wrong labels tells when to stop
 LEASE = 600.0  # seconds for which a row that a reviewer has on screen is not given to another
 TEMPLATES = Path(__file__).parent / "templates"
@@ -50,13 +51,12 @@ class Review:
     Args:
         model, rows: The model and its data.
         audit_size: Rows to draw for an audit; 0 for none, or for the one that was begun.
-        seed: Seed of the draw.
 
     Raises:
         ValueError: If the audit is larger than the data, or nothing is known about the labels.
     """
 
-    def __init__(self, model: Model, rows: FittedRows, audit_size: int = 0, seed: int = 0) -> None:
+    def __init__(self, model: Model, rows: FittedRows, audit_size: int = 0) -> None:
         self.model, self.rows = model, rows
         self.path = model.folder / ANSWERS
         self.given = np.asarray(rows.source.labels)
@@ -67,9 +67,9 @@ class Review:
         self._read_suspects()
         self.answers, self.changed = match_rows(read_answers(self.path), rows.digest_of, rows.find)
         self.settled, self.disagreements = settle(self.answers)
-        self.reviewed, self.asked = self._draw(audit_size, seed)
+        self.reviewed, self.asked = self._draw(audit_size)
         self.strata = audit.make_strata(self.scores, self.reviewed)
-        self.queue = interleave(self.suspects, self.asked.tolist(), seed)
+        self.queue = interleave(self.suspects, self.asked.tolist(), SEED)
         self.blind = set(self.asked.tolist())
         self.leases: dict[int, tuple[str, float]] = {}
         self.asked_again: set[tuple[str, str]] = set()  # rows with answers that disagree, and who has seen them since
@@ -113,7 +113,7 @@ class Review:
             and is_list_of(lambda place: is_whole(place) and place < len(self.rows))(audit.get("reviewed"))
         )
 
-    def _draw(self, size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    def _draw(self, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Return which rows were reviewed before the audit, and its rows; a begun audit is continued or enlarged."""
         path = self.model.folder / AUDIT
         begun = files.read_json(path)
@@ -122,7 +122,7 @@ class Review:
             size, seed, places = max(size, begun["size"]), begun["seed"], begun["reviewed"]
         elif size:
             named = [place for name in self.settled if (place := self.rows.place(name)) is not None]
-            places = sorted({*named, *np.flatnonzero(self.checked).tolist()})
+            places, seed = sorted({*named, *np.flatnonzero(self.checked).tolist()}), SEED
         else:
             return reviewed, np.empty(0, int)
         reviewed[places] = True
@@ -135,7 +135,7 @@ class Review:
 
     # -- what the page shows -------------------------------------------------------------------------------------------
 
-    def item(self, i: int, *, neighbours: bool = True) -> Json:
+    def item(self, i: int) -> Json:
         """Return what the page shows of a row. In an audit, label, suggestions and neighbours are not in it."""
         name = self.rows.names[i]
         shown: Json = {
@@ -149,7 +149,7 @@ class Review:
             "neighbours": [],
         }
         if not shown["audit"]:
-            return shown | self.reveal(i, neighbours=neighbours)
+            return shown | self.reveal(i)
         if self.rows.has_pictures:  # the name of a file, or of its folder, may be the label
             shown |= {"row": str(i + 1), "content": []}
         return shown
@@ -179,7 +179,7 @@ class Review:
         done = {*places, *names}
         checked = {self.rows.names[i] for i in np.flatnonzero(self.checked).tolist()}  # their label is the answer
         suspects = [a for a in self.answers if a.kind == CLASS and not a.audit and a.row not in checked][-LAST_ANSWERS:]
-        wrong = sum(a.label != self._given_name(a.row) for a in suspects)
+        wrong = sum(a.label != self.class_names[self.given[self.rows.place(a.row)]] for a in suspects)
         mine = [a.time for a in self.answers if a.reviewer == reviewer and a.kind != UNDO][-LAST_ANSWERS:]
         return {
             "answered": len(done),
@@ -192,10 +192,6 @@ class Review:
             "disagreements": len(self.disagreements),
             "can_undo": self._last_of(reviewer) is not None,
         }
-
-    def _given_name(self, row: str) -> str:
-        place = self.rows.place(row)
-        return "" if place is None else self.class_names[int(self.given[place])]
 
     def next_items(self, session: str, count: int = 1, reviewer: str = "") -> list[Json]:
         """Return the next rows for a browser: unanswered, and not on the screen of another.

@@ -146,12 +146,12 @@ class _Pages:
         place = values["id"]
         if type(place) is not int:
             raise ValueError(f"The id of a row is a number, not {place!r}.")
-        texts = [_text(values, name) for name in ("digest", "kind", "label", "reviewer")]
+        texts = [_read_text(values, name) for name in ("digest", "kind", "label", "reviewer")]
         hidden = self.review.answer(place, *texts)
         return self._with_items(values, saved=True, hidden=hidden)
 
     def undo(self, request: Request, values: Json) -> Response:
-        item = self.review.undo(_text(values, "reviewer"))
+        item = self.review.undo(_read_text(values, "reviewer"))
         return self._with_items(values, items=[] if item is None else [item])
 
     def picture(self, request: Request, values: Json) -> Response:
@@ -166,7 +166,7 @@ class _Pages:
     def _with_items(self, values: Json, items: list[Json] | None = None, **more: object) -> Response:
         from starlette.responses import JSONResponse
 
-        session, reviewer = _text(values, "session"), _text(values, "reviewer")
+        session, reviewer = _read_text(values, "session"), _read_text(values, "reviewer")
         count = max(0, min(int(values.get("count", 1)), MOST_ITEMS))
         found = self.review.next_items(session, count, reviewer) if items is None else items
         return JSONResponse({"items": found, "state": self.review.state(reviewer), **more})
@@ -178,7 +178,7 @@ def _refuse(sentence: str, status: int = 403) -> Response:
     return JSONResponse({"error": sentence}, status)
 
 
-def _text(values: Json, name: str) -> str:
+def _read_text(values: Json, name: str) -> str:
     value = values.get(name, "")
     if not isinstance(value, str) or len(value) > 1000:
         raise ValueError(f"The value of {name!r} must be a short text.")

@@ -215,7 +215,7 @@ def _look_at_table(
         used=dict(kind.used),
         left_out={**dict.fromkeys(options.drop, "as you asked"), **kind.dropped, **_about_review(reviewed)},
         label_type=label_type,
-        weight=_weights(columns, options.weight, path, known, labels),
+        weight=_read_weights(columns, options.weight, path, known, labels),
         groups=None if options.group is None else group_numbers(columns, options.group, path)[known],
         times=None if options.time is None else time_numbers(columns, options.time, path)[known],
         unlabelled=kind.rows(take(features, unknown), unknown) if len(unknown) else None,
@@ -239,7 +239,9 @@ def _find_reviewed(columns: Columns, rows: np.ndarray) -> np.ndarray | None:
     return np.array([*checked, False])[column.codes][rows]
 
 
-def _weights(columns: Columns, name: str | None, path: Path, rows: np.ndarray, labels: np.ndarray) -> np.ndarray | None:
+def _read_weights(
+    columns: Columns, name: str | None, path: Path, rows: np.ndarray, labels: np.ndarray
+) -> np.ndarray | None:
     if name is None:
         return None
     column = columns[name]

@@ -14,6 +14,7 @@ from logitclip.data._columns import Column, Columns, from_frame, read_table, rea
 from logitclip.data._preprocessing import Preprocessor
 from logitclip.own_data.facts import Facts
 from logitclip.own_data.kind import ENCODER_HINT, Kind, Read, RowNumbers, Rows
+from logitclip.text import quote_some
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,9 +45,6 @@ class Table(Kind):
     def restore(cls, facts: Facts, read: Read) -> Table:
         return cls(facts["label"], Preprocessor.from_bytes(read(PREPROCESSING)))
 
-    def facts(self) -> Facts:
-        return {"kind": self.name, "label": self.label}
-
     def contents(self) -> dict[str, bytes]:
         return {PREPROCESSING: self.preprocessor.to_bytes()}
 
@@ -75,8 +73,9 @@ class Table(Kind):
         """Name the values that the model does not know, of columns without a warning; return these columns."""
         found = {name: new for name, new in self.preprocessor.unknown(columns).items() if name not in warned}
         for name, new in found.items():
-            shown = ", ".join(map(repr, new[:3])) + (f" and {len(new) - 3} more" if len(new) > 3 else "")
-            log.warning("column %r has values that the model does not know: %s; they count as rare ones", name, shown)
+            log.warning(
+                "column %r has values that the model does not know: %s; they count as rare ones", name, quote_some(new)
+            )
         return {*found}
 
     def rows(self, columns: Columns, numbers: np.ndarray | None = None) -> Rows:

@@ -18,7 +18,7 @@ from logitclip.data._images import ImageFiles
 from logitclip.data._loading import limit_examples
 from logitclip.data._texts import TextInputs
 from logitclip.encoders import blocks
-from logitclip.encoders.features import Features, InputBlock, Inputs, OnRows, cache_folder, input_kind, select
+from logitclip.encoders.features import Features, InputBlock, Inputs, OnRows, cache_folder, input_kind, select_inputs
 from logitclip.noise import NoisyLabels
 from logitclip.runs.config import RunConfig, encoder_spec
 from logitclip.runs.plugins import load_plugins
@@ -128,7 +128,7 @@ def _sources(dataset: data.Dataset) -> list[tuple[Inputs, dict[str, Tensor]]]:
         if len(joined.unique()) == len(joined):  # else the test rows are those of another file
             order = joined.argsort()
             place = order.argsort().split([len(part) for part in rows])
-            return [(select(both[0].join(both[1]), order), dict(zip(splits, place, strict=True)))]
+            return [(select_inputs(both[0].join(both[1]), order), dict(zip(splits, place, strict=True)))]
     return [(split.x, {name: torch.arange(len(split))}) for name, split in splits.items()]
 
 
