@@ -195,7 +195,7 @@ def simulate(name: str, scores: np.ndarray, values: np.ndarray, what: str, audit
     rows = []
     for n in SIZES:
         rng = np.random.default_rng(n)
-        counts = np.bincount(strata[audit.draw(scores, strata, n, seed=0)])
+        counts = np.bincount(strata[audit.draw_rows(scores, strata, n, seed=0)])
         hits = np.stack([rng.hypergeometric(*v, audits) for v in zip(marked, sizes - marked, counts, strict=True)], 1)
         low, high = distinct(hits, counts, sizes)
         total, population = rng.hypergeometric(marked.sum(), (sizes - marked).sum(), n, (audits, 1)), sizes.sum()
@@ -229,7 +229,7 @@ def simulate_classes(name: str, scores: np.ndarray, given: np.ndarray, true: np.
     wrong = (given != true).astype(float)
     hits, widths = [], []
     for seed in range(audits):
-        asked = audit.draw(scores, strata, 100, seed)
+        asked = audit.draw_rows(scores, strata, 100, seed)
         for k in np.unique(given):
             rate = audit.estimate_rate(wrong, strata, asked, given == k)
             hits.append(rate.low - 1e-4 <= wrong[given == k].mean() <= rate.high + 1e-4)

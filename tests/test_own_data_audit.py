@@ -63,7 +63,7 @@ def test_intervals_cover_at_fifty_answers_with_a_good_and_a_useless_score(rate: 
     for scores in (wrong + rng.normal(0, 0.5, 4000), rng.random(4000)):
         strata = audit.make_strata(scores, np.zeros(4000, bool))
         sizes, marked = np.bincount(strata), np.bincount(strata, wrong).astype(int)
-        counts = np.bincount(strata[audit.draw(np.clip(scores, 0, 1), strata, 50, seed=0)])
+        counts = np.bincount(strata[audit.draw_rows(np.clip(scores, 0, 1), strata, 50, seed=0)])
         hits = np.stack(
             [rng.hypergeometric(m, s - m, n, 100) for m, s, n in zip(marked, sizes, counts, strict=True)], 1
         )
@@ -79,12 +79,12 @@ def test_strata_and_draw() -> None:
     assert (strata[990:] == REVIEWED).all()
     assert np.bincount(strata[:990]).tolist() == [495, 247, 149, 69, 30]
     assert (np.diff(strata[:990]) >= 0).all()  # by score
-    rows = audit.draw(scores, strata, 50, seed=3)
+    rows = audit.draw_rows(scores, strata, 50, seed=3)
     assert len(set(rows.tolist())) == 50
     assert np.bincount(strata[rows]).min() >= 5
-    assert (rows == audit.draw(scores, strata, 50, seed=3)).all()
-    assert set(rows) <= set(audit.draw(scores, strata, 120, seed=3))
-    assert set(rows) != set(audit.draw(scores, strata, 50, seed=4))
+    assert (rows == audit.draw_rows(scores, strata, 50, seed=3)).all()
+    assert set(rows) <= set(audit.draw_rows(scores, strata, 120, seed=3))
+    assert set(rows) != set(audit.draw_rows(scores, strata, 50, seed=4))
     half = rows[:25]  # of an audit that is stopped in the middle
     assert np.abs(np.bincount(strata[half], minlength=5) - np.bincount(strata[rows]) / 2).max() <= 1
 
@@ -92,7 +92,7 @@ def test_strata_and_draw() -> None:
 def test_every_row_of_a_stratum_is_drawn_equally_often() -> None:
     scores = np.linspace(0, 1, 60)
     strata = audit.make_strata(scores, np.zeros(60, bool))
-    times = np.bincount(np.concatenate([audit.draw(scores, strata, 30, seed=s) for s in range(800)]), minlength=60)
+    times = np.bincount(np.concatenate([audit.draw_rows(scores, strata, 30, seed=s) for s in range(800)]), minlength=60)
     for h in range(5):
         part = times[strata == h]
         assert stats.chisquare(part).pvalue > 1e-4 if part.std() else part[0] == 800
@@ -120,7 +120,7 @@ def audited(rng: np.random.Generator, answers: int = 100):
     predicted = np.where(rng.random(1200) < 0.1, (true + 1) % 3, true)
     scores = np.where(predicted != given, 0.8, 0.05)
     strata = audit.make_strata(scores, np.zeros(1200, bool))
-    asked = audit.draw(scores, strata, answers, seed=0)
+    asked = audit.draw_rows(scores, strata, answers, seed=0)
     told = np.full(1200, UNANSWERED_CODE)
     told[asked] = true[asked]
     return given, true, predicted, told, strata, asked
@@ -159,7 +159,7 @@ def test_reviewed_rows_are_known_and_only_the_rest_is_uncertain() -> None:
     given, true = np.zeros(1000, int), (np.arange(1000) < 300).astype(int)
     reviewed = np.arange(1000) < 400  # all wrong labels have been found
     strata = audit.make_strata(rng.random(1000), reviewed)
-    asked = audit.draw(rng.random(1000), strata, 60, seed=0)
+    asked = audit.draw_rows(rng.random(1000), strata, 60, seed=0)
     told = np.full(1000, UNANSWERED_CODE)
     told[asked], told[reviewed] = true[asked], true[reviewed]
     noise = audit.report(given, np.full(1000, -1), told, strata, asked).noise
@@ -173,7 +173,7 @@ def test_the_answers_it_asks_for_halve_the_interval() -> None:
     given, true, predicted, told, strata, asked = audited(rng, 50)
     found = audit.report(given, predicted, told, strata, asked)
     scores = np.where(predicted != given, 0.8, 0.05)
-    more = audit.draw(scores, strata, 50 + found.halved_by, seed=0)
+    more = audit.draw_rows(scores, strata, 50 + found.halved_by, seed=0)
     told[more] = true[more]
     again = audit.report(given, predicted, told, strata, more)
     assert 0.35 < again.noise.width / found.noise.width < 0.65

@@ -41,13 +41,8 @@ def write(path: Path, content: bytes) -> None:
 
     Symbolic links are followed. Devices and FIFOs are written to, not replaced.
     """
-    if not path.name:
-        raise ValueError(f"{path} is a folder: name a file in it.")
-    with explain_errors(path):
-        if path.exists() and not path.is_file() and not path.is_dir():
-            path.write_bytes(content)
-        else:
-            _replace(Path(os.path.realpath(path)), content)
+    with open_to_write(path) as write_piece:
+        write_piece(content)
 
 
 @contextlib.contextmanager
@@ -87,18 +82,14 @@ def _write_piece(path: Path, stream: BinaryIO, content: bytes) -> None:
 def replace(path: Path, content: bytes) -> None:
     """Write a file of ours atomically. A link, FIFO or device in its place is replaced, not followed."""
     with explain_errors(path):
-        _replace(path, content)
-
-
-def _replace(path: Path, content: bytes) -> None:
-    make_folder(path.parent)
-    scratch = scratch_name(path)
-    try:
-        write_synced(scratch, content)
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
-    sync_folder(path.parent)
+        make_folder(path.parent)
+        scratch = scratch_name(path)
+        try:
+            write_synced(scratch, content)
+            scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
+        sync_folder(path.parent)
 
 
 @contextlib.contextmanager
@@ -192,10 +183,10 @@ def sync_folder(folder: Path) -> None:
 
 def write_json(path: Path, content: object) -> None:
     """Write a file of ours as JSON, atomically; see `replace`."""
-    replace(path, as_json(content))
+    replace(path, json_bytes(content))
 
 
-def as_json(content: object) -> bytes:
+def json_bytes(content: object) -> bytes:
     """Return the content of a JSON file of ours."""
     return (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
 

@@ -59,6 +59,15 @@ def join_names(names: Iterable[str], most: int = 20) -> str:
     return ", ".join([*every[:most], *([f"... {len(every) - most} more"] if len(every) > most else [])])
 
 
+def split_names(text: str | None) -> list[str]:
+    """Return the names in a text that separates them with commas.
+
+    >>> split_names("age, height"), split_names(None)
+    (['age', 'height'], [])
+    """
+    return [name.strip() for name in text.split(",")] if text else []
+
+
 def quote_some(names: Sequence[str]) -> str:
     """Return the first three names, quoted, and how many there are besides.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,7 +21,7 @@ from logitclip.cli.training import stop_on_sigterm
 from logitclip.files import Json
 from logitclip.runs.plugins import load_plugins
 from logitclip.runs.results import Failed
-from logitclip.text import duration
+from logitclip.text import duration, split_names
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,10 +96,10 @@ class FitOptions:
     @property
     def columns(self) -> Json:
         """The options that name columns or where their files are."""
-        return {name: getattr(self, name) for name in COLUMN_OPTIONS}
+        several = {"text": split_names(self.text), "drop": split_names(self.drop)}
+        return {**{name: getattr(self, name) for name in ("image", "folder", "weight", "group", "time")}, **several}
 
 
-COLUMN_OPTIONS = ("text", "image", "folder", "drop", "weight", "group", "time")
 FIT_DEFAULTS = FitOptions()
 FitFlags = Annotated[FitOptions, arg(name="")]
 
@@ -148,7 +148,7 @@ def fit(
             encoder = corrected.encoder if options.encoder == "none" else options.encoder
             options = replace(options, label=corrected.label, encoder=encoder)
         elif makes_data:
-            data, label = fuse(data, out, columns, annotators=_names(annotators), **named)
+            data, label = fuse(data, out, columns, annotators=split_names(annotators), **named)
             options = replace(options, label=label)
         fitted = _fit_with_progress(data, options, out=out, claimed=makes_data, **columns)
     if json:
@@ -192,7 +192,6 @@ def issues(
         fast: Leave the network out: it takes most of the time.
         json: Print the ranking as a JSON list on stdout.
     """
-
     from logitclip.own_data.issues import count_marked, show_suggestion
 
     load_plugins(options.plugin)
@@ -305,8 +304,7 @@ def _fit_with_progress(data: Path, options: FitOptions, **others: Any) -> Model:
 
     stop_on_sigterm()
     pace, encoding = Pace(), EncodingBar()
-    given = {name: value for name, value in vars(options).items() if name != "plugin"} | others
-    given |= {name: _names(given[name]) for name in ("text", "drop")}
+    given = {name: value for name, value in vars(options).items() if name != "plugin"} | options.columns | others
     calls = {"on_plan": pace.plan, "on_progress": pace, "on_rows": encoding}
     try:
         return fit(data, **calls, **given)
@@ -342,9 +340,3 @@ def _report(model: Model) -> None:
     learners = ", ".join(f"{one['name']} {one['weight']:.0%}" for one in model.facts["learners"])
     clip = f"; clip {model.clip}" if model.clip is not None else ""
     show(f"{model.accuracy_summary} Learners: {learners}{clip}.")
-
-
-def _names(text: str | Sequence[str] | None) -> list[str]:
-    if not isinstance(text, str):  # the columns of a model
-        return list(text or ())
-    return [name.strip() for name in text.split(",")] if text else []

@@ -122,7 +122,6 @@ def apply(
         out: The file to write: csv, tsv or parquet.
         json: Print the counts as one JSON object on stdout.
     """
-
     from logitclip.own_data import load
     from logitclip.own_data.apply import apply_answers
     from logitclip.own_data.fitted_rows import FittedRows
@@ -231,7 +230,6 @@ def _as_json(state: Review, found: Report | None) -> Json:
 
 def _show_report(state: Review, found: Report | None) -> None:
     """Print the progress, and what an audit says beside the estimate of `fit`."""
-
     from logitclip.own_data.audit import contradicts
 
     progress = state.state()
@@ -306,11 +304,9 @@ def show_round(last: Round, fitted: Model) -> None:
 
 def fuse(data: Path, out: Path, columns: Json, *, annotators: list[str], **names: str | None) -> tuple[Path, str]:
     """Fuse the answers of annotators, show who is reliable, and return the table to fit on and its label."""
-
     from logitclip.own_data.annotators import FUSED_ITEM, FUSED_LABEL, FUSED_WEIGHT, fuse_data
 
-    text, drop = ((value or "").split(",") if value else [] for value in (columns["text"], columns["drop"]))
-    fused = fuse_data(data, out, annotators=annotators, text=text, drop=drop, **names)
+    fused = fuse_data(data, out, annotators=annotators, text=columns["text"], drop=columns["drop"], **names)
     count = len(fused.reliability)
     which = f": the {NAMED} most and the {NAMED} least reliable of {count:,}" if count > 2 * NAMED else ""
     table = make_table(f"Annotators{which}", "annotator", "answers", "right", "95 % interval")
@@ -321,5 +317,5 @@ def fuse(data: Path, out: Path, columns: Json, *, annotators: list[str], **names
     show(f"They disagree on {fused.disagree:.0%} of the items. All annotators: {escape(str(out / 'annotators.csv'))}.")
     if fused.unanswered:
         show(f"{counted(fused.unanswered, 'item')} without any answer: their classes are predicted.")
-    columns |= {"weight": FUSED_WEIGHT, "group": FUSED_ITEM, "drop": None}
+    columns |= {"weight": FUSED_WEIGHT, "group": FUSED_ITEM, "drop": []}
     return fused.path, FUSED_LABEL

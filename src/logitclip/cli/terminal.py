@@ -175,7 +175,6 @@ class SweepBoard(Listener):
 
     def table(self) -> Printable:
         """Return the state, and the runs at work."""
-
         from logitclip.data.dataset import trusted_test
 
         table = make_table("", "run", "epoch", "test accuracy")
@@ -352,7 +351,6 @@ def test_words(data: str) -> str:
 
 def result_table(result: Result) -> Group:
     """Return the result of a run as a table, with its folder below."""
-
     from logitclip.data.dataset import trusted_test
 
     known = result.noise_rate > 0

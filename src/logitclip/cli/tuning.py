@@ -186,7 +186,6 @@ def _score_in_points(score: Score | None) -> Json:
 
 def tried_table(tried: Tried) -> Group:
     """Return a table of the tried values, and why one of them was chosen."""
-
     from logitclip.search import TIED_WITHIN
 
     option, scores, best, parts = tried.option, tried.scores, tried.best, tried.parts

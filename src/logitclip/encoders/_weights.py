@@ -27,7 +27,7 @@ def downloads_allowed(allowed: bool = True) -> Iterator[None]:
         _downloading.reset(token)
 
 
-def locate(name: str) -> Path:
+def find_folder(name: str) -> Path:
     """Return the folder of an encoder.
 
     Args:
@@ -61,7 +61,7 @@ def model_files(name: str, **_: object) -> list[Path]:
     Raises:
         ValueError: If there are no safetensors, or a module has only a pickle.
     """
-    folder = locate(name)
+    folder = find_folder(name)
     found = sorted({path for pattern in PATTERNS for path in folder.rglob(pattern)})
     weights = [path for path in found if path.suffix == ".safetensors"]
     if not weights:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from logitclip.encoders import ENCODERS, Encoder, InputKind, reads
-from logitclip.encoders._weights import locate, model_files
+from logitclip.encoders._weights import find_folder, model_files
 from logitclip.text import explain_missing, first_line
 
 Pooling = Literal["mean", "cls", "pooler"]
@@ -38,7 +38,7 @@ def hf(
     with explain_missing("The encoder hf needs transformers", "encoders"):
         import transformers
     transformers.utils.logging.disable_progress_bar()
-    folder = str(locate(name))
+    folder = str(find_folder(name))
     safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         if takes == "images":

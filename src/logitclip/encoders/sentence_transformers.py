@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from logitclip.encoders import ENCODERS, Encoder, InputKind, reads
-from logitclip.encoders._weights import locate, model_files
+from logitclip.encoders._weights import find_folder, model_files
 from logitclip.text import explain_missing, first_line
 
 
@@ -28,7 +28,9 @@ def sentence_transformers(*, name: str, prompt: str = "", takes: InputKind, devi
         from sentence_transformers import SentenceTransformer
     safe: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
-        model = SentenceTransformer(str(locate(name)), device="cpu", model_kwargs={"use_safetensors": True}, **safe)
+        model = SentenceTransformer(
+            str(find_folder(name)), device="cpu", model_kwargs={"use_safetensors": True}, **safe
+        )
     except (OSError, ValueError, KeyError) as error:
         reason = first_line(error)
         raise ValueError(f"sentence-transformers cannot load {name!r}: {reason}.") from error

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from logitclip.encoders import ENCODERS, Encoder, InputKind, reads
-from logitclip.encoders._weights import locate, model_files
+from logitclip.encoders._weights import find_folder, model_files
 from logitclip.files import Json
 from logitclip.text import first_line
 
@@ -34,7 +34,7 @@ def timm(*, name: str, takes: InputKind, device: torch.device) -> Encoder:
     except (ImportError, RuntimeError) as error:  # torchvision may not load beside this torch
         raise ImportError("The encoder timm needs timm and torchvision: pip install 'logitclip[timm]'.") from error
     try:
-        model = package.create_model(f"local-dir:{locate(name).resolve()}", pretrained=True, num_classes=0)
+        model = package.create_model(f"local-dir:{find_folder(name).resolve()}", pretrained=True, num_classes=0)
     except Exception as error:  # timm raises RuntimeError, KeyError and others
         reason = first_line(error)
         raise ValueError(f"timm cannot load {name!r}: {reason}.") from error
@@ -55,7 +55,7 @@ class _Pooled:
 
     def prepare(self, example: Image) -> Tensor:
         """Scale the shorter side to `size`, keep the centre square, and normalise, as timm's evaluation does."""
-        return normalise(resize_and_crop(example, self.size, self.crop, self.how), self.mean, self.std)
+        return normalise_image(resize_and_crop(example, self.size, self.crop, self.how), self.mean, self.std)
 
     def __call__(self, batch: list[Tensor]) -> Tensor:
         with torch.inference_mode():
@@ -71,7 +71,7 @@ def resize_and_crop(image: Image, size: int, crop: int, how: Resampling) -> Imag
     return image.crop((left, top, left + crop, top + crop))
 
 
-def normalise(image: Image, mean: Tensor, std: Tensor) -> Tensor:
+def normalise_image(image: Image, mean: Tensor, std: Tensor) -> Tensor:
     """Return a PIL image as a tensor [3, H, W]: bytes scaled to [0, 1], less the mean, over the deviation."""
     import numpy as np
 

@@ -65,8 +65,8 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
     source = rows.source
     if out.exists() and source.path.exists() and os.path.samefile(out, source.path):
         raise ValueError(f"{out} is the data itself: name another file with -o.")
-    kind = out.suffix.lower()
-    if kind not in (".csv", ".tsv", ".parquet"):
+    suffix = out.suffix.lower()
+    if suffix not in (".csv", ".tsv", ".parquet"):
         raise ValueError(f"{out} should end in .csv, .tsv or .parquet.")
     given = list(map(list(source.class_names).__getitem__, source.labels.tolist()))
     frame, column, lines = _read_table(rows, given)
@@ -89,7 +89,7 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
                 labels[line] = answer.label
     frame[column] = labels if source.path.suffix != ".parquet" else _same_type(labels, frame, column)
     frame[REVIEW_COLUMN] = notes
-    files.write(out, _to_bytes(frame.drop(index=frame.index[sorted(dropped)]), kind))
+    files.write(out, _to_bytes(frame.drop(index=frame.index[sorted(dropped)]), suffix))
     said = [notes[line] for line in lines if line not in dropped]
     corrected = sum(note.startswith(CORRECTED) for note in said)
     return Applied(len(said), corrected, said.count(KEPT), said.count(UNSURE), dropped=len(dropped))
@@ -116,10 +116,10 @@ def _read_table(rows: FittedRows, labels: list[str]) -> tuple[pd.DataFrame, str,
     return frame, columns[str(kind.label)], lines
 
 
-def _to_bytes(frame: pd.DataFrame, kind: str) -> bytes:
-    if kind == ".parquet":
+def _to_bytes(frame: pd.DataFrame, suffix: str) -> bytes:
+    if suffix == ".parquet":
         return frame.to_parquet(index=False)
-    return frame.to_csv(index=False, sep="\t" if kind == ".tsv" else ",", lineterminator="\n").encode()
+    return frame.to_csv(index=False, sep="\t" if suffix == ".tsv" else ",", lineterminator="\n").encode()
 
 
 def read_frame(path: Path) -> pd.DataFrame:

@@ -108,7 +108,7 @@ def allocate(sizes: np.ndarray, spreads: np.ndarray, total: int) -> np.ndarray:
     return whole
 
 
-def draw(scores: np.ndarray, strata: np.ndarray, count: int, seed: int) -> np.ndarray:
+def draw_rows(scores: np.ndarray, strata: np.ndarray, count: int, seed: int) -> np.ndarray:
     """Draw the rows of an audit, at random without replacement in each stratum.
 
     A larger audit with the same seed contains the smaller one. The order spreads the strata evenly and is random within
@@ -312,7 +312,7 @@ def report(
         predicted: Out-of-fold predictions, int [N]; -1 where there is none.
         answers: True classes, `UNANSWERED_CODE`, `UNSURE_CODE` or `NO_CLASS_CODE`, int [N].
         strata: The stratum of each row, from `make_strata`.
-        asked: The rows of the audit, from `draw`.
+        asked: The rows of the audit, from `draw_rows`.
     """
     decided = answers >= 0
     wrong = np.where(decided, given != answers, np.nan)

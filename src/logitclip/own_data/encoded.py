@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from logitclip import encoders, files
-from logitclip.data._columns import Columns, read_table_parts, row_count, take
+from logitclip.data._columns import Columns, row_count, take
 from logitclip.data._images import ImageFiles
 from logitclip.data._preprocessing import Preprocessor
 from logitclip.data.table import join_texts
@@ -24,7 +24,7 @@ from logitclip.files import Json
 from logitclip.own_data.facts import Facts
 from logitclip.own_data.images import Images
 from logitclip.own_data.kind import Kind, Read, RowNumbers, Rows
-from logitclip.own_data.tables import PREPROCESSING, Texts, read_columns
+from logitclip.own_data.tables import PREPROCESSING, Texts
 from logitclip.runs.encoding import load_encoder
 from logitclip.runs.plugins import loaded_plugins
 
@@ -271,23 +271,11 @@ class EncodedTexts(_Encoded, Texts):
         names = RowNumbers(np.arange(row_count(columns)) if numbers is None else numbers)
         return self.standardise(names, self._features(columns))
 
-    def read(self, data: Data, columns: Columns | None = None) -> NewRows:  # type: ignore[override]
-        return self._late_rows(read_columns(data, self.text_columns) if columns is None else columns)
-
-    def read_parts(self, data: Data) -> Iterator[NewRows]:  # type: ignore[override]
-        if not isinstance(data, str | os.PathLike):
-            yield self.read(data)
-            return
-        start = 0
-        for columns in read_table_parts(os.fspath(data), {*self.used}, text=self.text_columns):
-            yield self._late_rows(columns, start)
-            start += row_count(columns)
-
     @property
     def text_columns(self) -> set[str]:
         return {*self.text, *self.preprocessor.text_columns}
 
-    def _late_rows(self, columns: Columns, start: int = 0) -> NewRows:
+    def _read_part(self, columns: Columns, start: int, warned: set[str]) -> NewRows:  # type: ignore[override]
         missing = [name for name in self.text if name not in columns]
         if missing:
             raise ValueError(f"There is no column {missing[0]!r}, and the model was fitted on it.")

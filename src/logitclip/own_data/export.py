@@ -53,12 +53,14 @@ def export(model: Model, path: str | Path) -> None:
     scaled = graph.add("Add", graph.add("Div", log_p, graph.hold([model.facts["temperature"]])), graph.hold(prior))
     graph.add("Softmax", scaled, axis=1, out="probabilities")
     classes = model.classes_
-    kind = onnx.TensorProto.STRING if classes.dtype == object else onnx.helper.np_dtype_to_tensor_dtype(classes.dtype)
+    label_type = (
+        onnx.TensorProto.STRING if classes.dtype == object else onnx.helper.np_dtype_to_tensor_dtype(classes.dtype)
+    )
     best = graph.add("ArgMax", "probabilities", axis=1, keepdims=0)
     graph.add("Gather", graph.hold(classes, keep=True), best, axis=0, out="class")
     outputs = [
         onnx.helper.make_tensor_value_info("probabilities", onnx.TensorProto.FLOAT, ["N", len(classes)]),
-        onnx.helper.make_tensor_value_info("class", kind, ["N"]),
+        onnx.helper.make_tensor_value_info("class", label_type, ["N"]),
     ]
     made = onnx.helper.make_graph(graph.nodes, "logitclip", graph.inputs, outputs, graph.constants)
     versions = [onnx.helper.make_opsetid(domain, version) for domain, version in OPSET.items()]

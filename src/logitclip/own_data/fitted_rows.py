@@ -16,7 +16,7 @@ from logitclip.engine import View
 from logitclip.own_data.images import Images
 from logitclip.own_data.kind import Source
 from logitclip.own_data.model import Model
-from logitclip.own_data.network import Network, predict
+from logitclip.own_data.network import Network, predict_logits
 from logitclip.own_data.source import look_again
 from logitclip.own_data.tables import Texts
 
@@ -142,7 +142,7 @@ def last_hidden(network: nn.Module, images: Tensor | ImageFiles, view: View) -> 
     seen: list[Tensor] = []
     handle = last.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(1)))
     try:
-        known = ~predict(network, images, view).isnan().any(1).numpy()
+        known = ~predict_logits(network, images, view).isnan().any(1).numpy()
     finally:
         handle.remove()
     hidden = np.full((len(images), last.in_features), np.nan)

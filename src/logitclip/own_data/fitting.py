@@ -44,7 +44,7 @@ from logitclip.own_data.model import (
     predictions_to_bytes,
     write_model,
 )
-from logitclip.own_data.network import Network, predict, with_clip
+from logitclip.own_data.network import Network, predict_logits, with_clip
 from logitclip.own_data.page import write_page
 from logitclip.own_data.parts import Parts
 from logitclip.own_data.planning import AUTO, SEARCHED_ROWS, ClipSearch, Plan, make_plan
@@ -423,7 +423,7 @@ def _search_clip(network: Network, clip_search: ClipSearch, plan: Plan) -> float
         except engine.Diverged:
             return None
         assert tried.network is not None
-        predicted = predict(tried.network, rows.inputs, tried.view).argmax(1).numpy()
+        predicted = predict_logits(tried.network, rows.inputs, tried.view).argmax(1).numpy()
         return predicted[outside], labels[outside], float((predicted == labels)[inside].mean())
 
     values = clip_search.grid if clip_search.word == "grid" else None
@@ -568,10 +568,4 @@ def _versions() -> dict[str, str]:
     import sklearn
     import skops
 
-    return {
-        "logitclip": logitclip.__version__,
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "sklearn": sklearn.__version__,
-        "skops": skops.__version__,
-    }
+    return {module.__name__: str(module.__version__) for module in (logitclip, torch, np, sklearn, skops)}

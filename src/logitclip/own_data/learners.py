@@ -80,12 +80,12 @@ class Learner(ABC):
             by models that have learnt from the row; logistic regression the `strength` of its penalty.
         """
         judged = folds.judged
-        found = np.empty((len(judged), self.classes))
+        probabilities = np.empty((len(judged), self.classes))
         for train, test in folds:
             learner = self.fresh()
             learner.fit(rows.take(train), y[train], None if weight is None else weight[train], seed)
-            found[np.searchsorted(judged, test)] = learner.predict_proba(rows.take(test))
-        return {"held_out": found}
+            probabilities[np.searchsorted(judged, test)] = learner.predict_proba(rows.take(test))
+        return {"held_out": probabilities}
 
     def fresh(self) -> Learner:
         """Return a learner with the same settings that has learnt nothing."""
@@ -155,18 +155,18 @@ class Forest(Learner):
         if not folds.free:
             return super().out_of_fold(rows, y, weight, folds, seed)  # groups or times: bags would mix them
         forest = self._grow(rows, y, weight, seed, out_of_bag=True)
-        found = forest.oob_decision_function_[folds.judged]
-        found = np.where(np.isfinite(found), found, 1 / found.shape[1])
-        return {"held_out": self._every_class(found, np.asarray(forest.classes_))}
+        probabilities = forest.oob_decision_function_[folds.judged]
+        probabilities = np.where(np.isfinite(probabilities), probabilities, 1 / probabilities.shape[1])
+        return {"held_out": self._every_class(probabilities, np.asarray(forest.classes_))}
 
     def predict_proba(self, rows: Rows) -> np.ndarray:
         known = np.isfinite(rows.features).all(1)
-        found = np.full((len(rows), self.classes), np.nan)
+        probabilities = np.full((len(rows), self.classes), np.nan)
         for part in np.array_split(np.flatnonzero(known), max(1, int(known.sum()) // 5_000)):
             if len(part):
                 shares = self.value[self._leaves(rows.features[part])].mean(1)
-                found[part] = self._every_class(shares, np.arange(self.classes))
-        return found
+                probabilities[part] = self._every_class(shares, np.arange(self.classes))
+        return probabilities
 
     def _leaves(self, x: np.ndarray) -> np.ndarray:
         """Return the leaf of each row in each tree, [N, T]."""
@@ -263,10 +263,10 @@ class Neighbours(Learner):
 
     def predict_proba(self, rows: Rows) -> np.ndarray:
         known = np.isfinite(rows.features).all(1)
-        found = np.full((len(rows), self.classes), np.nan)
+        probabilities = np.full((len(rows), self.classes), np.nan)
         if known.any():
-            found[known] = self._votes(self._nearest(rows.features[known], 0))
-        return found
+            probabilities[known] = self._votes(self._nearest(rows.features[known], 0))
+        return probabilities
 
     def out_of_fold(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, folds: Folds, seed: int) -> Arrays:
         if not folds.free or len(y) > REFERENCE:

@@ -319,7 +319,7 @@ def write_model(folder: Path, facts: Facts, contents: Mapping[str, bytes]) -> No
     facts = {"format": FORMAT, **facts, "files": digests}
     facts["digest"] = files.object_digest(facts)
     check_facts(facts)
-    with files.stage(folder, {MODEL: files.as_json(facts), **contents}) as paths:
+    with files.stage(folder, {MODEL: files.json_bytes(facts), **contents}) as paths:
         (folder / PAGE).unlink(missing_ok=True)  # which is written last: without it, the fit was interrupted
         paths.pop(MODEL).replace(folder / MODEL)  # before the others: no file of an earlier model has its digests
         for name in (ISSUES, UNLABELLED):

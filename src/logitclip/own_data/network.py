@@ -104,7 +104,7 @@ class Network(Learner):
             nonlocal count
             assert isinstance(progress.method, Standard)
             if progress.row["epoch"] % every == 0:
-                total.add_(predict(progress.method.network, rows.inputs, self.view).double().softmax(1))
+                total.add_(predict_logits(progress.method.network, rows.inputs, self.view).double().softmax(1))
                 count += 1
 
         trained = engine.fit(
@@ -122,18 +122,18 @@ class Network(Learner):
 
     def out_of_fold(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None, folds: Folds, seed: int) -> Arrays:
         judged = folds.judged
-        found, seen = np.empty((len(judged), self.classes)), np.zeros((len(judged), self.classes))
+        held_out, seen = np.empty((len(judged), self.classes)), np.zeros((len(judged), self.classes))
         times = np.zeros(len(judged))
         for train, test in folds:
             network = self.fresh()
             network.fit(rows.take(train), y[train], None if weight is None else weight[train], seed)
-            found[np.searchsorted(judged, test)] = network.predict_proba(rows.take(test))
+            held_out[np.searchsorted(judged, test)] = network.predict_proba(rows.take(test))
             at = np.flatnonzero(np.isin(judged, train) & (len(network.averaged) > 0))
             seen[at] += network.averaged[np.searchsorted(train, judged[at])]
             times[at] += 1
         return {
-            "held_out": found,
-            "seen": np.where(times[:, None] > 0, seen / np.maximum(times, 1)[:, None], found),
+            "held_out": held_out,
+            "seen": np.where(times[:, None] > 0, seen / np.maximum(times, 1)[:, None], held_out),
         }
 
     def input_shape(self, rows: Rows) -> tuple[int, ...]:
@@ -142,7 +142,7 @@ class Network(Learner):
 
     def predict_proba(self, rows: Rows) -> np.ndarray:
         assert self.network is not None
-        return predict(self.network, rows.inputs, self.view).double().softmax(1).numpy()
+        return predict_logits(self.network, rows.inputs, self.view).double().softmax(1).numpy()
 
     def facts(self) -> Facts:
         return {"name": self.name, "recipe": vars(self.recipe), "input_shape": list(self.shape)}
@@ -164,7 +164,7 @@ def with_clip(network: Network, clip: str) -> Network:
 
 
 @torch.no_grad()
-def predict(network: nn.Module, x: Tensor | ImageFiles, view: engine.View) -> Tensor:
+def predict_logits(network: nn.Module, x: Tensor | ImageFiles, view: engine.View) -> Tensor:
     """Return logits [N, K] in batches; NaN for image files that cannot be read."""
     training = network.training
     network.eval()

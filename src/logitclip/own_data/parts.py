@@ -27,12 +27,12 @@ class Parts:
         self.folder = folder / PARTS
         self.data = digest_of(source)
 
-    def compute(self, what: Json, function: Callable[[], Arrays]) -> Arrays:
+    def compute(self, settings: Json, function: Callable[[], Arrays]) -> Arrays:
         """Return the arrays of a part: those of an earlier fit that was killed, or else computed now and kept.
 
-        Beside the data, `what` is everything that the part depends on.
+        Beside the data, the settings are everything that the part depends on.
         """
-        content = {"data": self.data, "version": logitclip.__version__, **what}
+        content = {"data": self.data, "version": logitclip.__version__, **settings}
         key = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:32]
         path = self.folder / f"{key}.npz"
         try:

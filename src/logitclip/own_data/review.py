@@ -131,7 +131,7 @@ class Review:
             raise ValueError(f"An audit of {size} rows needs as many that are not reviewed; there are {rest}.")
         digest = self.model.facts.get("digest")
         files.write_json(path, {"model": digest, "size": size, "seed": seed, "reviewed": sorted(map(int, places))})
-        return reviewed, audit.draw(self.scores, audit.make_strata(self.scores, reviewed), size, seed)
+        return reviewed, audit.draw_rows(self.scores, audit.make_strata(self.scores, reviewed), size, seed)
 
     # -- what the page shows -------------------------------------------------------------------------------------------
 

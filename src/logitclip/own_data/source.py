@@ -84,19 +84,19 @@ def look(
         if not isinstance(label, str):
             columns = read_columns(path)
             raise ValueError(f"Which column of {path} is the label? It has {join_names(columns)}.")
-        columns, kind = read_columns(path, {label, *options.text, *filter(None, [options.group])}), "text"
+        columns, label_type = read_columns(path, {label, *options.text, *filter(None, [options.group])}), "text"
     else:
         path = FRAME
         frame, label = with_labels(data, label)
-        columns, kind = read_columns(frame), _label_type(frame, label)
+        columns, label_type = read_columns(frame), _label_type(frame, label)
     if REVIEW_COLUMN in columns and REVIEW_COLUMN not in options.drop:
         options = replace(options, drop=(*options.drop, REVIEW_COLUMN))
     _check_columns(columns, path, label, options)
     image = options.image or _image_column(columns, label, options)
     if image is not None:
         options = replace(options, image=image)
-        return _look_at_files(columns, path, label, options, kind, decode, encoding)
-    return _look_at_table(columns, path, label, options, kind, encoding)
+        return _look_at_files(columns, path, label, options, label_type, decode, encoding)
+    return _look_at_table(columns, path, label, options, label_type, encoding)
 
 
 def look_again(facts: Facts, data: str | Path | None = None) -> Source:

@@ -54,29 +54,29 @@ class Table(Kind):
 
     def read(self, data: Data, columns: Columns | None = None) -> Rows:
         columns = read_columns(data, self.text_columns) if columns is None else columns
-        rows = self.rows(columns)
-        self._warn(columns)
-        return rows
+        return self._read_part(columns, 0, set())
 
     def read_parts(self, data: Data) -> Iterator[Rows]:
         if not isinstance(data, str | os.PathLike):
             yield self.read(data)
             return
         start, warned = 0, set[str]()
-        for columns in read_table_parts(os.fspath(data), {*self.preprocessor.kinds}, text=self.text_columns):
-            count = row_count(columns)
-            yield self.rows(columns, start + np.arange(count))
-            warned |= self._warn(columns, warned)
-            start += count
+        for columns in read_table_parts(os.fspath(data), {*self.used}, text=self.text_columns):
+            yield self._read_part(columns, start, warned)
+            start += row_count(columns)
 
-    def _warn(self, columns: Columns, warned: Collection[str] = ()) -> set[str]:
-        """Name the values that the model does not know, of columns without a warning; return these columns."""
-        found = {name: new for name, new in self.preprocessor.unknown(columns).items() if name not in warned}
-        for name, new in found.items():
-            log.warning(
-                "column %r has values that the model does not know: %s; they count as rare ones", name, quote_some(new)
-            )
-        return {*found}
+    def _read_part(self, columns: Columns, start: int, warned: set[str]) -> Rows:
+        """Return rows from the number `start` on, and name unknown values of the columns that are not yet `warned`."""
+        rows = self.rows(columns, start + np.arange(row_count(columns)))
+        for name, new in self.preprocessor.unknown(columns).items():
+            if name not in warned:
+                log.warning(
+                    "column %r has values that the model does not know: %s; they count as rare ones",
+                    name,
+                    quote_some(new),
+                )
+                warned.add(name)
+        return rows
 
     def rows(self, columns: Columns, numbers: np.ndarray | None = None) -> Rows:
         """Return the rows of some columns; `numbers` are their positions in the file, if they are not all of them."""
