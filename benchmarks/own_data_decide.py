@@ -106,7 +106,7 @@ def compute(name: str, noise: str, seed: int, args: argparse.Namespace) -> Array
     network = plan.network
     assert network is not None
     for title, settings in ({} if name in REAL_TEXTS else NETWORKS).items():
-        tried = Network(network.classes, replace(network.recipe, **settings), network.mean, network.std)
+        tried = Network(network.classes, replace(network.options, **settings), network.mean, network.std)
         found |= let_network_vote(tried, source, seed, title)
     return found
 

@@ -375,7 +375,7 @@ def test_a_folder_of_small_pictures(pictures, tmp_path, caplog):
     plan = make_plan(look(pictures))
     assert isinstance(plan.source.kind, Images)
     assert plan.source.kind.size == 16
-    assert plan.network.recipe.model == "strided_cnn"
+    assert plan.network.options.model == "strided_cnn"
     assert any("images of 16x16 pixels" in line for line in plan.lines())
     model = lc.fit(pictures, out=tmp_path / "m", epochs=10)
     assert "broken.png is not a readable image" in caplog.text

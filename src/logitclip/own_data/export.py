@@ -247,6 +247,6 @@ def _add_network(graph: _Graph, learner: Network, features: str) -> str:
             x = graph.add(ONNX_ACTIVATIONS[type(layer)], x)
         elif not isinstance(layer, nn.Sequential | nn.Dropout | nn.Flatten | nn.Identity):
             raise ValueError(
-                f"A {type(layer).__name__} in the network {learner.recipe.model} cannot be exported: use an mlp."
+                f"A {type(layer).__name__} in the network {learner.options.model} cannot be exported: use an mlp."
             )
     return x

@@ -291,12 +291,12 @@ def _carry_out(
     if on_plan is not None:
         on_plan(plan)
     learners = _with_searched_clip(plan, parts)
-    judged_by, done = dict[str, Arrays](), 0.0
+    out_of_fold, done = dict[str, Arrays](), 0.0
     for learner in learners:
-        judged_by[learner.name] = _vote(plan, learner, parts)
+        out_of_fold[learner.name] = _vote(plan, learner, parts)
         done += (1 - AGAIN) * plan.costs[learner.name]
         on_progress(done / plan.seconds)
-    votes = {name: Vote(one["held_out"], one.get("seen")) for name, one in judged_by.items()}
+    votes = {name: Vote(one["held_out"], one.get("seen")) for name, one in out_of_fold.items()}
     judged = make_folds(source, FOLDS, plan.seed).judged
     combined = combine(votes, source.labels[judged], source.kind.alike)
     reviewed = None if source.reviewed is None else source.reviewed[judged]
@@ -308,7 +308,7 @@ def _carry_out(
     for learner in learners:
         share = combined.weights[learner.name]
         if share > 0 or ("val" in beside and learner.name != ADVISER):
-            final.append((_learn(plan, learner.to_learn_again(judged_by[learner.name]), weight, parts), share))
+            final.append((_learn(plan, learner.to_learn_again(out_of_fold[learner.name]), weight, parts), share))
         done += AGAIN * plan.costs[learner.name]
         on_progress(done / plan.seconds)
     final, temperature = _calibrate(plan, final, issues, beside.get("val"))
@@ -347,7 +347,7 @@ def _digest_plan(plan: Plan, parts: Parts, beside: dict[str, Labelled]) -> str:
     content = {
         "data": parts.data,
         "learners": [learner.name for learner in plan.learners],
-        "recipe": None if network is None else vars(network.recipe),
+        "recipe": None if network is None else vars(network.options),
         "settings": [
             None if clip_search is None else clip_search.spec,
             plan.network_folds,
@@ -395,7 +395,7 @@ def _with_searched_clip(plan: Plan, parts: Parts) -> list[Learner]:
     def search_value() -> Arrays:
         return {"value": np.array(_search_clip(network, clip_search, plan))}
 
-    what = {"search": clip_search.spec, "recipe": vars(network.recipe), "seed": plan.seed}
+    what = {"search": clip_search.spec, "recipe": vars(network.options), "seed": plan.seed}
     value = float(parts.compute(what, search_value)["value"])
     chosen = with_clip(network, clip_search.with_value(value))
     return [chosen if learner is network else learner for learner in plan.learners]
@@ -548,7 +548,7 @@ def _write_model(
                 for name in ("matrix", "matrix_lower", "matrix_upper")
             },
         },
-        "clip": "none" if network is None else network.recipe.clip,
+        "clip": "none" if network is None else network.options.clip,
         "seed": plan.seed,
         **origin,
         "versions": _versions(),

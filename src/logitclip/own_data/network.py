@@ -71,20 +71,20 @@ class Network(Learner):
     file = "weights.safetensors"
 
     def __init__(
-        self, classes: int, recipe: NetworkOptions, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
+        self, classes: int, options: NetworkOptions, mean: tuple[float, ...] = (), std: tuple[float, ...] = ()
     ) -> None:
-        super().__init__(classes, recipe.threads)
-        self.recipe, self.mean, self.std = recipe, mean, std
-        self.view = transform(recipe.augment, mean, std)
+        super().__init__(classes, options.threads)
+        self.options, self.mean, self.std = options, mean, std
+        self.view = transform(options.augment, mean, std)
         self.network: nn.Module | None = None
         self.averages = True  # whether `fit` records the averages
         self.averaged = np.empty((0, classes))
 
     def fresh(self) -> Network:
-        return Network(self.classes, self.recipe, self.mean, self.std)
+        return Network(self.classes, self.options, self.mean, self.std)
 
     def settings(self) -> Json:
-        return vars(self.recipe)
+        return vars(self.options)
 
     def to_learn_again(self, found: Arrays) -> Network:
         network = self.fresh()
@@ -109,12 +109,12 @@ class Network(Learner):
 
         trained = engine.fit(
             Dataset("rows", split, nothing, self.classes, names, mean=self.mean, std=self.std),
-            lambda seed: models.build(self.recipe.model, self.classes, self.shape, seed=seed),
-            build_criterion(self.recipe.loss, self.recipe.clip),
+            lambda seed: models.build(self.options.model, self.classes, self.shape, seed=seed),
+            build_criterion(self.options.loss, self.options.clip),
             Standard if weight is None else partial(Weighted, weights=torch.from_numpy(weight).float()),
-            self.recipe.settings(seed),
+            self.options.settings(seed),
             view=self.view,
-            fabric=make_fabric(accelerator=self.recipe.accelerator, precision=self.recipe.precision),
+            fabric=make_fabric(accelerator=self.options.accelerator, precision=self.options.precision),
             after_epoch=average if averages else None,
         )
         self.network = trained.network.cpu().float().eval()
@@ -145,7 +145,7 @@ class Network(Learner):
         return predict_logits(self.network, rows.inputs, self.view).double().softmax(1).numpy()
 
     def facts(self) -> Facts:
-        return {"name": self.name, "recipe": vars(self.recipe), "input_shape": list(self.shape)}
+        return {"name": self.name, "recipe": vars(self.options), "input_shape": list(self.shape)}
 
     def contents(self) -> dict[str, bytes]:
         assert self.network is not None
@@ -155,12 +155,12 @@ class Network(Learner):
         from safetensors.torch import load
 
         self.shape = tuple(facts["input_shape"])
-        self.network = models.rebuild(self.recipe.model, self.classes, self.shape, load(read(self.file)))
+        self.network = models.rebuild(self.options.model, self.classes, self.shape, load(read(self.file)))
 
 
 def with_clip(network: Network, clip: str) -> Network:
     """Return a fresh network with another clip."""
-    return Network(network.classes, replace(network.recipe, clip=clip), network.mean, network.std)
+    return Network(network.classes, replace(network.options, clip=clip), network.mean, network.std)
 
 
 @torch.no_grad()

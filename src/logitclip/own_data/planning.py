@@ -135,11 +135,11 @@ class Plan:
     def _steps(self) -> list[str]:
         lines = []
         if self.network is not None:
-            recipe = self.network.recipe
-            clip = f"{self.clip_search.spec}, which is searched for" if self.clip_search else recipe.clip
+            options = self.network.options
+            clip = f"{self.clip_search.spec}, which is searched for" if self.clip_search else options.clip
             lines.append(
-                f"Network: {recipe.model} on {self.source.kind.describe(self.source.rows)}; {recipe.epochs} epochs of "
-                f"batches of {recipe.batch_size}; clip {clip}."
+                f"Network: {options.model} on {self.source.kind.describe(self.source.rows)}; {options.epochs} epochs "
+                f"of batches of {options.batch_size}; clip {clip}."
             )
         names = [learner.name for learner in self.learners]
         if len(names) == 1:
@@ -190,7 +190,7 @@ def make_plan(
     settings["threads"] = options.get("threads") or jobs or torch.get_num_threads()
     settings["batch_size"] = min(settings["batch_size"], max(8, rows // 2))
     network = Network(classes, NetworkOptions(**settings), source.kind.mean, source.kind.std)
-    network.recipe.check(classes, network.input_shape(source.rows))
+    network.options.check(classes, network.input_shape(source.rows))
     every: dict[str, Learner] = {
         "network": network,
         "forest": Forest(classes, jobs),
@@ -250,7 +250,7 @@ def _forecast(plan: Plan) -> dict[str, float]:
 
 def _network_seconds(plan: Plan, network: Network) -> float:
     rows = len(plan.source.labels)
-    steps = -(-rows // network.recipe.batch_size) * network.recipe.epochs
+    steps = -(-rows // network.options.batch_size) * network.options.epochs
     folds = plan.folds_of(network)
     passes, fits = folds - 0.5, folds + 0.5  # each fold without a part; and all rows, if it is in the model
     if plan.clip_search:
@@ -258,7 +258,7 @@ def _network_seconds(plan: Plan, network: Network) -> float:
         fits += TRIALS
     predicted = 1.2 if rows <= AVERAGED_ROWS else 1.0  # after every epoch, or after every fifth
     step = predicted * _step_seconds(network, plan.source)
-    return fits * (SET_UP + EPOCH * network.recipe.epochs) + passes * steps * step
+    return fits * (SET_UP + EPOCH * network.options.epochs) + passes * steps * step
 
 
 def _busy() -> float:
@@ -290,16 +290,16 @@ def _grow_trees(rows: Rows, y: np.ndarray) -> None:
 
 def _step_seconds(network: Network, source: Source) -> float:
     """Time a few training steps of the network on empty inputs."""
-    recipe, shape = network.recipe, network.input_shape(source.rows)
-    device = find_device(recipe.accelerator)
+    options, shape = network.options, network.input_shape(source.rows)
+    device = find_device(options.accelerator)
     now = time.thread_time if device.type == "cpu" else time.perf_counter
-    model = models.build(recipe.model, network.classes, shape).to(device)
-    criterion = build_criterion("ce", recipe.clip, head=model).to(device)
+    model = models.build(options.model, network.classes, shape).to(device)
+    criterion = build_criterion("ce", options.clip, head=model).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9, nesterov=True)
-    x = torch.zeros(recipe.batch_size, *shape, device=device)
+    x = torch.zeros(options.batch_size, *shape, device=device)
     y = torch.zeros(len(x), dtype=torch.int64, device=device)
     times = []
-    with using_threads(recipe.threads):  # more threads than training has can be far slower on a busy machine
+    with using_threads(options.threads):  # more threads than training has can be far slower on a busy machine
         for _ in range(MEASURED):
             started = now()
             optimizer.zero_grad()

@@ -104,13 +104,13 @@ class Review:
             if len(classes) == len(self.rows):
                 self.classes, self.chances = classes, chances
 
-    def _is_begun(self, audit: object) -> bool:
-        """Return whether the content of audit.json is an audit of this model."""
+    def _is_begun(self, content: object) -> bool:
+        """Return whether this is the content of audit.json for this model."""
         return (
-            isinstance(audit, dict)
-            and audit.get("model") == self.model.facts.get("digest")
-            and all(is_whole(audit.get(name)) for name in ("size", "seed"))
-            and is_list_of(lambda place: is_whole(place) and place < len(self.rows))(audit.get("reviewed"))
+            isinstance(content, dict)
+            and content.get("model") == self.model.facts.get("digest")
+            and all(is_whole(content.get(name)) for name in ("size", "seed"))
+            and is_list_of(lambda place: is_whole(place) and place < len(self.rows))(content.get("reviewed"))
         )
 
     def _draw(self, size: int) -> tuple[np.ndarray, np.ndarray]:
