@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from logitclip.studies.recipe import RECIPES
 from logitclip.studies.tables import label
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -21,9 +22,11 @@ _SPACE = "\u00a0"  # at which a line is not broken
 
 
 def table(name: str) -> str:
-    """`helps`, `counts`, `features`, `issues`, `own report` or `own decide`; or a recipe and a scale: `table1 mini`."""
+    """`helps`, `counts`, `temps`, `features`, `issues`, `own report` or `own decide`; or a recipe and a scale."""
     if name == "helps":
         return where_it_helps()
+    if name == "temps":
+        return chosen_temps()
     if name == "counts":
         return counts()
     if name.startswith("own "):
@@ -50,6 +53,7 @@ def read(path: Path) -> list[dict[str, Any]]:
         return [{key: _number(value) for key, value in row.items()} for row in csv.DictReader(stream)]
 
 
+SHORT = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 SETS = {"cifar10": "CIFAR-10, 5,000 images", "cifar100": "CIFAR-100, 10,000 images", "digits": "digits"}
 
 
@@ -111,6 +115,46 @@ def where_it_helps() -> str:
         rows = read(RESULTS / f"{file}.csv")
         (found[name],) = (row for row in rows if all(row[axis] == where[axis] for axis in where))
     return summary(found, corner="what made labels wrong")
+
+
+def chosen_temps() -> str:
+    """The temps that searches on noisy labels chose for CE with the clip, for each kind of network."""
+
+    def of(file: str, **where: str) -> list[float]:
+        rows = read(RESULTS / f"{file}.csv")
+        found = [
+            row
+            for row in rows
+            if row["loss"] in (None, "", "ce") and row["clip"] in ("norm:temp=auto", "norm:temp=grid")
+        ]
+        found = [row for row in found if all(row[name] == value for name, value in where.items())]
+        return [float(row["chosen"].rpartition("=")[2]) for row in found]
+
+    def of_tuning(setting: str) -> list[float]:
+        rows = [row for row in read(RESULTS / "tuning.csv") if row["setting"] == setting]
+        return [float(temp) for row in rows for temp in str(row["temps_of_auto"]).split()]
+
+    found = {
+        "linear layer, CIFAR-10 as features of a pretrained network": of("features_full", model="mlp:depth=0"),
+        "one hidden layer, the same features": of("features_full", model="mlp:depth=1"),
+        "both, 10,000 images of CIFAR-100 as features": of("features_cifar100"),
+        "small CNN, 5,000 images of CIFAR-10": of("table1_mini"),
+        "the same with batch norm": of("table3_mini", model="strided_cnn:norm=batch"),
+        "MLP, the same images": of("table3_mini", model="mlp"),
+        "MLP, features of LabelMe and words of TREC and Hausa": of("real_noise_full"),
+        "MLP, digits": of_tuning("digits"),
+        "MLP with batch norm, digits": of_tuning("digits_bn"),
+    }
+    with (RECIPES / "published.csv").open(encoding="utf-8", newline="") as stream:
+        published = [row for row in csv.DictReader(stream) if row["recipe"] == "table6"]
+    for data in ("cifar10", "cifar100"):
+        values = [float(row["value"]) for row in published if row["data"] == data]
+        found = {f"WRN-40-2 with batch norm, {SHORT[data]}: the paper": values} | found
+    lines = ["| network and data | searches | temp |", "|---|--:|---|"]
+    for name, temps in found.items():
+        low, high = (f"{value:g}" for value in (min(temps), max(temps)))
+        lines.append(f"| {name} | {len(temps)} | {low if low == high else f'{low} to {high}'} |")
+    return "\n".join(lines)
 
 
 def summary(rows: dict[str, dict[str, Any]], corner: str = "") -> str:

@@ -23,7 +23,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -188,10 +187,10 @@ def seconds_of(config: Any) -> float | None:
 
 
 def duration(seconds: float) -> str:
-    """Minutes, or hours with two digits."""
+    """Minutes, rounded up, or hours with two digits."""
     hours = seconds / 3600
     if hours < 1:
-        return f"{seconds / 60:.0f} min"
+        return f"{math.ceil(seconds / 60)} min"
     return f"{hours:.1f} h" if hours < 10 else f"{round(hours, 1 - math.floor(math.log10(hours))):,.0f} h"
 
 
@@ -349,12 +348,12 @@ def fit_wines(folder: Path) -> tuple[str, list[str], list[int]]:
 
 
 def update_readme() -> None:
-    """Store the first sentences that fit prints, and the first lines of its list, as wide as a page shows them."""
+    """Store the noise rate and the marks that fit prints, and the first lines of its list, as wide as a page is."""
     with tempfile.TemporaryDirectory() as folder:
         printed, issues, _ = fit_wines(Path(folder))
-    wrapped = [textwrap.fill(line, 96, break_on_hyphens=False) for line in printed.splitlines()[:2]]
-    rows = [row if len(row) <= 96 else row[:88].rpartition(", ")[0] + ', ..."' for row in issues[:SHOWN]]
-    block = "\n".join([*wrapped, "", *rows])
+    rate, _, marks = printed.splitlines()[:3]
+    rows = [row if len(row) <= 90 else row[:82].rpartition(", ")[0] + ', ..."' for row in issues[:SHOWN]]
+    block = "\n".join([rate.partition(". ")[0] + ".", marks, "", *rows])
     page = DOCS.parent / "README.md"
     text = page.read_text(encoding="utf-8")
     page.write_text(

@@ -1,5 +1,5 @@
-"""Takes the pictures of the pages that people see, in Chromium: fit_page.png, fit_page_dark.png, review_page.png
-and review_grid.png.
+"""Takes the pictures of the pages that people see, in Chromium: fit_page.png, the same in the dark and on a phone,
+review_page.png and review_grid.png.
 
     python docs/screenshots.py
 
@@ -25,7 +25,7 @@ import numpy as np
 from sklearn.datasets import load_digits, load_wine
 
 IMAGES = Path(__file__).parent / "img"
-WIDTHS = {"fit": 860, "review": 760}  # in pixels: a page shows them at about 736
+WIDTHS = {"fit": 860, "phone": 500, "review": 760}  # in pixels: a page shows them at about 736, a phone at 388
 HEIGHT = 620
 ROWS = 14  # of the tables on the page of fit to be seen: those of the matrix, and ten suspicious labels
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -90,12 +90,13 @@ def take(browser: Any, name: str, height: float) -> None:
 
 
 def take_fit(browser: Any, page: Path) -> None:
-    for scheme, name in (("light", "fit_page.png"), ("dark", "fit_page_dark.png")):
-        set_screen(browser, WIDTHS["fit"], 2 * HEIGHT, scheme)
-        browser.get(page.resolve().as_uri())
-        browser.execute_script("[...document.querySelectorAll('h2')].at(-1).scrollIntoView()")
-        script = f"return document.querySelectorAll('tr')[{ROWS}].getBoundingClientRect().bottom"
-        take(browser, name, browser.execute_script(script))
+    for screen, rows, middle in (("fit", ROWS, ""), ("phone", ROWS - 5, "_narrow")):
+        for scheme, end in (("light", ""), ("dark", "_dark")):
+            set_screen(browser, WIDTHS[screen], 2 * HEIGHT, scheme)
+            browser.get(page.resolve().as_uri())
+            browser.execute_script("[...document.querySelectorAll('h2')].at(-1).scrollIntoView()")
+            script = f"return document.querySelectorAll('tr')[{rows}].getBoundingClientRect().bottom"
+            take(browser, f"fit_page{middle}{end}.png", browser.execute_script(script))
 
 
 def take_review(browser: Any, model: Any) -> None:
