@@ -47,6 +47,7 @@ MEASURES = {  # title of a table -> page, column, factor
     "CPU seconds": ("own_data", "seconds", 1),
     "average precision": ("wrong_labels", "average_precision", 100),
 }
+BY_SET = ("accuracy", "average precision")  # tables with a row for each set; the CSV file has all
 
 
 # -- methods -----------------------------------------------------------------------------------------------------------
@@ -256,7 +257,7 @@ def as_heading(method: str) -> str:
 
 
 def show(done: Done, title: str) -> None:
-    """Write a table into its page, between two comments: a row per set, a column per method."""
+    """Write a table into its page, between two comments: a row per set and kind of noise, a column per method."""
     page, column, factor = MEASURES[title]
     methods = [method for method in METHODS if all(column in by[method] for by in done.values())]
     lines = [f"| | cases | {' | '.join(map(as_heading, methods))} |", "|---" * (len(methods) + 2) + "|"]
@@ -265,7 +266,7 @@ def show(done: Done, title: str) -> None:
         cells = [f"{factor * statistics.mean(by[method][column] for by in chosen):.1f}" for method in methods]
         lines.append(f"| {name} | {len(chosen)} | {' | '.join(cells)} |")
 
-    for name in dict.fromkeys(case[0] for case in done):
+    for name in dict.fromkeys(case[0] for case in done) if title in BY_SET else ():
         add(name, [by for case, by in done.items() if case[0] == name])
     for noise in dict.fromkeys(case[1] for case in done):
         add(f"*all with {noise} noise*", [by for case, by in done.items() if case[1] == noise])
