@@ -242,7 +242,10 @@ def geometry() -> Any:
 
 
 def loss_shapes() -> Any:
-    """Every loss over the probability of the label, with ten classes and the rest of the mass spread evenly."""
+    """The shape of every loss over the probability of the label, with ten classes and the rest spread evenly.
+
+    Each runs from 1 to 0, so that all have the same axis.
+    """
     from logitclip.losses import LOSSES
 
     p = torch.linspace(0.001, 0.999, 60, dtype=torch.float64)
@@ -251,15 +254,14 @@ def loss_shapes() -> Any:
     points = []
     for name in LOSSES:
         values = LOSSES[name](logits, target)
+        values = (values - values[-1]) / (values[0] - values[-1])
         points += [{"loss": name, "p": a, "value": b} for a, b in zip(p.tolist(), values.tolist(), strict=True)]
     base = alt.Chart(data_of(points), width=132, height=85).mark_line(color=BLUE, strokeWidth=2)
     chart = base.encode(
         x=alt.X("p:Q", title="probability", axis=alt.Axis(tickCount=3)),
-        y=alt.Y("value:Q", title=None, axis=alt.Axis(tickCount=4)),
+        y=alt.Y("value:Q", title=None, axis=alt.Axis(tickCount=2), scale=alt.Scale(domain=[0, 1])),
     )
-    return chart.facet(
-        alt.Facet("loss:N", title=None), columns=4, spacing={"row": 36, "column": 44}, bounds="flush"
-    ).resolve_scale(y="independent")
+    return chart.facet(alt.Facet("loss:N", title=None), columns=4, spacing={"row": 36, "column": 30}, bounds="flush")
 
 
 OWN_MATRIX = "transition:matrix=FILE"
