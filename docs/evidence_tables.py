@@ -147,7 +147,7 @@ def chosen_temps() -> str:
     }
     with (RECIPES / "published.csv").open(encoding="utf-8", newline="") as stream:
         published = [row for row in csv.DictReader(stream) if row["recipe"] == "table6"]
-    for data in ("cifar10", "cifar100"):
+    for data in ("cifar100", "cifar10"):
         values = [float(row["value"]) for row in published if row["data"] == data]
         found = {f"WRN-40-2 with batch norm, {SHORT[data]}: the paper": values} | found
     lines = ["| network and data | searches | temp |", "|---|--:|---|"]
