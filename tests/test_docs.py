@@ -324,7 +324,7 @@ def test_the_number_of_losses_is_that_of_the_registry_or_of_the_leaderboard():
         ranked = {line["loss"].partition(":")[0] for line in csv.DictReader(stream)}
     for page, count in (("README", len(list(LOSSES))), ("docs/index", len(ranked))):
         text = (ROOT / f"{page}.md").read_text(encoding="utf-8")
-        assert re.findall(r"(\d+) \[?losses", text) == [str(count)], page
+        assert re.findall(r"(\d+)\s\[?losses", text) == [str(count)], page
 
 
 def test_the_page_of_the_leaderboard_agrees_with_its_csv():

@@ -106,8 +106,8 @@ class LinearLogitClip(nn.Linear):
     and memory; CORES and probability targets need four to six times the memory.
 
     Raises:
-        ValueError: If tau and temp are both given, or a number of the clip or a knob is invalid; by the call, if shapes or
-            targets do not fit.
+        ValueError: If tau and temp are both given, or a number of the clip or a knob is invalid; by the call, if
+            shapes or targets do not fit.
 
     >>> head = LinearLogitClip(3, 1000, "gce:q=0.7", tau=1.0)
     >>> loss = head(torch.ones(2, 3), torch.tensor([0, 999]))
