@@ -15,7 +15,7 @@ from disk import everything_in
 from reviews import make_images, make_model, make_table, open_review
 
 from logitclip.own_data import fitting, load
-from logitclip.own_data.annotators import GROUP, LABEL, WEIGHT, fuse_data
+from logitclip.own_data.annotators import FUSED_ITEM, FUSED_LABEL, FUSED_WEIGHT, fuse_data
 from logitclip.own_data.answers import Answer, append_answers
 from logitclip.own_data.apply import apply_answers, correct_data
 from logitclip.own_data.source import Options, look
@@ -43,10 +43,10 @@ def test_one_column_an_annotator(tmp_path: Path) -> None:
     assert [row["annotator"] for row in fused.reliability] == ["ann", "bob", "eve"]
     assert all(row["low"] < row["accuracy"] < row["high"] for row in fused.reliability)
     table: Any = pd.read_csv(fused.path)
-    assert list(table) == ["x", "word", LABEL, WEIGHT, GROUP]
-    assert table.groupby(GROUP)[WEIGHT].sum().to_numpy() == pytest.approx(np.ones(120), abs=0.05)
-    best = table.sort_values(WEIGHT).drop_duplicates(GROUP, keep="last").sort_values(GROUP)
-    assert ((best[LABEL] == "yes").to_numpy() == (true == 1)).mean() > 0.85
+    assert list(table) == ["x", "word", FUSED_LABEL, FUSED_WEIGHT, FUSED_ITEM]
+    assert table.groupby(FUSED_ITEM)[FUSED_WEIGHT].sum().to_numpy() == pytest.approx(np.ones(120), abs=0.05)
+    best = table.sort_values(FUSED_WEIGHT).drop_duplicates(FUSED_ITEM, keep="last").sort_values(FUSED_ITEM)
+    assert ((best[FUSED_LABEL] == "yes").to_numpy() == (true == 1)).mean() > 0.85
     assert (best["x"].to_numpy() == pd.read_csv(path)["x"].to_numpy()).all()
     assert pd.read_csv(tmp_path / "annotators.csv")["annotator"].tolist() == ["ann", "bob", "eve"]
 
@@ -60,8 +60,8 @@ def test_items_without_an_answer_are_predicted(tmp_path: Path, capsys) -> None:
     frame.to_csv(path, index=False)
     fit(path, annotators="ann,bob,eve", out=tmp_path / "model", options=FitOptions(learner="logistic"))
     assert "2 items without any answer" in capsys.readouterr().out
-    fused: Any = pd.read_csv(tmp_path / "model" / "fused.csv", keep_default_na=False).set_index(GROUP)
-    assert fused.index[fused[LABEL] == ""].tolist() == [5, 71]
+    fused: Any = pd.read_csv(tmp_path / "model" / "fused.csv", keep_default_na=False).set_index(FUSED_ITEM)
+    assert fused.index[fused[FUSED_LABEL] == ""].tolist() == [5, 71]
     found: Any = pd.read_csv(tmp_path / "model" / "unlabelled.csv")
     assert (found["class"] == np.array(["no", "yes"])[true[[4, 70]]]).all()
 

@@ -192,7 +192,7 @@ def fit(
 
 def find_issues(
     data: Data, label: Labels = None, *, out: str | Path = "issues", fast: bool = False, **options: Any
-) -> pd.DataFrame:
+) -> Any:
     """Find the labels that are probably wrong.
 
     Args:

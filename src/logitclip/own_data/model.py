@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -161,7 +161,7 @@ class Model:
         return self.facts.get("learnt", self.facts["noisy_accuracy"] > 1 / len(self.class_names))
 
     @cached_property
-    def issues(self) -> pd.DataFrame:
+    def issues(self) -> Any:
         """The labels that are probably wrong, most suspicious first: a pandas data frame, see docs/wrong_labels.md."""
         import pandas as pd
 
@@ -185,7 +185,7 @@ class Model:
         """How many labels are marked wrong."""
         return int(np.count_nonzero(self.issues["wrong"]))
 
-    def predict(self, data: Data, *, probabilities: bool = False) -> pd.DataFrame:
+    def predict(self, data: Data, *, probabilities: bool = False) -> Any:
         """Predict the class of each row.
 
         Args:
@@ -207,7 +207,7 @@ class Model:
         index = data.index if isinstance(data, pd.DataFrame) else None
         return self.table(names, found, index=index, every=probabilities)
 
-    def predict_parts(self, data: Data, *, probabilities: bool = False) -> Iterator[pd.DataFrame]:
+    def predict_parts(self, data: Data, *, probabilities: bool = False) -> Iterator[Any]:
         """Predict part by part: with an encoder, rows and features are never in memory together.
 
         Args:
