@@ -594,6 +594,17 @@ def test_a_masked_class_with_a_clip_is_refused_instead_of_nan() -> None:
     torch.testing.assert_close(linear_cross_entropy(hidden, weight, target, linear_bias=bias), expected)
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("delta", [None, 0.5, 300.0, 1e10])
+def test_rows_whose_squares_overflow_have_loss_nan_and_the_others_do_not(delta: float | None, gradients: bool) -> None:
+    hidden = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    hidden[:2] *= 1e20
+    weight = torch.randn(50, 8, generator=torch.Generator().manual_seed(1)).requires_grad_(gradients)
+    loss = linear_cross_entropy(hidden, weight, torch.arange(4), tau=1.0, delta=delta, reduction="none")
+    assert loss[:2].isnan().all()
+    assert loss[2:].isfinite().all()
+
+
 # -- speed -------------------------------------------------------------------------------------------------------------
 
 

@@ -148,8 +148,9 @@ def plain_clip(z: Tensor, clip: Clip, dim: int = -1) -> Tensor:
 def clip_factor(norm: Tensor, clip: Clip) -> Tensor:
     """Return the factor of Eq. 4 for a vector of this norm: delta/norm from tau on, exactly 1 below."""
     ratio = norm / clip.delta
-    # Chosen before the reciprocal, so that zero logits are safe; for delta = tau, clamping is cheaper than `where`.
-    ratio = ratio.clamp_min(1.0) if clip.delta == clip.tau else torch.where(norm >= clip.tau, ratio, 1.0)
+    # Chosen before the reciprocal, so that zero logits are safe. A norm of NaN stays NaN. For delta = tau, clamping is
+    # cheaper than `where`.
+    ratio = ratio.clamp_min(1.0) if clip.delta == clip.tau else torch.where(norm < clip.tau, 1.0, ratio)
     return ratio.reciprocal()
 
 

@@ -36,7 +36,7 @@ from logitclip.registry import suggest
 from logitclip.search import HELD_OUT as SEARCH_HELD_OUT
 from logitclip.search import TRIALS
 from logitclip.studies.tuning import GRIDS
-from logitclip.text import duration, join_names, quote_some
+from logitclip.text import counted, duration, join_names, quote_some
 
 AUTO = "auto"
 CLIP = "norm:temp={temp:g}"
@@ -138,8 +138,8 @@ class Plan:
             options = self.network.options
             clip = f"{self.clip_search.spec}, which is searched for" if self.clip_search else options.clip
             lines.append(
-                f"Network: {options.model} on {self.source.kind.describe(self.source.rows)}; {options.epochs} epochs "
-                f"of batches of {options.batch_size}; clip {clip}."
+                f"Network: {options.model} on {self.source.kind.describe(self.source.rows)}; "
+                f"{counted(options.epochs, 'epoch')} of batches of {options.batch_size}; clip {clip}."
             )
         names = [learner.name for learner in self.learners]
         if len(names) == 1:
