@@ -302,18 +302,21 @@ def test_an_early_interrupt_prints_no_traceback(milliseconds):
     assert "import" not in done.stderr, done.stderr
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to one thread")
-def test_an_interrupt_in_a_destructor_is_not_lost():
-    code = """
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal to one thread")
+@pytest.mark.parametrize(("name", "expected"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_an_interrupt_in_a_destructor_is_not_lost(name, expected):
+    code = f"""
 import signal, time
 from logitclip import cli
 from logitclip.__main__ import main
+from logitclip.cli.training import stop_on_sigterm
 
 class Dying:
     def __del__(self):
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.{name})
 
 def work():
+    stop_on_sigterm()
     Dying()
     time.sleep(1000)
 
@@ -321,7 +324,7 @@ cli.main = work
 main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (expected, "", "")
 
 
 def test_files_that_are_too_deep_or_claim_too_much_are_one_sentence(command, tmp_path):

@@ -121,3 +121,24 @@ except KeyboardInterrupt:
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
     assert (found.stdout, found.stderr) == ("interrupted\n", "")
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="Windows")
+def test_a_signal_in_a_destructor_is_not_lost():
+    script = """
+import signal, time
+from logitclip.launch import raise_interrupt_on
+
+class Dying:
+    def __del__(self):
+        signal.raise_signal(signal.SIGTERM)
+
+raise_interrupt_on(signal.SIGINT, signal.SIGTERM)
+try:
+    Dying()
+    time.sleep(1000)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert (found.stdout, found.stderr) == ("interrupted\n", "")

@@ -467,6 +467,28 @@ def test_the_next_reader_mends_what_a_kill_after_the_result_left(folder):
     assert sorted((folder / "index.csv").read_bytes().splitlines()) == sorted(index.splitlines())
 
 
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])  # Ctrl-C, and SIGTERM on the command line
+def test_mending_is_finished_if_a_signal_comes(folder, monkeypatch, interrupt):
+    done, signals = folder_of(folder), [interrupt]
+    (folder / "index.csv").unlink()
+    (done / "checkpoints").mkdir()
+    dead = {"machine": claims._machine(), "pid": 2**22 + 1, "started": "1"}
+    (done / "claim").write_text(json.dumps(dead), encoding="utf-8")
+    remove = results.remove_temporary_files
+
+    def interrupted(place: Path) -> None:
+        if signals:
+            raise signals.pop()
+        remove(place)
+
+    monkeypatch.setattr(results, "remove_temporary_files", interrupted)
+    with pytest.raises(interrupt):
+        results.read_result(done)
+    assert not (done / "claim").exists()
+    assert not (done / "checkpoints").exists()
+    assert done.name in (folder / "index.csv").read_text(encoding="utf-8")
+
+
 def test_nothing_is_mended_while_the_process_lives(folder):
     done = folder_of(folder)
     (done / "checkpoints").mkdir()

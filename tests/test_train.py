@@ -508,6 +508,28 @@ def test_an_interrupt_at_the_end_leaves_either_a_checkpoint_or_all_of_the_result
     assert {*states} == {False, True}
 
 
+@pytest.mark.parametrize("second", [KeyboardInterrupt, SystemExit])  # the command line raises SystemExit on SIGTERM
+def test_a_second_signal_while_a_run_is_saved_does_not_lose_its_epochs(tmp_path, monkeypatch, second):
+    config = in_folder(tmp_path, "a", checkpoint_seconds=1000)
+    save, signals = checkpoints.save_checkpoint, [second]
+
+    def interrupted(*args: object) -> None:
+        if signals:
+            raise signals.pop()
+        save(*args)  # type: ignore[arg-type]
+
+    def stop(_: RunConfig, row: dict[str, Any] | None) -> None:
+        if row is not None and row["epoch"] == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints, "save_checkpoint", interrupted)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        train(config, on_epoch=stop)
+    found = checkpoints.load_checkpoint(tmp_path / "a" / config.id, config.id)
+    assert found is not None
+    assert len(found[2]) == 2
+
+
 def slow_down_writes() -> None:
     sync = os.fsync
 

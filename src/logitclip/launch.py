@@ -140,13 +140,26 @@ def _in_process(
 
 
 def raise_interrupt_on(*numbers: signal.Signals) -> None:
-    """Raise KeyboardInterrupt on the first of these signals; ignore a second, which would interrupt the save."""
+    """Raise KeyboardInterrupt on the first of these signals; ignore a second, which would interrupt the save.
+
+    If Python drops the KeyboardInterrupt, as in a destructor, the signal is sent again.
+    """
+
+    def repeat(dropped: Any) -> None:
+        if dropped.exc_type is not KeyboardInterrupt:
+            sys.__unraisablehook__(dropped)
+            return
+        raise_interrupt_on(*numbers)
+        again = threading.Timer(0.01, os.kill, (os.getpid(), numbers[0]))
+        again.daemon = True
+        again.start()
 
     def stop(*_: object) -> None:
         for number in numbers:
             signal.signal(number, lambda *_: None)  # SIG_IGN prints a traceback if both came at the same time
         raise KeyboardInterrupt
 
+    sys.unraisablehook = repeat
     for number in numbers:
         signal.signal(number, stop)
 

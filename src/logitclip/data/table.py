@@ -31,6 +31,7 @@ from logitclip.data._preprocessing import Preprocessor
 from logitclip.data._texts import TextInputs
 from logitclip.data.dataset import DATASETS, Dataset, Defaults, Split, locate, with_defaults, with_files
 from logitclip.registry import suggest
+from logitclip.text import split_names
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +113,7 @@ def table(
             if value:
                 raise ValueError(f"{knob} is not for a table of images: leave it out.")
         return _image_table(where, label, clean_label, image, part=part, size=size, memory=memory and not raw)
-    roles = Roles(label, clean_label, _split_names(drop), _split_names(text), group, time, dates)
+    roles = Roles(label, clean_label, split_names(drop), split_names(text), group, time, dates)
     return load_table(where, roles, test=part if test_path is None else locate(test_path, root), raw=raw)[0]
 
 
@@ -267,10 +268,6 @@ def _image_table(path: Path, label: str, clean_label: str | None, image: str, **
     train, test = dataset.train, dataset.test
     train = replace(train, clean_labels=truth[train.rows])
     return replace(dataset, train=train, test=replace(test, labels=truth[test.rows]))
-
-
-def _split_names(text: str | None) -> list[str]:
-    return [name.strip() for name in text.split(",")] if text else []
 
 
 # -- labels ------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from torch import nn
 
 from logitclip.data import Dataset
 from logitclip.data.augment import transform
-from logitclip.launch import using_threads
+from logitclip.launch import find_device, using_threads
 from logitclip.runs.config import RunConfig
 from logitclip.runs.train import build_model
 
@@ -27,8 +27,8 @@ def run_seconds(config: RunConfig, dataset: Dataset) -> float:
         dataset: Its data, as `data.load` returns it.
     """
     resolved = RunConfig(data=config.data, model=config.model, epochs=config.epochs, augment=config.augment).resolve()
-    on_cpu = config.accelerator == "cpu" or not torch.accelerator.is_available()
-    device = torch.device("cpu") if on_cpu else torch.accelerator.current_accelerator()
+    device = find_device(config.accelerator)
+    on_cpu = device.type == "cpu"
     view = transform(str(resolved.augment), dataset.mean, dataset.std)
     model = build_model(str(resolved.model), dataset, view, seed=0).to(device)
     x = view(dataset.train.x[torch.arange(min(TIMED_EXAMPLES, len(dataset.train)))], None).to(device)

@@ -233,7 +233,7 @@ def _tidy_after_death(folder: Path, result: Result) -> None:
     with contextlib.suppress(OSError, claims.Claimed), claims.claim(folder):
         try:
             tidy_finished(folder, result)
-        except KeyboardInterrupt:  # the claim, which says that there is something to mend, is released now
+        except (KeyboardInterrupt, SystemExit):  # the claim, which says that there is something to mend, goes now
             tidy_finished(folder, result)
             raise
 

@@ -241,7 +241,7 @@ def _train_here(fabric: Fabric, task: _Task, load: LoadDataset) -> Result:
                 raise
             try:
                 record.leave()
-            except KeyboardInterrupt:  # a signal has interrupted that
+            except (KeyboardInterrupt, SystemExit):  # Ctrl-C or SIGTERM has interrupted that
                 record.leave()
             raise
         finally:
