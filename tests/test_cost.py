@@ -7,8 +7,10 @@ import pytest
 
 from logitclip import data
 from logitclip.cli import studies
+from logitclip.runs import cost
 from logitclip.runs.config import RunConfig
 from logitclip.runs.cost import run_seconds
+from logitclip.studies.recipe import load_recipe
 
 
 def test_the_estimate_grows_with_the_work():
@@ -19,6 +21,26 @@ def test_the_estimate_grows_with_the_work():
     assert 100 < large / small < 10_000
     half = run_seconds(RunConfig(model="mlp:width=512,depth=4", epochs=1000, limit=len(digits.train) // 100), digits)
     assert half < large / 5
+
+
+def test_each_run_is_timed_on_its_own_data(monkeypatch, tmp_path):
+    """Though the spec of one dataset begins as that of another."""
+    rows = [f"{i * i % 37},{i % 2},{i % 4}" for i in range(80)]
+    (tmp_path / "a.csv").write_text("\n".join(["x,kind,kind2", *rows]), encoding="utf-8")
+    specs = ["table:path=a.csv,label=kind2", "table:path=a.csv,label=kind"]
+    file = tmp_path / "both.toml"
+    file.write_text(f"[grid]\ndata = {specs}\nseed = [0]\n", encoding="utf-8")
+    recipe = load_recipe(str(file), root=str(tmp_path))
+    datasets = [data.load(spec, root) for spec, root in recipe.data()]
+    timed: dict[str, int] = {}
+
+    def seconds(config: RunConfig, dataset: data.Dataset) -> float:
+        timed[config.data] = dataset.num_classes
+        return 1.0
+
+    monkeypatch.setattr(cost, "run_seconds", seconds)
+    assert studies._estimate_hours(recipe, datasets, recipe.cells) == pytest.approx(2 / 3600)
+    assert timed == {specs[0]: 4, specs[1]: 2}
 
 
 @pytest.fixture

@@ -438,13 +438,6 @@ def _gather(fabric: Fabric, values: Tensor) -> Tensor:
     return _sum_over_ranks(fabric, every)
 
 
-def __getattr__(name: str) -> Any:
-    if name != "make_fabric":  # its old place, until version 0.3
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("Import make_fabric from logitclip.launch instead.", DeprecationWarning, stacklevel=2)
-    return launch.make_fabric
-
-
 def hard_labels(labels: Tensor) -> Tensor:
     """Return the labels [N], or the likeliest class of soft labels [N, K]."""
     return labels.argmax(1) if labels.is_floating_point() else labels
@@ -458,3 +451,10 @@ def _model_randomness(device: torch.device, seed: int) -> Iterator[None]:
         # Seeding absent accelerators formats a stack trace for each of them, which takes milliseconds.
         torch.default_generator.manual_seed(seed) if on_cpu else torch.manual_seed(seed)
         yield
+
+
+def __getattr__(name: str) -> Any:
+    if name != "make_fabric":  # its old place, until version 0.3
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("Import make_fabric from logitclip.launch instead.", DeprecationWarning, stacklevel=2)
+    return launch.make_fabric

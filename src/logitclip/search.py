@@ -111,9 +111,14 @@ def tune(
     if trials < 3:
         raise ValueError(f"trials must be at least 3, got {trials}.")
     done: dict[float, Trial | None] = {}
-    while ahead := [v for v in (propose_values(between, done, trials) if values is None else values) if v not in done]:
+
+    def next_values() -> Sequence[float]:
+        return propose_values(between, done, trials) if values is None else values
+
+    while ahead := [value for value in next_values() if value not in done]:
         for value in ahead:
-            done[float(value)] = _trial(train(value), next(filter(None, done.values()), None))
+            finished = [trial for trial in done.values() if trial is not None]
+            done[float(value)] = _trial(train(value), finished[0] if finished else None)
     scores = {value: None if trial is None else trial.accuracy for value, trial in done.items()}
     chosen = highest(scores) if values is not None else best(done)
     if values is None and not any(map(has_learnt, done.values())):

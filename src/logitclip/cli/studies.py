@@ -153,15 +153,15 @@ def _estimate_hours(recipe: Recipe, datasets: list[Dataset], cells: Iterable[Cel
     from logitclip.search import HELD_OUT, TRIALS
     from logitclip.studies.tuning import GRID_VAL, search_for
 
-    data = dict(zip([spec for spec, _ in recipe.data()], datasets, strict=True))
+    places = dict.fromkeys((cell.config.data, cell.config.root) for cell in recipe.cells)  # in the order of `data`
+    data = dict(zip(places, datasets, strict=True))
     seconds: dict[tuple[object, ...], float] = {}
     total, trials = 0.0, dict[object, float]()
     for cell in cells:
         config = cell.config
-        kind = (config.data, config.model, config.epochs, config.limit, config.augment, config.val)
+        kind = (config.data, config.root, config.model, config.epochs, config.limit, config.augment, config.val)
         if kind not in seconds:
-            dataset = next(found for spec, found in data.items() if spec.startswith(config.data))
-            seconds[kind] = run_seconds(config, dataset)
+            seconds[kind] = run_seconds(config, data[config.data, config.root])
         total += seconds[kind]
         if words_to_tune(config):
             grid = search_for(config).values

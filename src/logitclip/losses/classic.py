@@ -27,7 +27,7 @@ def ce(log_p: Tensor, sum_log_p: Tensor | None, classes: Tensor | None, *, label
     Args:
         logits: [..., K].
         target: Class indices [...], or probabilities [..., K].
-        label_smoothing: R, at most 1: the share of the target that is spread evenly over all classes. Below 0 it is
+        label_smoothing: The share r, at most 1, of the target that is spread evenly over all classes. Below 0 it is
             negative label smoothing, which is not bounded below without a clip.
 
     Returns:

@@ -181,6 +181,7 @@ def evaluate(
     """
     soft, takes = target.is_floating_point(), function.takes
     wanted = wanted_statistics(function, knobs)
+    # With class indices, most losses need only numbers per row: log p of the label, and statistics.
     if not soft and takes[0] == "log_p" and "log_probs" not in takes:
         log_p, *found = row_log_probs(logits, target, clip, wanted)
         log_p = _finite(log_p, kept)
@@ -188,6 +189,7 @@ def evaluate(
             state.observe(log_p, kept)
         return call(function, log_p, dict(zip(wanted.names, found, strict=True)), knobs, state), None
 
+    # Otherwise all classes are needed: the loss of every possible label, from which the target picks or averages.
     if takes[0] == "logits":
         per_class = full_precision(logits) if clip is None else apply_clip(full_precision(logits), clip)
     else:

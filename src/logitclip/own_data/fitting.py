@@ -290,6 +290,7 @@ def _carry_out(
         return kept
     if on_plan is not None:
         on_plan(plan)
+    # Votes
     learners = _with_searched_clip(plan, parts)
     out_of_fold, done = dict[str, Arrays](), 0.0
     for learner in learners:
@@ -299,11 +300,13 @@ def _carry_out(
     votes = {name: Vote(one["held_out"], one.get("seen")) for name, one in out_of_fold.items()}
     judged = make_folds(source, FOLDS, plan.seed).judged
     combined = combine(votes, source.labels[judged], source.kind.alike)
+    # Marks
     reviewed = None if source.reviewed is None else source.reviewed[judged]
     issues = spread_over(judge_labels(combined, source.labels[judged], reviewed), judged, source.labels)
     rules = share_by_rules(source, combined, judged, plan.seed) if issues.learnt else None
     if rules is not None:
         issues, origin["rules"] = widen_for_rules(issues, len(source.class_names)), rules
+    # Learning again
     weight, final = _weigh_rows(plan, issues), []
     for learner in learners:
         share = combined.weights[learner.name]
@@ -316,6 +319,7 @@ def _carry_out(
     shares = {learner.name: share for learner, share in final}
     accuracies["noisy_accuracy"] = accuracy_of(votes, shares, source.labels[judged])
     origin |= {"temperature": temperature, **accuracies}
+    # The model folder
     model = _write_model(out, plan, final, combined, issues, origin)
     if source.unlabelled is not None:
         found = model.table(source.unlabelled.names, model.probabilities_of(source.unlabelled))

@@ -218,9 +218,9 @@ def tabulate(recipe: Recipe, rows: Sequence[CellOutcome]) -> ResultTable:
         "rank": _ranks_of(rows, places) if "rank" in recipe.statistics else {},
     }
     entries = {}
-    for at in itertools.product(row_places, col_places):
-        mine = [row for row, place in zip(rows, places, strict=True) if place == at]
-        coordinates = dict(zip(row_axes + col_axes, at[0] + at[1], strict=True))
+    for line, column in itertools.product(row_places, col_places):
+        mine = [row for row, place in zip(rows, places, strict=True) if place == (line, column)]
+        coordinates = dict(zip(row_axes + col_axes, line + column, strict=True))
         for statistic in recipe.statistics:
             pairs = [
                 (by_run[statistic].get(run.id) if statistic in by_run else value_of(run, statistic), run.id)
@@ -228,7 +228,7 @@ def tabulate(recipe: Recipe, rows: Sequence[CellOutcome]) -> ResultTable:
             ]
             pairs = [(value, id) for value, id in pairs if value is not None]
             theirs = find_published(paper, coordinates, statistic) if mine else None
-            entries[*at, statistic] = Entry(
+            entries[line, column, statistic] = Entry(
                 coordinates,
                 statistic,
                 tuple(value for value, _ in pairs),

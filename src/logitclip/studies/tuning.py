@@ -146,8 +146,8 @@ def _search_now(config: RunConfig, outcome: FindOutcome, search: Search | None) 
     found = [outcome(make_trial(first, search, value)) for value in _values_to_try(first, outcome, search)]
     if None in found or not any(isinstance(result, Result) for result in found):
         return first, search
-    at = knob.grid.index(default)
-    return replace(config, clip=choose(first, outcome, search).clip), replace(knob, grid=knob.grid[at - 1 : at + 2])
+    at, clip = knob.grid.index(default), choose(first, outcome, search).clip
+    return replace(config, clip=clip), replace(knob, grid=knob.grid[at - 1 : at + 2])
 
 
 def best_value(config: RunConfig, outcome: FindOutcome, search: Search) -> Tunable:
