@@ -26,6 +26,7 @@ from logitclip.own_data.combining import Vote, adjust_for_classes, combine, shar
 from logitclip.own_data.folds import make_folds
 from logitclip.own_data.images import Images
 from logitclip.own_data.issues import SURE, count_marked, judge_labels, make_less_sure, show_suggestion
+from logitclip.own_data.kind import Rows
 from logitclip.own_data.labelled import match_classes
 from logitclip.own_data.learners import Forest, Logistic, Neighbours
 from logitclip.own_data.parts import Parts
@@ -1483,3 +1484,14 @@ def test_of_very_many_rows_whole_groups_or_the_latest_are_held_out(by, monkeypat
     assert not set(number[train]) & set(number[held])
     if by == "times":
         assert number[train].max() < number[held].min()
+
+
+def test_logistic_regression_stops_without_a_word_to_the_user(recwarn):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 300)).astype(np.float32)
+    x[:, 0] *= 100  # a column so long that a hundred steps are not enough
+    rows = Rows([str(i) for i in range(400)], x, torch.from_numpy(x))
+    learner = Logistic(3, strength=3.0)
+    learner.fit(rows, rng.integers(0, 3, 400))
+    assert learner.predict_proba(rows).shape == (400, 3)
+    assert not [str(warning.message) for warning in recwarn]

@@ -374,6 +374,12 @@ def test_apply_writes_corrected_labels_and_what_was_changed(model, fitted: Path,
         apply_answers(review.rows, review.settled, fitted / "table.csv")
     with pytest.raises(ValueError, match="should end in"):
         apply_answers(review.rows, review.settled, tmp_path / "x.xlsx")
+    first = tmp_path / "first.csv"  # the table of the user, which a model of a later round does not know
+    first.write_bytes(before)
+    with pytest.raises(ValueError, match="as the data of the first round: name another file"):
+        apply_answers(review.rows, review.settled, first)
+    assert first.read_bytes() == before
+    apply_answers(review.rows, review.settled, tmp_path / "corrected.csv")  # its own result is written again
 
 
 def test_the_column_of_apply_is_never_a_feature(model, fitted: Path, tmp_path: Path) -> None:

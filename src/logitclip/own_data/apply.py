@@ -60,7 +60,7 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
     is data for the next `fit`, so every value is written as it is, whatever a spreadsheet would make of it.
 
     Raises:
-        ValueError: If `out` is the data itself, or is neither csv, tsv nor parquet.
+        ValueError: If `out` is the data itself or looks like it, or is neither csv, tsv nor parquet.
     """
     source = rows.source
     if out.exists() and source.path.exists() and os.path.samefile(out, source.path):
@@ -68,6 +68,11 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
     suffix = out.suffix.lower()
     if suffix not in (".csv", ".tsv", ".parquet"):
         raise ValueError(f"{out} should end in .csv, .tsv or .parquet.")
+    if _is_like_the_data(out, source.kind.label):
+        raise ValueError(
+            f"{out} has the column {source.kind.label!r} and no column {REVIEW_COLUMN!r}, as the data of the first "
+            "round: name another file with -o."
+        )
     given = list(map(list(source.class_names).__getitem__, source.labels.tolist()))
     frame, column, lines = _read_table(rows, given)
     labels, notes, dropped = frame[column].astype(object).tolist(), [""] * len(frame), set[int]()
@@ -93,6 +98,20 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
     said = [notes[line] for line in lines if line not in dropped]
     corrected = sum(note.startswith(CORRECTED) for note in said)
     return Applied(len(said), corrected, said.count(KEPT), said.count(UNSURE), dropped=len(dropped))
+
+
+def _is_like_the_data(path: Path, label: str | None) -> bool:
+    """Whether a file is a table with the label column that no review has gone into.
+
+    After the first round a model does not know the table any more that the user began with.
+    """
+    if label is None or not path.is_file():
+        return False
+    try:
+        columns = {str(column).strip() for column in read_frame(path).columns}
+    except (OSError, ValueError):
+        return False  # some other file
+    return label in columns and REVIEW_COLUMN not in columns
 
 
 def _read_table(rows: FittedRows, labels: list[str]) -> tuple[pd.DataFrame, str, list[int]]:

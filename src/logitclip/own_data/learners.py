@@ -5,6 +5,7 @@ The network is in network.py; here are a forest, logistic regression and nearest
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, ClassVar
@@ -212,6 +213,7 @@ class Logistic(Learner):
         return Logistic(self.classes, self.jobs, strength)
 
     def fit(self, rows: Rows, y: np.ndarray, weight: np.ndarray | None = None, seed: int = 0) -> None:
+        from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression
 
         chosen = choose_rows(len(y), LINEAR_ROWS, seed)
@@ -220,7 +222,9 @@ class Logistic(Learner):
         deviation = max(1e-9, float(np.sqrt(x.var(0, dtype=np.float64).mean())))
         self.scale = np.array([1 / deviation])  # as for standardised columns
         model = LogisticRegression(C=self.strength or STRENGTHS[1], max_iter=100, tol=1e-3)
-        model.fit((x - self.centre) * self.scale, y, weight)
+        with warnings.catch_warnings():  # a hundred steps are enough to vote, and the user cannot add to them
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model.fit((x - self.centre) * self.scale, y, weight)
         weights, bias = model.coef_, model.intercept_
         if len(model.classes_) == 2:  # scikit-learn keeps only the second of two classes
             weights, bias = np.concatenate([0 * weights, weights]), np.concatenate([0 * bias, bias])

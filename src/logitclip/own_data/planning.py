@@ -316,7 +316,7 @@ def _doubt(name: str, column: Column, used: str | None) -> Iterator[str]:
     if isinstance(column, TextColumn) and used != "text":
         if (date := date_in_text(column)) is not None:
             yield (
-                f"holds dates as text, such as {date!r}: to use them as dates, write 2026-11-18 in a file, or convert "
+                f"holds dates as text, such as {date!r}: to use them as dates, write them as 2026-11-18, or convert "
                 "the column with pandas.to_datetime."
             )
         if (value := unread_number(column)) is not None:
