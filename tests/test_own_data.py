@@ -20,6 +20,7 @@ import torch
 
 import logitclip as lc
 from logitclip import files
+from logitclip.data._columns import read_table
 from logitclip.files import object_digest
 from logitclip.own_data import facts, find_issues, fitting, planning
 from logitclip.own_data.combining import Vote, adjust_for_classes, combine, share_out, weigh
@@ -1495,3 +1496,17 @@ def test_logistic_regression_stops_without_a_word_to_the_user(recwarn):
     learner.fit(rows, rng.integers(0, 3, 400))
     assert learner.predict_proba(rows).shape == (400, 3)
     assert not [str(warning.message) for warning in recwarn]
+
+
+def test_predict_writes_csv_only(tmp_path, capsys, monkeypatch):
+    code, _, told = run(capsys, monkeypatch, "predict", tmp_path, tmp_path / "new.csv", "-o", tmp_path / "out.xlsx")
+    assert code == 2
+    assert "should end in .csv" in " ".join(told.split())
+    assert not (tmp_path / "out.xlsx").exists()
+
+
+def test_cores_and_folders_are_checked_before_the_plan(people, tmp_path):
+    with pytest.raises(ValueError, match="jobs must be at least 1, got 0"):
+        lc.fit(people[0], label="kind", out=tmp_path / "m", jobs=0)
+    with pytest.raises(ValueError, match="is a folder; name a csv"):
+        read_table(tmp_path)

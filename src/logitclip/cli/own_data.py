@@ -241,6 +241,8 @@ def predict(
 
     if not json and out.resolve() == data.resolve():
         raise ValueError(f"{out} is the data itself: name another file with -o.")
+    if not json and out.suffix.lower() in (".xlsx", ".xls", ".ods", ".parquet", ".json"):
+        raise ValueError(f"Predictions are written as csv: {out} should end in .csv.")
     load_plugins(plugin)
     with downloads_allowed(download):
         loaded = load(model)

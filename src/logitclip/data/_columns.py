@@ -74,6 +74,8 @@ def read_table(path: str | Path, *, text: Collection[str] = ()) -> dict[str, Col
         ValueError: If the file is missing, empty or damaged, or if two columns share a name.
     """
     path = Path(os.path.expanduser(path))
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name a csv, tsv, parquet or npz file.")
     if not path.is_file():
         raise ValueError(f"There is no file {path}; name a csv, tsv, parquet or npz file.")
     kind = Path(path.name.lower().removesuffix(".gz")).suffix

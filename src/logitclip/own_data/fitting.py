@@ -163,6 +163,8 @@ def fit(
     ['herb', 'shrub']
     """
     _require_packages()
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"jobs must be at least 1, got {jobs}.")
     out = Path(os.path.expanduser(out))
     texts, dropped = ([names] if isinstance(names, str) else names for names in (text, drop))
     columns = Options(tuple(texts), image, tuple(dropped), weight, group, time, folder)

@@ -159,7 +159,7 @@ class Source:
 def require_rows(count: int, path: str | Path) -> None:
     """Raise a ValueError if there are too few rows."""
     if count < FEWEST:
-        raise ValueError(f"{path} has {count} rows; at least {FEWEST} are needed.")
+        raise ValueError(f"{path} has {count} {'row' if count == 1 else 'rows'}; at least {FEWEST} are needed.")
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -125,7 +125,7 @@ class Plan:
         lone = [source.class_names[k] for k in np.flatnonzero(counts == 1).tolist()]
         if lone:
             classes = "Classes" if len(lone) > 1 else "Class"
-            lines.append(f"{classes} {quote_some(lone)} with one example: their labels cannot be judged.")
+            lines.append(f"{classes} {quote_some(lone)} with one example: such a label cannot be judged.")
         lines += [
             f"Classes {' and '.join(map(repr, names))} differ only in case or spaces: are they one class?"
             for names in _find_similar(source.class_names)
