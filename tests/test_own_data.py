@@ -1510,3 +1510,13 @@ def test_cores_and_folders_are_checked_before_the_plan(people, tmp_path):
         lc.fit(people[0], label="kind", out=tmp_path / "m", jobs=0)
     with pytest.raises(ValueError, match="is a folder; name a csv"):
         read_table(tmp_path)
+
+
+def test_an_interrupted_fit_says_how_to_resume(people, tmp_path, capsys, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("logitclip.own_data.fit", interrupt)
+    code, _, told = run(capsys, monkeypatch, "fit", people[0], "--label", "kind", "--out", tmp_path / "m")
+    assert code == 130
+    assert "Repeat the command to resume" in " ".join(told.split())

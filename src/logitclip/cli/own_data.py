@@ -310,6 +310,10 @@ def _fit_with_progress(data: Path, options: FitOptions, **others: Any) -> Model:
     calls = {"on_plan": pace.plan, "on_progress": pace, "on_rows": encoding}
     try:
         return fit(data, **calls, **given)
+    except (KeyboardInterrupt, SystemExit):
+        encoding.stop()
+        tell("interrupted. Repeat the command to resume after the last finished part.")
+        raise
     except Failed as error:
         fail(Exit.FAILED, str(error))
     finally:
