@@ -101,7 +101,7 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
 
 
 def _is_like_the_data(path: Path, label: str | None) -> bool:
-    """Whether a file is a table with the label column that no review has gone into.
+    """Return whether a file is a table with the label column that no review has gone into.
 
     After the first round a model does not know the table any more that the user began with.
     """
