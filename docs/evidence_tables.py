@@ -7,6 +7,7 @@ import functools
 import math
 import re
 import statistics
+import textwrap
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -76,10 +77,13 @@ def counts() -> str:
             lines.append(f"| {name} | {words.total()} | " + " | ".join(str(words[word]) for word in VERDICTS) + " |")
     every = [(name, words.total()) for tables in found.values() for name, words in tables.items()]
     others = sum(count for name, count in every if name.startswith(("Figure", "Table 5")))
-    lines += ["", f"{others} of the {sum(count for _, count in every)} cells do not compare training with and without the"]
-    lines += ["clip: those of Table 5 and of Figures 2 to 4 compare it with LogitNorm, other values of temp, the clip by"]
-    lines += ["value and a penalty. On the same data they share the runs with the clip, and those of plain CE, so they are"]
-    lines += ["not independent of each other."]
+    told = (
+        f"{others} of the {sum(count for _, count in every)} cells do not compare training with and without the clip: "
+        "those of Table 5 and of Figures 2 to 4 compare it with LogitNorm, other values of temp, the clip by value and "
+        "a penalty. On the same data they share the runs with the clip, and those of plain CE, so they are not "
+        "independent of each other."
+    )
+    lines += ["", *textwrap.wrap(told, 118)]
     return "\n".join(lines)
 
 
