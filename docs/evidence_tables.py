@@ -45,8 +45,6 @@ def table(name: str) -> str:
     if recipe == "features":
         logistic = read(RESULTS / "features_logistic.csv")
         return noises_on_features(rows, logistic) if scale == "full" else heads_on_features(rows, logistic)
-    if name == "table1 cpu":
-        return losses_by_noise(rows)
     return readings(rows) if recipe == "readings" else cells(rows)
 
 
@@ -243,20 +241,6 @@ def noises_on_features(rows: list[dict[str, Any]], logistic: list[dict[str, Any]
         lines.append(f"| logistic regression | {' | '.join(numbers)} |")
         tables.append("\n".join(lines))
     return "\n\n".join(tables)
-
-
-def losses_by_noise(rows: list[dict[str, Any]]) -> str:
-    """A line for each loss, and its accuracies without and with the clip under each noise; then the verdicts."""
-    noises = list(dict.fromkeys(row["noise"] for row in rows))
-    at = {(row["loss"], row["noise"]): row for row in rows}
-    heads = ["loss", *(label("noise", noise) for noise in noises), "agree, disagree, undecided"]
-    lines = [f"| {' | '.join(heads)} |", "|---|" + "--:|" * (len(heads) - 1)]
-    for loss in dict.fromkeys(row["loss"] for row in rows):
-        words = Counter(row["verdict"] for row in rows if row["loss"] == loss)
-        found = [_without_with(at.get((loss, noise))) for noise in noises]
-        name = label("loss", loss, bare={"loss"})
-        lines.append(f"| {' | '.join([name, *found, ', '.join(str(words[word]) for word in VERDICTS)])} |")
-    return "\n".join(lines)
 
 
 def _setting(model: str, loss: str) -> str:
