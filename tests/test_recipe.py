@@ -311,7 +311,7 @@ def test_figure_1_draws_four_numbers_of_classes() -> None:
 CELLS = {  # smoke, cpu, mini, full
     "all_losses": (32, 96, 32, 160),
     "figure1": (0, 0, 0, 0),
-    "figure2": (6, 180, 48, 480),
+    "figure2": (6, 180, 96, 480),
     "figure3": (6, 45, 36, 60),
     "figure4": (6, 45, 36, 60),
     "first_sight": (20, 60, 20, 60),
@@ -326,7 +326,7 @@ CELLS = {  # smoke, cpu, mini, full
     "table4": (8, 40, 8, 40),
     "table5": (3, 45, 36, 60),
     "table6": (1, 4, 5, 11),
-    "table7": (4, 30, 8, 40),
+    "table7": (4, 30, 24, 40),
     "table8": (3, 35, 21, 35),
     "table9": (4, 40, 24, 80),
 }
