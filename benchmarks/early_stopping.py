@@ -24,7 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from evidence import AXES, RESULTS, read_lines
+from evidence import AXES, COMPARED, RESULTS, read_lines
 
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import METRICS, Result
@@ -34,7 +34,7 @@ from logitclip.studies.tables import datasets_of, provenance, results_of
 
 OUT = RESULTS / "early_stopping.csv"
 HELD_OUT = 0.1
-NAMES = ("recipe", "scale", *(axis for axis in AXES if axis not in ("clip", "variant")))
+NAMES = ("recipe", "scale", *(axis for axis in AXES if axis != "clip"))
 
 
 def on_true_labels(config: RunConfig) -> RunConfig:
@@ -45,9 +45,11 @@ def on_true_labels(config: RunConfig) -> RunConfig:
 
 def rivals(recipe: Recipe, known: set[tuple[str, ...]]) -> Recipe:
     """The cells without the clip that have a line in the evidence, each as two runs."""
+    by_variant = COMPARED.get(recipe.name, ("clip", ""))[0] == "variant"
+    axis, plain = ("variant", "CE") if by_variant else ("clip", "none")
     cells = []
     for cell in recipe.cells:
-        if cell.coordinates.get("clip") == "none" and place(recipe, cell) in known:
+        if cell.coordinates.get(axis) == plain and place(recipe, cell) in known:
             for rival, config in (
                 ("early", replace(cell.config, val=HELD_OUT)),
                 ("true", on_true_labels(cell.config)),
