@@ -90,10 +90,13 @@ def beside(row: dict[str, Any]) -> dict[str, Any]:
 
     Table 5 and the figures compare with CE that other recipes have trained: on digits Table 5, on images Table 1.
     """
-    names = ("recipe", "scale", "model", "method", "loss", "data", "noise")
+    names = ("recipe", "scale", "model", "method", "loss", "data", "noise", "variant")
     place = {name: row[name] for name in names}
     if row["recipe"].startswith(("figure", "table5")):
+        place |= {"variant": None}
         place |= {"recipe": "table1", "loss": "ce"} if row["scale"] == "mini" else {"recipe": "table5"}
+    if row["recipe"] == "record":
+        place |= {"variant": "CE"}
     small = {"table1_small_temps": ("table1", "nce"), "table2_small_temps": ("table2", "gce")}
     if row["recipe"] in small:
         recipe, loss = small[row["recipe"]]
@@ -192,9 +195,11 @@ def heads_on_features(rows: list[dict[str, Any]], logistic: list[dict[str, Any]]
         "temp",
         "without",
         "stopped early",
+        "best epoch",
         "clip",
         "difference",
         "logistic",
+        "true labels",
         "memorised",
     ]
     lines = [heads, ["---"] * 4 + ["--:"] * (len(heads) - 4)]
@@ -203,9 +208,12 @@ def heads_on_features(rows: list[dict[str, Any]], logistic: list[dict[str, Any]]
         shares = _shares(row["memorised_without"], row["memorised_with"])
         data, noise = DATA.get(row["data"], row["data"]), NOISES.get(row["noise"], row["noise"])
         line = [LABELS[row["noise"]], HEADS[row["model"]].split()[1], row["loss"]]
-        line += [row["chosen"].rpartition("=")[2], _accuracy(row["without"]), _accuracy(beside(row).get("early"))]
+        other = beside(row)
+        line += [row["chosen"].rpartition("=")[2], _accuracy(row["without"])]
+        line += [_accuracy(other.get("early")), _accuracy(other.get("oracle"))]
         line += [f"{bold}{row['with_clip']:.1f}{bold}", f"{_signed(row['difference'])} ± {row['standard_error']:.1f}"]
-        lines.append([*line, _accuracy(rivals.get((data, noise))), shares])
+        line += [_accuracy(rivals.get((data, noise))), _accuracy(other.get("true_labels"))]
+        lines.append([*line, shares])
     told = [i for i in range(len(heads)) if any(line[i] != "–" for line in lines[2:])]
     return "\n".join(f"| {' | '.join(line[i] for i in told)} |" for line in lines)
 
@@ -374,16 +382,20 @@ def effect_of_temp(rows: list[dict[str, Any]]) -> str:
 
 def readings(rows: list[dict[str, Any]]) -> str:
     """The accuracy of each reading of tau at the paper's own value, for every network and noise."""
-    heads = ["network", "noise", "v in Table 6", "no clip", "A", "B", "C", "best of LogitNorm"]
-    lines = [f"| {' | '.join(heads)} |", "|---|---|" + "--:|" * 6]
+    heads = ["network", "noise", "v in Table 6", "no clip", "stopped early", "best epoch", "A", "B", "C"]
+    heads += ["best of LogitNorm", "true labels"]
+    lines = [f"| {' | '.join(heads)} |", "|---|---|" + "--:|" * (len(heads) - 2)]
+    rivals = {(row["model"], row["noise"]): beside(row) for row in rows}
     for (model, noise), points in reading_points(rows).items():
         if noise not in TABLE_6:
             continue
         at = {point["reading"]: point for point in points if point["v"] == TABLE_6[noise]}
         best = max((point for point in points if point["reading"] == "LogitNorm"), key=lambda point: point["accuracy"])
-        accuracies = [points[0]["plain_accuracy"], *(at[reading]["accuracy"] for reading in "ABC"), best["accuracy"]]
+        other = rivals[model, noise]
+        accuracies = [points[0]["plain_accuracy"], other.get("early"), other.get("oracle")]
+        accuracies += [*(at[reading]["accuracy"] for reading in "ABC"), best["accuracy"], other.get("true_labels")]
         place = [model.replace("_", " "), label("noise", noise), f"{TABLE_6[noise]:g}"]
-        lines.append(f"| {' | '.join([*place, *(f'{accuracy:.1f}' for accuracy in accuracies)])} |")
+        lines.append(f"| {' | '.join([*place, *map(_accuracy, accuracies)])} |")
     return "\n".join(lines)
 
 
@@ -418,13 +430,14 @@ def reading_points(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[dic
 
 def record(rows: list[dict[str, Any]]) -> str:
     """The accuracy of the clip in both readings beside CE and two losses, for every set and noise."""
-    heads = ["set", "labels", "CE", "clip, reciprocal", "clip, released", "ε-softmax", "JAL"]
-    heads += ["reciprocal − CE", "released − reciprocal"]
+    heads = ["set", "labels", "CE", "stopped early", "best epoch", "clip, reciprocal", "clip, released"]
+    heads += ["ε-softmax", "JAL", "true labels", "reciprocal − CE", "released − reciprocal"]
     lines = [f"| {' | '.join(heads)} |", "|---|---|" + "--:|" * (len(heads) - 2)]
     for place in dict.fromkeys((row["data"], row["noise"]) for row in rows):
         at = {row["variant"]: row for row in rows if (row["data"], row["noise"]) == place}
         numbers = {name: row["with_clip"] for name, row in at.items()} | {"reciprocal": at["CE"]["without"]}
-        order = ("CE", "reciprocal", "released", "eps-softmax", "JAL")
+        numbers |= beside(at["CE"])
+        order = ("CE", "early", "oracle", "reciprocal", "released", "eps-softmax", "JAL", "true_labels")
         line = [RECORDED[name] for name in place] + [_accuracy(numbers.get(name)) for name in order]
         for name, sign in (("CE", -1), ("released", 1)):
             error = at[name]["standard_error"]
