@@ -9,7 +9,8 @@ its noisy labels held out, and on true labels. A line has the accuracies on true
 - `oracle`: in the best epoch of the same runs, which needs the true test labels to be found;
 - `true_labels`: of the runs on true labels, the mean of their last 10 epochs, as in all tables.
 
-Finished runs are not repeated. Lines of other cells stay in the file.
+For the recipe `leaderboard` only CE is trained, without label smoothing, and `variant` is the column. Finished runs are
+not repeated. Lines of other cells stay in the file.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import csv
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,13 @@ def on_true_labels(config: RunConfig) -> RunConfig:
     return replace(config, noise="none", data=data)
 
 
-def rivals(recipe: Recipe, known: set[tuple[str, ...]]) -> Recipe:
+def rivals(recipe: Recipe) -> Recipe:
     """The cells without the clip that have a line in the evidence, each as two runs."""
+    rows = read_lines(RESULTS / f"{recipe.name}_{recipe.scale}.csv")
+    if recipe.name == "leaderboard":
+        rows = [{"loss": "ce", "variant": row["column"]} for row in rows]
+        recipe = replace(recipe, cells=tuple(map(without_smoothing, recipe.cells)))
+    known = {at_names(row, recipe) for row in rows}
     by_variant = COMPARED.get(recipe.name, ("clip", ""))[0] == "variant"
     axis, plain = ("variant", "CE") if by_variant else ("clip", "none")
     cells = []
@@ -58,9 +64,22 @@ def rivals(recipe: Recipe, known: set[tuple[str, ...]]) -> Recipe:
     return replace(recipe, name=f"{recipe.name}_early", cells=tuple(cells), digest="")
 
 
+def without_smoothing(cell: Cell) -> Cell:
+    """The cell with CE instead of CE with a tuned label smoothing."""
+    if cell.coordinates["loss"] != "ce:label_smoothing=auto":
+        return cell
+    return replace(cell, coordinates={**cell.coordinates, "loss": "ce"}, config=replace(cell.config, loss="ce"))
+
+
 def place(recipe: Recipe, cell: Cell) -> tuple[str, ...]:
-    at = {**cell.coordinates, "data": cell.coordinates.get("data") or datasets_of(recipe.cells)}
-    return tuple(str(at.get(axis, "")) for axis in NAMES[2:])
+    at = cell.coordinates
+    return at_names({**at, "variant": at.get("variant") or at.get("column", "")}, recipe)
+
+
+def at_names(at: Mapping[str, Any], recipe: Recipe) -> tuple[str, ...]:
+    """The place of a cell or of a line, without the clip and the seed."""
+    data = "" if recipe.name == "leaderboard" else datasets_of(recipe.cells)
+    return tuple(str(at.get(axis) or (data if axis == "data" else "")) for axis in NAMES[2:])
 
 
 def stopped(folder: Path) -> float:
@@ -107,10 +126,7 @@ def main() -> None:
     for given in options.recipes:
         name, _, scale = given.partition(":")
         recipe = load_recipe(name, scale or "full", runs=options.runs, root=options.root, plugin=options.plugin)
-        known = {
-            tuple(row[axis] for axis in NAMES[2:]) for row in read_lines(RESULTS / f"{recipe.name}_{recipe.scale}.csv")
-        }
-        both = rivals(recipe, known)
+        both = rivals(recipe)
         lines = lines_of(recipe.name, recipe, sweeping.collect(both) if options.read else sweeping.sweep(both, jobs=1))
         found = {tuple(line[name] for name in NAMES) for line in lines}
         others = [row for row in read_lines(OUT) if tuple(row[name] for name in NAMES) not in found]

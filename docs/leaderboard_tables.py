@@ -136,13 +136,21 @@ def ranks(board: Board) -> str:
 
 def columns(board: Board) -> str:
     """For each column the best row, CE, and what the clip does on average."""
-    heads = ["column", "best", "its accuracy", "CE", "CE with the clip", "median gain of the clip", "losses it helps"]
-    lines = [f"| {' | '.join(heads)} |", "|---|---|--:|--:|--:|--:|--:|"]
+    heads = ["column", "best", "its accuracy", "CE", "stopped early", "best epoch", "CE with the clip", "true labels"]
+    heads += ["median gain of the clip", "losses it helps"]
+    lines = [f"| {' | '.join(heads)} |", "|---|---|" + "--:|" * (len(heads) - 2)]
+    with (RESULTS / "early_stopping.csv").open(encoding="utf-8", newline="") as stream:
+        rivals = {row["variant"]: row for row in csv.DictReader(stream) if row["recipe"] == "leaderboard"}
     for column, found in board.items():
         best = max(found, key=found.__getitem__)
         gained = gains(board, column)
         helped = f"{sum(gain > 0 for gain in gained.values())} of {len(gained)}"
-        ce = [f"{accuracy:.1f}" for row, accuracy in found.items() if row[0] == "ce"]
+        plain, clipped = (f"{accuracy:.1f}" for row, accuracy in found.items() if row[0] == "ce")
+        other = rivals.get(column, {})
+        early, best_epoch, true = (
+            f"{float(other[name]):.1f}" if other else "–" for name in ("early", "oracle", "true_labels")
+        )
+        ce = [plain, early, best_epoch, clipped, true]
         median = f"{statistics.median(gained.values()):+.1f}".replace("-", "−")
         shown = [column, ", ".join(best), f"{found[best]:.1f}", *ce, median, helped]
         lines.append(f"| {' | '.join(shown)} |")
