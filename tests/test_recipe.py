@@ -311,7 +311,7 @@ def test_figure_1_draws_four_numbers_of_classes() -> None:
 CELLS = {  # smoke, cpu, mini, full
     "all_losses": (32, 96, 32, 160),
     "figure1": (0, 0, 0, 0),
-    "figure2": (6, 180, 96, 480),
+    "figure2": (6, 180, 64, 480),
     "figure3": (6, 45, 36, 60),
     "figure4": (6, 45, 36, 60),
     "first_sight": (20, 60, 20, 60),
