@@ -20,7 +20,7 @@ import csv
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,18 +44,18 @@ def on_true_labels(config: RunConfig) -> RunConfig:
     return replace(config, noise="none", data=data)
 
 
-def rivals(recipe: Recipe) -> Recipe:
-    """The cells without the clip that have a line in the evidence, each as two runs."""
+def rivals(recipe: Recipe, done: Collection[tuple[str, ...]] = ()) -> Recipe:
+    """The cells without the clip that have a line in the evidence, each as two runs; without those in `done`."""
     rows = read_lines(RESULTS / f"{recipe.name}_{recipe.scale}.csv")
     if recipe.name == "leaderboard":
         rows = [{"loss": "ce", "variant": row["column"]} for row in rows]
         recipe = replace(recipe, cells=tuple(map(without_smoothing, recipe.cells)))
-    known = {at_names(row, recipe) for row in rows}
+    wanted = {at_names(row, recipe) for row in rows}.difference(done)
     by_variant = COMPARED.get(recipe.name, ("clip", ""))[0] == "variant"
     axis, plain = ("variant", "CE") if by_variant else ("clip", "none")
     cells = []
     for cell in recipe.cells:
-        if cell.coordinates.get(axis) == plain and place(recipe, cell) in known:
+        if cell.coordinates.get(axis) == plain and place(recipe, cell) in wanted:
             for rival, config in (
                 ("early", replace(cell.config, val=HELD_OUT)),
                 ("true", on_true_labels(cell.config)),
@@ -122,11 +122,14 @@ def main() -> None:
     parser.add_argument("--root", help="folder of the data")
     parser.add_argument("--plugin", action="append", default=[], help="a plugin that a recipe names")
     parser.add_argument("--read", action="store_true", help="train nothing: take the runs that are finished")
+    parser.add_argument("--missing", action="store_true", help="train only the cells that have no line yet")
     options = parser.parse_args()
     for given in options.recipes:
         name, _, scale = given.partition(":")
         recipe = load_recipe(name, scale or "full", runs=options.runs, root=options.root, plugin=options.plugin)
-        both = rivals(recipe)
+        rows = [row for row in read_lines(OUT) if (row["recipe"], row["scale"]) == (recipe.name, recipe.scale)]
+        done = {tuple(row[name] for name in NAMES[2:]) for row in rows}
+        both = rivals(recipe, done if options.missing else ())
         lines = lines_of(recipe.name, recipe, sweeping.collect(both) if options.read else sweeping.sweep(both, jobs=1))
         found = {tuple(line[name] for name in NAMES) for line in lines}
         others = [row for row in read_lines(OUT) if tuple(row[name] for name in NAMES) not in found]

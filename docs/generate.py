@@ -342,22 +342,50 @@ def fit_wines(folder: Path) -> tuple[str, list[str], list[int]]:
     from screenshots import write_wines
 
     wrong = write_wines(folder / "wines.csv")
-    fit = [sys.executable, "-m", "logitclip", "fit", "wines.csv", "--label", "kind", "--out", "model"]
-    done = subprocess.run(fit, cwd=folder, capture_output=True, text=True, encoding="utf-8", timeout=300, check=True)
-    return done.stdout, (folder / "model" / "issues.csv").read_text(encoding="utf-8").splitlines(), wrong
+    printed = run_in(folder, "fit", "wines.csv", "--label", "kind", "--out", "model")
+    return printed, (folder / "model" / "issues.csv").read_text(encoding="utf-8").splitlines(), wrong
+
+
+def audit_wines(folder: Path, answers: int = 50) -> str:
+    """Answer an audit of the wines with their true kinds: what `review --report` prints."""
+    import logitclip as lc
+    from logitclip.own_data.fitted_rows import FittedRows
+    from logitclip.own_data.review import Review
+    from screenshots import true_kinds
+
+    model = lc.load(folder / "model")
+    review, kinds = Review(model, FittedRows(model), answers), true_kinds()
+    for place in review.asked.tolist():
+        item = review.item(place)
+        review.answer(place, item["digest"], "class", kinds[place], "the data")
+    return run_in(folder, "review", "model", "--report")
+
+
+def audit_lines(report: str) -> list[str]:
+    """The head of the table that `review --report` prints, and its rows that are not about a single class."""
+    lines = [line.strip() for line in report.splitlines() if "  " in line.strip()]
+    return [line for line in lines if "labels '" not in line]
+
+
+def run_in(folder: Path, *arguments: str) -> str:
+    """Run a command line in a folder: what it prints."""
+    command = [sys.executable, "-m", "logitclip", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8", timeout=300, check=True)
+    return done.stdout
 
 
 def update_readme() -> None:
-    """Store the noise rate and the marks that fit prints, and the first lines of its list, as wide as a page is."""
+    """Store the noise rate and the marks that fit prints, the first lines of its list, and what an audit says."""
     with tempfile.TemporaryDirectory() as folder:
         printed, issues, _ = fit_wines(Path(folder))
+        audit = audit_wines(Path(folder))
     rate, _, marks = printed.splitlines()[:3]
     rows = [row if len(row) <= 90 else row[:82].rpartition(", ")[0] + ', ..."' for row in issues[:SHOWN]]
-    block = "\n".join([rate.partition(". ")[0] + ".", marks, "", *rows])
+    blocks = iter(["\n".join([rate.partition(". ")[0] + ".", marks, "", *rows]), "\n".join(audit_lines(audit))])
     page = DOCS.parent / "README.md"
     text = page.read_text(encoding="utf-8")
     page.write_text(
-        re.sub(r"```text\n.*?```", lambda _: f"```text\n{block}\n```", text, flags=re.DOTALL), encoding="utf-8"
+        re.sub(r"```text\n.*?```", lambda _: f"```text\n{next(blocks)}\n```", text, flags=re.DOTALL), encoding="utf-8"
     )
 
 

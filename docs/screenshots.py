@@ -31,16 +31,25 @@ ROWS = 14  # of the tables on the page of fit to be seen: those of the matrix, a
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
+KINDS = np.array(["barolo", "grignolino", "barbera"])
+
+
 def write_wines(path: Path) -> list[int]:
     """Write the wines with wrong kinds, and return the positions of those."""
     wines: Any = load_wine(as_frame=True)
     frame = wines.frame
-    kinds, true = np.array(["barolo", "grignolino", "barbera"]), frame.pop("target").to_numpy()
+    true = frame.pop("target").to_numpy()
     wrong = np.random.default_rng(0).permutation(len(true))[:36]
     given = true.copy()
     given[wrong] = (true[wrong] + 1) % 3
-    frame.assign(kind=kinds[given]).to_csv(path, index=False)
+    frame.assign(kind=KINDS[given]).to_csv(path, index=False)
     return wrong.tolist()
+
+
+def true_kinds() -> list[str]:
+    """The right kinds of the wines."""
+    wines: Any = load_wine()
+    return KINDS[wines.target].tolist()
 
 
 def write_digits(folder: Path) -> None:

@@ -63,9 +63,10 @@ def test_python_runs_from_top_to_bottom(page, tmp_path):
 def test_the_readme_shows_what_fit_prints(tmp_path, monkeypatch):
     """Every line, with other numbers where a machine rounds differently; `generate.py --readme` writes them."""
     monkeypatch.syspath_prepend(ROOT / "docs")
-    output, issues, wrong = importlib.import_module("generate").fit_wines(tmp_path)
+    generate = importlib.import_module("generate")
+    output, issues, wrong = generate.fit_wines(tmp_path)
     hide = lambda line: re.sub(r"\d+(\.\d+)?", "0", line)  # noqa: E731
-    (shown,) = blocks(ROOT / "README.md", "text")
+    shown, audited = blocks(ROOT / "README.md", "text")
     sentences, _, table = shown.partition("\n\n")
     assert all(hide(sentence) in hide(output) for sentence in sentences.splitlines())
     head, *rows = table.splitlines()
@@ -74,6 +75,8 @@ def test_the_readme_shows_what_fit_prints(tmp_path, monkeypatch):
     assert all(start(row) in map(start, issues) for row in rows)
     found = {int(line.partition(",")[0]) - 1 for line in issues[1:31]}
     assert len(found & set(wrong)) >= 27  # "nearly all of the first 30 are really wrong"
+    printed = generate.audit_lines(generate.audit_wines(tmp_path))
+    assert [hide(line) for line in printed] == [hide(line) for line in audited.splitlines()]
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda p: p.name)
