@@ -348,10 +348,11 @@ def fit_wines(folder: Path) -> tuple[str, list[str], list[int]]:
 
 def audit_wines(folder: Path, answers: int = 50) -> str:
     """Answer an audit of the wines with their true kinds: what `review --report` prints."""
+    from screenshots import true_kinds
+
     import logitclip as lc
     from logitclip.own_data.fitted_rows import FittedRows
     from logitclip.own_data.review import Review
-    from screenshots import true_kinds
 
     model = lc.load(folder / "model")
     review, kinds = Review(model, FittedRows(model), answers), true_kinds()
@@ -370,7 +371,9 @@ def audit_lines(report: str) -> list[str]:
 def run_in(folder: Path, *arguments: str) -> str:
     """Run a command line in a folder: what it prints."""
     command = [sys.executable, "-m", "logitclip", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, encoding="utf-8", timeout=300, check=True)
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, encoding="utf-8", timeout=300, check=True
+    )
     return done.stdout
 
 
