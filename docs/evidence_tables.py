@@ -233,7 +233,13 @@ def noises_on_features(rows: list[dict[str, Any]], logistic: list[dict[str, Any]
         line = [_setting(*setting), f"{means['without']:.1f}", f"{means['with_clip']:.1f}", "{}, {}".format(*sides)]
         lines.append(f"| {' | '.join([*line, _shares(*shares)])} |")
     known = [rivals[NOISES.get(noise, noise)] for noise in noises]
-    lines.append(f"| logistic regression | {statistics.fmean(known):.1f} | – | – | – |")
+    others = {"logistic regression": known}
+    for setting in settings:
+        found = [beside(at[*setting, noise]) for noise in noises if (*setting, noise) in at]
+        if all(found):
+            others[f"{_setting(*setting)}, stopped early"] = [line["early"] for line in found]
+            others[f"{_setting(*setting)}, true labels"] = [line["true_labels"] for line in found]
+    lines += [f"| {name} | {statistics.fmean(numbers):.1f} | – | – | – |" for name, numbers in others.items()]
     tables = ["\n".join(lines)]
     for real in (False, True):
         some = [noise for noise in noises if noise.startswith("real") == real]
