@@ -111,10 +111,12 @@ def _early() -> list[dict[str, Any]]:
 
 
 HEADS = {"mlp:depth=0": "a linear head", "mlp:depth=1": "an MLP head"}
+_MLP = {"model": "mlp:depth=1", "loss": "ce"}
 KINDS = {  # rows of the README: the wrong labels, and where their line is
-    "random, 20 % (5,000 images, small CNN)": ("table1_mini", {"loss": "ce", "noise": "symmetric:rate=0.2"}),
-    "people, 40 % (CIFAR-10N, linear)": ("features_worst", {"model": "mlp:depth=0"}),
+    "at random, 50 % (CIFAR-10, MLP)": ("features_full", {**_MLP, "noise": "symmetric:rate=0.5"}),
     "people, 40 % (CIFAR-10N, MLP)": ("features_worst", {"model": "mlp:depth=1"}),
+    "people, 40 % (CIFAR-10N, linear)": ("features_worst", {"model": "mlp:depth=0"}),
+    "similar classes, 20 % (CIFAR-10, MLP)": ("features_full", {**_MLP, "noise": "asymmetric:rate=0.4"}),
     "a crowd, 25 % (LabelMe)": ("real_noise_full", {"data": "LabelMe", "clip": "norm:temp=auto"}),
     "keyword rules, 46 % (TREC)": ("real_noise_full", {"data": "TREC", "clip": "norm:temp=auto"}),
     "word lists, 50 % (Hausa)": ("real_noise_full", {"data": "Hausa", "clip": "norm:temp=auto"}),

@@ -120,7 +120,7 @@ class Model:
             share = f"Between {low:.0%} and {high:.0%} of the labels are wrong, probably about {noise['rate']:.0%}"
         clean = " The labels look clean."
         if self.clip not in (None, "none"):
-            clean += " A clip can only cost accuracy then: try --clip none."
+            clean += " Then there is little for a clip to prevent: try --clip none."
         return (
             f"{share}, by out-of-fold predictions. Systematic errors, such as those of labelling rules, "
             f"are not counted: the learners repeat them.{clean if noise['at_most'] <= CLEAN else ''}"
