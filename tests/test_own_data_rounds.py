@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,7 +59,7 @@ def test_items_without_an_answer_are_predicted(tmp_path: Path, capsys) -> None:
     frame = pd.read_csv(path, keep_default_na=False)
     frame.loc[[4, 70], ["ann", "bob", "eve"]] = ""
     frame.to_csv(path, index=False)
-    fit(path, annotators="ann,bob,eve", out=tmp_path / "model", options=FitOptions(learner="logistic"))
+    fit(path, out=tmp_path / "model", options=FitOptions(annotators="ann,bob,eve", learner="logistic"))
     assert "2 items without any answer" in capsys.readouterr().out
     fused: Any = pd.read_csv(tmp_path / "model" / "fused.csv", keep_default_na=False).set_index(FUSED_ITEM)
     assert fused.index[fused[FUSED_LABEL] == ""].tolist() == [5, 71]
@@ -123,14 +124,14 @@ def test_an_interrupted_round_is_finished_by_the_same_command(tmp_path: Path, mo
     with monkeypatch.context() as at_the_end:
         at_the_end.setattr(fitting, "write_issues", full)
         with pytest.raises(OSError, match="no room"):
-            fit(data, answers=model.folder, out=model.folder, options=options)
+            fit(data, out=model.folder, options=replace(options, answers=model.folder))
     append_answers(tmp_path / "more.jsonl", [Answer("3", review.rows.digest(2), "class", "elm", "Bob")])
-    fit(data, answers=tmp_path / "more.jsonl", out=model.folder, options=options)
+    fit(data, out=model.folder, options=replace(options, answers=tmp_path / "more.jsonl"))
     assert "was interrupted: it is finished first, with the answers that it had." in caplog.text
     assert "Newer answers are kept; repeat the command to use them." in caplog.text
     assert len(load(model.folder).issues) == len(pd.read_csv(data)) - 1
     assert open_review(load(model.folder)).checked.sum() == 1
-    fit(data, answers=model.folder, out=model.folder, options=options)
+    fit(data, out=model.folder, options=replace(options, answers=model.folder))
     assert open_review(load(model.folder)).checked.sum() == 2
 
 
@@ -145,20 +146,20 @@ def test_data_for_the_next_fit_is_written_only_by_who_holds_the_folder(tmp_path:
     with claim(out):
         for options in ({"answers": out}, {"annotators": "ann,bob,eve"}):
             with pytest.raises(Claimed, match=f"trained by process {os.getpid()}"):
-                fit(table if "answers" in options else path, out=out, options=quick, **options)
+                fit(table if "answers" in options else path, out=out, options=replace(quick, **options))
         assert {name: content for name, content in everything_in(out).items() if name != "claim"} == before
 
 
 def test_files_that_fit_did_not_write_are_not_replaced_by_fused_answers(tmp_path: Path) -> None:
-    from logitclip.cli.own_data import fit
+    from logitclip.cli.own_data import FitOptions, fit
 
     path, _ = crowd(tmp_path)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "annotators.csv").write_text("my own notes", encoding="utf-8")
     with pytest.raises(ValueError, match=r"annotators\.csv is a file that `fit` did not write"):
-        fit(path, annotators="ann,bob,eve", out=tmp_path / "mine")
+        fit(path, out=tmp_path / "mine", options=FitOptions(annotators="ann,bob,eve"))
     with pytest.raises(ValueError, match="There is no column 'joe'"):
-        fit(path, annotators="ann,joe", out=tmp_path / "new")
+        fit(path, out=tmp_path / "new", options=FitOptions(annotators="ann,joe"))
     assert not (tmp_path / "new").exists()
 
 
@@ -168,7 +169,7 @@ def test_the_command_fits_on_answers_and_says_what_the_round_brought(tmp_path: P
     data = make_table(tmp_path)
     model = make_model(data, tmp_path / "model", label="kind")
     with pytest.raises(ValueError, match="has none: give --out"):
-        fit(data, answers=model.folder, out=tmp_path / "other")
+        fit(data, out=tmp_path / "other", options=FitOptions(answers=model.folder))
     review = open_review(model)
     true = pd.read_csv(tmp_path / "with_truth.csv", keep_default_na=False)["true"].tolist()
     first = review.suspects[:12]
@@ -176,7 +177,7 @@ def test_the_command_fits_on_answers_and_says_what_the_round_brought(tmp_path: P
         review.answer(i, review.rows.digest(i), "class", true[i], "Ann")
     wrong = sum(true[i] != model.class_names[review.given[i]] for i in first)
     capsys.readouterr()
-    fit(data, answers=model.folder, out=model.folder, options=FitOptions(learner="logistic"))
+    fit(data, out=model.folder, options=FitOptions(answers=model.folder, learner="logistic"))
     out, err = capsys.readouterr()
     assert f"The last round: {wrong} label" in out
     assert f"{12 - wrong} confirmed" in err
@@ -211,7 +212,7 @@ def test_rounds_remember_the_columns_of_the_model(tmp_path: Path, capsys) -> Non
         review = open_review(load(out))
         for i in rows:
             review.answer(i, review.rows.digest(i), "class", ["yes", "no"][i % 2], "Ann")
-        fit(data, answers=out, out=out, options=quick)
+        fit(data, out=out, options=replace(quick, answers=out))
         printed, plan = capsys.readouterr()
         assert f"The last round: {brought}" in printed
         assert "'site' as you asked" in plan
@@ -235,7 +236,7 @@ def test_rounds_on_a_folder_of_images(tmp_path: Path, capsys) -> None:
             number = int(name.split("/")[1].split()[0])
             if number in pictures:
                 review.answer(i, review.rows.digest(i), "class", ["dark", "light"][number % 2], "Ann")
-        fit(photos, answers=model.folder, out=model.folder, options=FitOptions(learner="logistic"))
+        fit(photos, out=model.folder, options=FitOptions(answers=model.folder, learner="logistic"))
         out, err = capsys.readouterr()
         assert "The last round:" in out
         assert "kept as it is" not in err
@@ -295,10 +296,34 @@ def test_the_command_fits_on_annotators(tmp_path: Path, capsys) -> None:
     from logitclip.cli.own_data import FitOptions, fit
 
     path, true = crowd(tmp_path)
-    fit(path, annotators="ann,bob,eve", out=tmp_path / "model", options=FitOptions(learner="forest"))
+    fit(path, out=tmp_path / "model", options=FitOptions(annotators="ann,bob,eve", learner="forest"))
     out = capsys.readouterr().out
     assert "annotators.csv" in out
     model = load(tmp_path / "model")
     assert model.class_names == ["no", "yes"]
     predicted = model.predict(pd.read_csv(path).drop(columns=["ann", "bob", "eve"]))["class"]
     assert ((predicted == "yes").to_numpy() == (true == 1)).mean() > 0.85
+
+
+def test_issues_takes_annotators_and_answers_but_no_folder_of_fit(tmp_path: Path, capsys) -> None:
+    from logitclip.cli.own_data import FitOptions, fit, issues
+
+    path, _ = crowd(tmp_path)
+    crowded = FitOptions(annotators="ann,bob,eve", learner="logistic")
+    issues(path, out=tmp_path / "found", options=crowded)
+    out = capsys.readouterr().out
+    assert "annotators.csv" in out and "Most suspicious labels" in out
+    assert load(tmp_path / "found").facts["made_by"] == "issues"
+
+    table = make_table(tmp_path)
+    model = make_model(table, tmp_path / "checked", label="kind", learner="logistic", made_by="issues")
+    one = open_review(model).rows.digest(0)
+    append_answers(model.folder / "answers.jsonl", [Answer("1", one, "class", "oak", "Ann")])
+    issues(table, out=model.folder, options=FitOptions(answers=model.folder, learner="logistic"))
+    assert "The last round: 1 label corrected" in capsys.readouterr().out
+
+    fit(path, out=tmp_path / "model", options=crowded)
+    before = everything_in(tmp_path / "model")
+    with pytest.raises(ValueError, match="has a model that `fit` made: name another folder"):
+        issues(path, out=tmp_path / "model", options=crowded)
+    assert everything_in(tmp_path / "model") == before

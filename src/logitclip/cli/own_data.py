@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -26,6 +26,7 @@ from logitclip.text import duration, split_names
 if TYPE_CHECKING:
     import pandas as pd
 
+    from logitclip.own_data.apply import Round
     from logitclip.own_data.labelled import Agreement
     from logitclip.own_data.model import Model
     from logitclip.own_data.planning import Plan
@@ -42,6 +43,16 @@ class FitOptions:
 
     label: Text = None
     """The label column of a table. Rows without a label are predicted."""
+    answers: File = None
+    """Answers of a review (answers.csv, or a model folder): do it again in --out, with the labels corrected."""
+    annotators: Text = None
+    """Columns with the answers of one annotator each, separated by commas, instead of a label column."""
+    item: Text = None
+    """The column that names the item, in a table with one row per answer."""
+    annotator: Text = None
+    """The column that names the annotator in such a table."""
+    answer: Text = None
+    """The column with the answer in such a table."""
     text: Text = None
     """Columns with free text, separated by commas."""
     image: Text = None
@@ -99,6 +110,16 @@ class FitOptions:
         several = {"text": split_names(self.text), "drop": split_names(self.drop)}
         return {**{name: getattr(self, name) for name in ("image", "folder", "weight", "group", "time")}, **several}
 
+    @property
+    def of_answers(self) -> dict[str, str | None]:
+        """The columns of a table with one row per answer."""
+        return {"item": self.item, "annotator": self.annotator, "answer": self.answer}
+
+    @property
+    def makes_data(self) -> bool:
+        """Whether the labels are made first: corrected by a review, or fused from several annotators."""
+        return self.answers is not None or bool(self.annotators) or any(self.of_answers.values())
+
 
 FIT_DEFAULTS = FitOptions()
 FitFlags = Annotated[FitOptions, arg(name="")]
@@ -109,11 +130,6 @@ def fit(
     /,
     *,
     options: FitFlags = FIT_DEFAULTS,
-    answers: File = None,
-    annotators: Text = None,
-    item: Text = None,
-    annotator: Text = None,
-    answer: Text = None,
     out: Out = Path("model"),
     json: Flag = False,
 ) -> None:
@@ -128,35 +144,18 @@ def fit(
 
     Args:
         data: A csv, tsv, parquet or npz file, or a folder with one folder of images per class.
-        answers: Answers of a review (answers.csv, or a model folder): fit the model in --out again, as it was fitted.
-        annotators: Columns with the answers of one annotator each, separated by commas, instead of a label column.
-        item: The column that names the item, in a table with one row per answer.
-        annotator: The column that names the annotator in such a table.
-        answer: The column with the answer in such a table.
         out: The model folder to write.
         json: Print the facts of the model as one JSON object on stdout.
     """
     load_plugins(options.plugin)
-    out, columns, corrected = out.expanduser(), options.columns, None
-    named = {"item": item, "annotator": annotator, "answer": answer}
-    makes_data = answers is not None or bool(annotators) or any(named.values())
-    with _claim(out) if makes_data else contextlib.nullcontext():
-        if answers is not None:
-            corrected = correct(data, answers, out)
-            fitted_with = {name: columns.get(name) or value for name, value in corrected.columns.items()}
-            data, columns = corrected.path, columns | fitted_with
-            encoder = corrected.encoder if options.encoder == "none" else options.encoder
-            options = replace(options, label=corrected.label, encoder=encoder)
-        elif makes_data:
-            data, label = fuse(data, out, columns, annotators=split_names(annotators), **named)
-            options = replace(options, label=label)
-        fitted = _fit_with_progress(data, options, out=out, claimed=makes_data, **columns)
+    out = out.expanduser()
+    fitted, last = _make_data_and_fit(data, options, out, "fit")
     if json:
         show_json(fitted.facts)
         return
     _report(fitted)
-    if corrected is not None and corrected.round is not None:
-        show_round(corrected.round, fitted)
+    if last is not None:
+        show_round(last, fitted)
     marked, folder = fitted.marked, shlex.quote(str(out))
     code = name_plugins(options.plugin)
     if marked:
@@ -195,13 +194,16 @@ def issues(
     from logitclip.own_data.issues import count_marked, show_suggestion
 
     load_plugins(options.plugin)
+    out = out.expanduser()
     if fast and options.learner == "auto":
         options = replace(options, learner="forest,logistic,neighbours")
-    fitted = _fit_with_progress(data, options, out=out, made_by="issues")
+    fitted, last = _make_data_and_fit(data, options, out, "issues")
     if json:
         show_json(fitted.issues.to_dict("records"))
         return
     _report(fitted)
+    if last is not None:
+        show_round(last, fitted)
     table = make_table("Most suspicious labels", "row", "given", "suggested", "score", "wrong")
     for row in fitted.issues.head(ISSUES_SHOWN).to_dict("records"):
         suggested = show_suggestion(row["given"], row["suggested"], wrong=row["wrong"])
@@ -292,13 +294,41 @@ def _write_predictions(parts: Iterable[pd.DataFrame], out: Path, compared: Agree
     return rows
 
 
-def _claim(out: Path) -> contextlib.AbstractContextManager[None]:
+def _make_data_and_fit(data: Path, options: FitOptions, out: Path, made_by: str) -> tuple[Model, Round | None]:
+    """Fit on the data, with labels that are first corrected or fused if the options say so.
+
+    Returns the model, and the last round of review if its answers corrected the labels.
+    """
+    columns = options.columns
+    if not options.makes_data:
+        return _fit_with_progress(data, options, out=out, made_by=made_by, **columns), None
+    with _claim(out, made_by):
+        last = None
+        if options.answers is not None:
+            corrected = correct(data, options.answers, out)
+            fitted_with = {name: columns.get(name) or value for name, value in corrected.columns.items()}
+            data, columns, last = corrected.path, columns | fitted_with, corrected.round
+            encoder = corrected.encoder if options.encoder == "none" else options.encoder
+            options = replace(options, label=corrected.label, encoder=encoder)
+        else:
+            answers = {"annotators": split_names(options.annotators), **options.of_answers}
+            data, label = fuse(data, out, columns, **answers)
+            options = replace(options, label=label)
+        return _fit_with_progress(data, options, out=out, made_by=made_by, claimed=True, **columns), last
+
+
+@contextlib.contextmanager
+def _claim(out: Path, made_by: str) -> Iterator[None]:
     """Claim the model folder for the data that is made there, and for the fit on it."""
     from logitclip.own_data.annotators import FUSED, RELIABILITY
     from logitclip.own_data.apply import CORRECTED_FILE
     from logitclip.own_data.fitting import claim_folder
+    from logitclip.own_data.model import maker
 
-    return claim_folder(out, (CORRECTED_FILE, FUSED, RELIABILITY))
+    if made_by == "issues" and maker(out) == "fit":
+        raise ValueError(f"{out} has a model that `fit` made: name another folder with --out, or use `logitclip fit`.")
+    with claim_folder(out, (CORRECTED_FILE, FUSED, RELIABILITY)):
+        yield
 
 
 def _fit_with_progress(data: Path, options: FitOptions, **others: Any) -> Model:
@@ -306,7 +336,8 @@ def _fit_with_progress(data: Path, options: FitOptions, **others: Any) -> Model:
 
     stop_on_sigterm()
     pace, encoding = Pace(), EncodingBar()
-    given = {name: value for name, value in vars(options).items() if name != "plugin"} | options.columns | others
+    cli_only = ("plugin", "answers", "annotators", "item", "annotator", "answer")
+    given = {name: value for name, value in vars(options).items() if name not in cli_only} | options.columns | others
     calls = {"on_plan": pace.plan, "on_progress": pace, "on_rows": encoding}
     try:
         return fit(data, **calls, **given)

@@ -276,8 +276,8 @@ def correct(data: Path, answers: Path, out: Path) -> CorrectedData:
     from logitclip.own_data.apply import correct_data
 
     if not (out / "model.json").is_file():
-        advice = f"give --out {answers}" if (answers / "model.json").is_file() else "fit without --answers first"
-        raise ValueError(f"--answers fits the model in --out again, but {out} has none: {advice}.")
+        advice = f"give --out {answers}" if (answers / "model.json").is_file() else "leave --answers out the first time"
+        raise ValueError(f"--answers corrects the labels of the model in --out, but {out} has none: {advice}.")
     corrected = correct_data(out, answers, data)
     if corrected.round is not None:
         done = corrected.round.applied

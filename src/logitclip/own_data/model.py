@@ -334,6 +334,11 @@ def is_model(folder: Path) -> bool:
     return isinstance(facts, dict) and {"format", "class_names"} <= facts.keys()
 
 
+def maker(folder: Path) -> str | None:
+    """Return the command that made the model in a folder, `fit` or `issues`; None if there is no model."""
+    return files.read_json(folder / MODEL).get("made_by", "fit") if is_model(folder) else None
+
+
 def load(folder: str | Path) -> Model:
     """Read a model folder that `fit` wrote.
 
