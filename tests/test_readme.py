@@ -220,7 +220,6 @@ COMMENTS = {  # numbers in the comments of code: what defines them
     "0.5 GB": ("docs/photos_and_texts.md", "471 MB"),
     "50 answers measure the rate": ("README.md", "--audit 50 "),
     "1.32, where nn.CrossEntropyLoss() has 8.0": ("README.md", "sure of 0, labelled 1"),  # computed below
-    "CE, GCE, NCE: 5,000 images of CIFAR-10": ("src/logitclip/recipes/table1.toml", "limit = 5000"),
     "Table 1 on digits, an hour": ("docs/reproduce.md", "440 + 484: 5"),  # 5x minutes
 }
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from rich.markup import escape
 from tyro.conf import Positional, UseAppendAction, arg
 
 from logitclip.cli.options import ChangeOptions, Flag, Place, Plugins, Quiet, Root, Runs, Text, Verbose, runs_folder
@@ -224,6 +225,8 @@ def report(
         show_json(reporting.as_json(table))
     else:
         show(reporting.terminal(table))
+        if not loaded.paper:  # of the paper's tables the caption says it all
+            show(escape(loaded.about))
     if strict:
         _exit_unless_done(rows)
 

@@ -467,7 +467,8 @@ def paper_title(recipe: Recipe) -> str:
 def caption_title(recipe: Recipe) -> str:
     """Return the title without the number of the table, which LaTeX puts before it."""
     data = datasets_of(recipe.cells)
-    shown = [f"on {data}"] if data and data not in recipe.title.lower() else []
+    known = data not in ("", "table", "folder")  # the user's own data has a title of its own
+    shown = [f"on {data}"] if known and data not in recipe.title.lower() else []
     shown += [f"scale {recipe.scale}"] if recipe.cells and (recipe.paper or recipe.scale != "full") else []
     return f"{recipe.title} ({', '.join(shown)})" if shown else recipe.title
 
