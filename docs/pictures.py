@@ -368,7 +368,7 @@ def readings(scale: str) -> Any:
 
 
 def temps() -> Any:
-    """Figure 2 on digits: accuracy over tau for three noises; without the clip, a dotted level of the same colour."""
+    """Figure 2 on digits: accuracy over tau for three noises; without the clip, a dotted level with its name."""
     from logitclip.studies.tables import label
 
     rows = read(RESULTS / "figure2_cpu.csv")
@@ -388,8 +388,16 @@ def temps() -> Any:
         y=alt.Y("accuracy:Q", title="test accuracy, %", scale=alt.Scale(zero=False)),
         **keys,
     )
-    plain = base.mark_rule(strokeDash=[1, 3], strokeWidth=2).encode(y="mean(plain):Q", color=keys["color"])
-    return alt.layer(lines, plain)
+    levels = {point["noise"]: {"noise": point["noise"], "plain": point["plain"], "tau": 0.105} for point in points}
+    plain = base.mark_rule(strokeDash=[1, 3], strokeWidth=1.5).encode(y="plain:Q", color=keys["color"])
+    layers = [lines, plain.properties(data=data_of(list(levels.values())))]
+    highest = max(levels, key=lambda noise: levels[noise]["plain"])
+    for noise, level in levels.items():  # the name is below its line; that of the highest one above
+        text = base.mark_text(align="left", dy=-8 if noise == highest else 9, fontSize=SMALL).encode(
+            x="tau:Q", y="plain:Q", text="text:N", color=keys["color"]
+        )
+        layers.append(text.properties(data=data_of([level | {"text": f"no clip, {noise}"}])))
+    return alt.layer(*layers)
 
 
 THOUSANDS = "datum.value < 1e6 ? datum.value / 1024 + 'k' : '1M'"

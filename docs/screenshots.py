@@ -1,12 +1,11 @@
-"""Takes the pictures of the pages that people see, in Chromium: fit_page.png, the same in the dark and on a phone,
-review_page.png and review_grid.png.
+"""Takes the pictures of the pages that people see, in Chromium: fit_page.png, the same on a phone, review_page.png and
+review_grid.png, each also in the dark.
 
     python docs/screenshots.py
 
 The page of `logitclip fit` for 178 wines of scikit-learn, 36 of them with the name of another kind, as in the README
 (tests/test_docs.py fits the same); and the page of `logitclip review` for 600 handwritten digits, a tenth of them in
-the wrong folder, one by one and as a grid on a dark screen. All are as wide as a page shows them without shrinking
-their text.
+the wrong folder, one by one and as a grid. All are as wide as a page shows them without shrinking their text.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ import numpy as np
 from sklearn.datasets import load_digits, load_wine
 
 IMAGES = Path(__file__).parent / "img"
-WIDTHS = {"fit": 860, "phone": 500, "review": 760}  # in pixels: a page shows them at about 736, a phone at 388
+WIDTHS = {"fit": 860, "phone": 420, "review": 760}  # in pixels: a page shows them at about 736, a phone at 388
 HEIGHT = 620
+SCHEMES = {"light": "", "dark": "_dark"}  # at the end of the file name
 ROWS = 14  # of the tables on the page of fit to be seen: those of the matrix, and ten suspicious labels
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -100,7 +100,7 @@ def take(browser: Any, name: str, height: float) -> None:
 
 def take_fit(browser: Any, page: Path) -> None:
     for screen, rows, middle in (("fit", ROWS, ""), ("phone", ROWS - 5, "_narrow")):
-        for scheme, end in (("light", ""), ("dark", "_dark")):
+        for scheme, end in SCHEMES.items():
             set_screen(browser, WIDTHS[screen], 2 * HEIGHT, scheme)
             browser.get(page.resolve().as_uri())
             browser.execute_script("[...document.querySelectorAll('h2')].at(-1).scrollIntoView()")
@@ -118,12 +118,13 @@ def take_review(browser: Any, model: Any) -> None:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
-        set_screen(browser, WIDTHS["review"], 760, "light")
-        browser.get(f"http://127.0.0.1:{listener.getsockname()[1]}/?key={secret}")
-        take(browser, "review_page.png", 760)
-        set_screen(browser, WIDTHS["review"], HEIGHT, "dark")
-        browser.find_element("tag name", "body").send_keys("g")
-        take(browser, "review_grid.png", HEIGHT)
+        for scheme, end in SCHEMES.items():
+            set_screen(browser, WIDTHS["review"], 760, scheme)
+            browser.get(f"http://127.0.0.1:{listener.getsockname()[1]}/?key={secret}")
+            take(browser, f"review_page{end}.png", 760)
+            set_screen(browser, WIDTHS["review"], HEIGHT, scheme)
+            browser.find_element("tag name", "body").send_keys("g")
+            take(browser, f"review_grid{end}.png", HEIGHT)
     finally:
         server.should_exit = True
         thread.join(60)

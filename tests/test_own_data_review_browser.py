@@ -268,6 +268,25 @@ def test_narrow_and_wide_screens(browser: Page, fitted: Path, photos: Path, tmp_
         browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.parametrize("width", [360, 420, 1200])
+def test_the_page_of_fit_on_narrow_screens(browser: Page, fitted: Path, photos: Path, width: int) -> None:
+    """Nothing of the suspicious labels is beyond the edge."""
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        for folder in (fitted, photos):
+            browser.driver.get((folder / "model" / "page.html").as_uri())
+            shown, needed = browser.run("['clientWidth', 'scrollWidth'].map((what) => document.documentElement[what])")
+            assert needed == shown <= width
+            edges = browser.run(
+                "[...document.querySelectorAll('.suspects *')].map((e) => e.getBoundingClientRect().right)"
+            )
+            assert len(edges) > 100
+            assert max(edges) <= shown
+    finally:
+        browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_two_people_at_once(browser: Page, fitted: Path, tmp_path: Path) -> None:
     model = copied(fitted, tmp_path)
     other = Page(tmp_path / "profile")
