@@ -4,14 +4,18 @@ import importlib
 import json
 import pkgutil
 import re
+import typing
+from pathlib import Path
 
 from myst_parser.parsers.sphinx_ import MystParser
 from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
+from sphinx.errors import SphinxError
 from sphinx.util.logging import getLogger
 
 import logitclip
 from logitclip import integrations
+from logitclip.engine import Settings
 
 project = "logitclip"
 author = copyright = "The logitclip developers"
@@ -78,7 +82,42 @@ def check_reference(app: Sphinx, env: BuildEnvironment) -> None:
             getLogger(__name__).warning("%s is public, but not in the reference", name, location="reference")
 
 
+CODE = re.compile(r"`+[^`]+`+|--\w[\w-]*|\b\w+:\w+(?:[=,.]\w+)*")  # code that is marked, --seed, gce:q=0.7
+
+
+def keep_sentences(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Keep sentences about fields, properties and what is returned whole; mark options and specs of fields as code.
+
+    If the first line of such a text has a colon, Napoleon takes what stands before it for a type. So the first line
+    becomes an empty comment. An argument that is only a letter, as K., would become an empty list.
+    """
+    lines[:] = [re.sub(r"^( +\w+: )(?=[A-Z]\.$)", r"\1\\", line) for line in lines]
+    if what in ("attribute", "property") and lines:
+        marked = [CODE.sub(lambda code: code[0] if "`" in code[0] else f"``{code[0]}``", line) for line in lines]
+        lines[:] = ["..", "", *marked]
+    elif "Returns:" in lines:
+        start = lines.index("Returns:") + 1
+        lines[start:start] = ["    ..", ""]
+
+
+def hide_notes(app: Sphinx) -> None:
+    """Show the types of options without bounds and other notes, which are for checks and for the command line."""
+    for kind in (logitclip.RunConfig, Settings):
+        kind.__annotations__ = typing.get_type_hints(kind)
+
+
+def check_pages(app: Sphinx, error: Exception | None) -> None:
+    """Stop the build if the reference shows the insides of an annotation."""
+    for page in Path(app.outdir, "reference").glob("*.html"):
+        shown = re.search(r"&lt;locals&gt;|Annotated\[", re.sub(r"<[^>]+>", "", page.read_text(encoding="utf-8")))
+        if error is None and shown:
+            raise SphinxError(f"{page} shows {shown[0]}: hide_notes in conf.py is for annotations with notes.")
+
+
 def setup(app: Sphinx) -> None:
+    app.connect("builder-inited", hide_notes)
+    app.connect("autodoc-process-docstring", keep_sentences, priority=400)  # before Napoleon, which has 500
     app.connect("env-check-consistency", check_reference)
+    app.connect("build-finished", check_pages)
     app.add_source_suffix(".ipynb", "notebook")
     app.add_source_parser(NotebookParser)

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlparse
 
 import pytest
@@ -339,3 +340,40 @@ def test_the_page_of_the_leaderboard_agrees_with_its_csv():
     expected = [f"{float(line['mean']):.2f}" if line["mean"] else "–" for line in lines]
     body = page.partition("<tbody>")[2].partition("</tbody>")[0]
     assert re.findall(r"<strong>([^<]+)</strong>", body) == expected
+
+
+@pytest.mark.parametrize(
+    ("what", "text", "kept"),
+    [
+        ("attribute", "Clip, as in norm:temp=1.5 or `norm:tau=1`.", "Clip, as in ``norm:temp=1.5`` or `norm:tau=1`."),
+        ("attribute", "As in table:path=my.csv,label=kind.", "As in ``table:path=my.csv,label=kind``."),
+        ("attribute", "As in hf:FOLDER, not as --seed; 0: all.", "As in ``hf:FOLDER``, not as ``--seed``; 0: all."),
+        ("property", "The name: a hash.\n\nMore of it.", "The name: a hash.\n\nMore of it."),
+        ("function", "Do.\n\nReturns:\n    A table: a row per input.\n", " A table: a row per input."),
+        ("function", "Do.\n\nArgs:\n    k: K.\n    d: D.\n", ":param k: \\K.\n:param d: \\D."),
+    ],
+)
+def test_the_reference_shows_whole_sentences(what, text, kept, monkeypatch):
+    """Napoleon would take what stands before the first colon for a type."""
+    napoleon = pytest.importorskip("sphinx.ext.napoleon")
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    lines = text.splitlines()
+    importlib.import_module("conf").keep_sentences(None, what, "name", None, None, lines)
+    for style in (napoleon.GoogleDocstring, napoleon.NumpyDocstring):
+        lines = style(lines, napoleon.Config(), what=what, name="name").lines()
+    assert kept in "\n".join(lines)
+    assert "type:" not in "\n".join(lines)
+
+
+def test_the_build_of_the_site_stops_at_insides_of_annotations(tmp_path, monkeypatch):
+    errors = pytest.importorskip("sphinx.errors")
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    conf, site = importlib.import_module("conf"), SimpleNamespace(outdir=tmp_path)
+    page = tmp_path / "reference" / "training.html"
+    page.parent.mkdir()
+    page.write_text("<em>lr</em> (<em>float</em><em> | </em><em>None</em>)", encoding="utf-8")
+    conf.check_pages(site, None)
+    for text in ("<span>Annotated</span><span>[</span>int]", "at_least.&lt;locals&gt;"):
+        page.write_text(text, encoding="utf-8")
+        with pytest.raises(errors.SphinxError, match="hide_notes"):
+            conf.check_pages(site, None)
