@@ -117,7 +117,15 @@ class NoisyLabels:
         }
 
     def check(self, clean_labels: Any, num_classes: int) -> None:
-        """Raise ValueError if the record was made for other data: clean labels [N] and K classes."""
+        """Check that the record was made for this data.
+
+        Args:
+            clean_labels: [N] int64.
+            num_classes: K.
+
+        Raises:
+            ValueError: If it was made for other labels, for another order of them, or for another number of classes.
+        """
         clean = class_labels(clean_labels, num_classes)
         if num_classes != self.num_classes:
             raise ValueError(f"The noise record has {self.num_classes} classes, the data {num_classes}.")
@@ -180,7 +188,11 @@ class NoisyLabels:
 
     @classmethod
     def load(cls, path: str | Path) -> NoisyLabels:
-        """Read a record that `save` wrote; raise ValueError if it is damaged or its hash does not match."""
+        """Read a record that `save` wrote.
+
+        Raises:
+            ValueError: If it is missing or damaged, or its hash does not match.
+        """
         npz, text = record_files(path)
         try:
             about = json.loads(files.read_bytes(text))
