@@ -89,8 +89,6 @@ def fit(
     val: Data | tuple[Data, ArrayLike] | None = None,
     test: Data | tuple[Data, ArrayLike] | None = None,
     out: str | Path = "model",
-    made_by: str = "fit",
-    claimed: bool = False,
     encoder: str = "none",
     bundle: bool = False,
     download: bool = False,
@@ -126,8 +124,6 @@ def fit(
             learner counts and calibrate the probabilities, instead of the noisy labels of held-out rows.
         test: Rows with labels you trust, likewise: the model's accuracy on them is measured.
         out: The model folder to write.
-        claimed: Whether the caller holds `claim_folder(out)`, because it has written the data there.
-        made_by: The command, for model.json. If it is issues, a model in `out` that fit made is never changed.
         encoder: A pretrained encoder of images or texts, as in ``hf:FOLDER``; auto chooses one. The learners then see
             its features.
         bundle: Copy the encoder into the model folder, so that it predicts on a machine without it.
@@ -162,6 +158,8 @@ def fit(
     >>> model.predict(pd.DataFrame({"height": [0.2, 1.8]}))["class"].tolist()
     ['herb', 'shrub']
     """
+    # For the commands, so not in the signature: the name of the command, and whether it holds `claim_folder(out)`.
+    made_by, claimed = options.pop("made_by", "fit"), options.pop("claimed", False)
     _require_packages()
     if jobs is not None and jobs < 1:
         raise ValueError(f"jobs must be at least 1, got {jobs}.")
