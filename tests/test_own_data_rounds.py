@@ -312,7 +312,8 @@ def test_issues_takes_annotators_and_answers_but_no_folder_of_fit(tmp_path: Path
     crowded = FitOptions(annotators="ann,bob,eve", learner="logistic")
     issues(path, out=tmp_path / "found", options=crowded)
     out = capsys.readouterr().out
-    assert "annotators.csv" in out and "Most suspicious labels" in out
+    assert "annotators.csv" in out
+    assert "Most suspicious labels" in out
     assert load(tmp_path / "found").facts["made_by"] == "issues"
 
     table = make_table(tmp_path)
