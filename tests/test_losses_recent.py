@@ -207,6 +207,9 @@ def test_forward_and_backward_take_a_matrix(tmp_path: Path) -> None:
         Loss("backward", matrix=torch.full((2, 2), 0.5))
     with pytest.raises(ValueError, match=r"Each row of matrix must sum to 1"):
         Loss("forward", matrix=torch.ones(2, 2))
+    np.save(tmp_path / "t.npy", np.eye(3))  # a file that has changed is read again
+    for name in ("forward", "backward"):
+        torch.testing.assert_close(Loss(name, matrix=str(tmp_path / "t.npy"))(z, y), Loss("ce")(z, y))
     # In expectation over symmetric noise, the backward correction is the clean loss.
     criterion = Loss("backward:rate=0.3", reduction="none")
     values = torch.stack([criterion(z, torch.full((20,), k)) for k in range(3)])

@@ -178,6 +178,9 @@ def evaluate(
 
     Returns:
         One value per example, [...], and one weight per example, or None if all weigh the same.
+
+    Raises:
+        ValueError: If a knob is out of range, or there are class weights for soft targets and a loss with a schedule.
     """
     soft, takes = target.is_floating_point(), function.takes
     wanted = wanted_statistics(function, knobs)

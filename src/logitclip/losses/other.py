@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from functools import lru_cache
 from typing import Any
 
@@ -358,7 +359,10 @@ def _check_rate(rate: float) -> None:
 
 
 def _find_matrix(matrix: Any, classes: int, inverse: bool = False) -> Tensor:
-    return _read_once(matrix, classes, inverse) if isinstance(matrix, str) else _parse_matrix(matrix, classes, inverse)
+    if not isinstance(matrix, str) or not os.path.isfile(matrix):
+        return _parse_matrix(matrix, classes, inverse)
+    found = os.stat(matrix)
+    return _read_once(matrix, classes, inverse, found.st_mtime_ns, found.st_size)
 
 
 def _parse_matrix(matrix: Any, classes: int, inverse: bool) -> Tensor:
@@ -370,4 +374,7 @@ def _parse_matrix(matrix: Any, classes: int, inverse: bool) -> Tensor:
     return torch.linalg.inv(rows)
 
 
-_read_once = lru_cache(maxsize=8)(_parse_matrix)  # a file is read once
+@lru_cache(maxsize=8)
+def _read_once(path: str, classes: int, inverse: bool, changed: int, size: int) -> Tensor:
+    """Read a file; it is read again if its time or size has changed."""
+    return _parse_matrix(path, classes, inverse)

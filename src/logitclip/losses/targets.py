@@ -27,7 +27,11 @@ def check_values(everywhere: bool = True) -> None:
 
 
 def check_class_dim(logits: Tensor, dim: int = -1) -> None:
-    """Refuse logits with fewer than two classes along `dim`."""
+    """Refuse logits with fewer than two classes along `dim`.
+
+    Raises:
+        ValueError: If there are fewer, or the logits are integers or a single number.
+    """
     check_logits(logits)
     if logits.shape[dim] < 2:
         raise ValueError(

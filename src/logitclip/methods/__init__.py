@@ -23,6 +23,9 @@ class MethodRegistry(Registry):
 def check_restores(method: Any) -> None:
     """Refuse a class that overrides `state_dict` or `weights` and not `load`: a resumed run would lose that state.
 
+    Raises:
+        ValueError: If it is such a class.
+
     >>> class Forgetful:
     ...     def state_dict(self): ...
     >>> check_restores(Forgetful)
