@@ -338,6 +338,30 @@ if __name__ == "__main__":
     assert find_outcome(config) is None  # a worker that ends with its parent is not a failure
 
 
+def test_a_worker_raises_interrupts_only_while_it_has_a_run():
+    code = """
+import signal, sys
+from logitclip.studies import executors
+
+def state():
+    return signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, sys.unraisablehook is sys.__unraisablehook__
+
+class Pipe:
+    left = [(None, None)]
+    recv = left.pop  # the second call raises IndexError
+    def send(self, what):
+        print(*what, *state())
+
+executors.attempt = lambda *_: state()
+try:
+    executors._run_worker(Pipe())
+except IndexError:
+    pass
+"""
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout == "outcome (False, False) True True\n"
+
+
 def test_a_worker_that_starts_while_its_parent_dies_says_nothing(tmp_path):
     code = """
 import os

@@ -9,6 +9,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -252,6 +253,7 @@ def _run_worker(pipe: Connection) -> None:
             raise_interrupt_on(signal.SIGTERM)
             found = attempt(config, folder, partial(_send_row, pipe))
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            sys.unraisablehook = sys.__unraisablehook__
             pipe.send(("outcome", found))
 
 
