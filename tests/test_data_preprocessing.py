@@ -3,6 +3,8 @@
 import io
 import pickle
 import re
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
@@ -188,9 +190,22 @@ def test_a_row_may_be_as_wide_as_it_likes():
 
 
 def test_without_skops_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "skops.io", None)
-    with pytest.raises(ImportError, match=r"pip install 'logitclip\[own-data\]'"):
+    monkeypatch.setitem(sys.modules, "skops.io", None)
+    prep = Preprocessor.fit({"a": np.arange(3.0)})
+    with pytest.raises(ImportError, match=r"skops: pip install 'logitclip\[own-data\]'"):
+        prep.to_bytes()
+
+
+def test_without_pandas_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ImportError, match=r"scikit-learn: pip install 'logitclip\[own-data\]'"):
         Preprocessor.fit({"a": np.arange(3.0)})
+
+
+def test_features_are_made_without_skops_whose_import_takes_a_second():
+    code = "import sys, numpy; from logitclip.data._preprocessing import Preprocessor\n"
+    code += "Preprocessor.fit({'a': numpy.arange(3.0)}); raise SystemExit('skops' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_unknown_categories_are_named():

@@ -237,7 +237,7 @@ def mean_words(column: TextColumn) -> float:
 
 
 def _make_transformer(frame: Any, kinds: Mapping[str, ColumnKind]) -> Any:
-    _skops()  # say now which packages are missing
+    _check_packages()
     from sklearn.compose import ColumnTransformer
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.impute import SimpleImputer
@@ -279,7 +279,7 @@ def _make_transformer(frame: Any, kinds: Mapping[str, ColumnKind]) -> Any:
 
 def _make_frame(columns: Columns, kinds: Mapping[str, ColumnKind]) -> Any:
     """Return the columns as a data frame, each converted to the kind it has in `kinds`."""
-    _skops()
+    _check_packages()
     import pandas as pd
 
     found: dict[str, np.ndarray] = {}
@@ -326,9 +326,13 @@ def _convert(name: str, column: Column, kind: ColumnKind) -> np.ndarray:
     return np.array([*text.values, "" if kind == "text" else "<missing>"], dtype=object)[text.codes]
 
 
-def _skops() -> Any:
-    with explain_missing("Tables need pandas, scikit-learn and skops", "own-data"):
+def _check_packages() -> None:
+    with explain_missing("Tables need pandas and scikit-learn", "own-data"):
         import pandas  # noqa: F401
         import sklearn  # noqa: F401
+
+
+def _skops() -> Any:  # its import takes a second, so it is not among the packages above
+    with explain_missing("Saving the preprocessing of a table needs skops", "own-data"):
         import skops.io
     return skops.io
