@@ -70,7 +70,7 @@ def run_fit(task: Task, folder: Path, seed: int, clip: str) -> dict[str, Any]:
     scores = np.full(len(task.train), np.nan)
     scores[issues["position"]] = issues["score"]
     followed = task.train["label"].to_numpy().astype(str)
-    marked = issues[issues["wrong"]]
+    marked = issues[issues["wrong"] & (issues["suggested"] != "")]
     followed[marked["position"]] = marked["suggested"]
     low, high = model.noise["rate_interval"]
     rate = float(task.wrong.mean())

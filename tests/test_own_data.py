@@ -26,7 +26,7 @@ from logitclip.own_data import facts, find_issues, fitting, planning
 from logitclip.own_data.combining import Vote, adjust_for_classes, combine, share_out, weigh
 from logitclip.own_data.folds import make_folds
 from logitclip.own_data.images import Images
-from logitclip.own_data.issues import SURE, count_marked, judge_labels, make_less_sure, show_suggestion
+from logitclip.own_data.issues import SURE, count_marked, find_suggestion, judge_labels, make_less_sure, show_values
 from logitclip.own_data.kind import Rows
 from logitclip.own_data.labelled import match_classes
 from logitclip.own_data.learners import Forest, Logistic, Neighbours
@@ -86,7 +86,7 @@ def test_the_wrong_labels_are_found(people, fitted):
     assert issues["score"].is_monotonic_decreasing
     wrong = (given != true)[issues["row"].astype(int) - 1]
     assert wrong[: wrong.sum()].mean() > 0.9
-    flagged = issues[issues["suggested"] != issues["given"]]
+    flagged = issues[(issues["suggested"] != issues["given"]) & (issues["suggested"] != "")]
     rows = flagged["row"].astype(int) - 1
     assert len(flagged) > 30
     assert (flagged["suggested"] == np.array(["red", "green", "blue"])[true[rows]]).mean() > 0.9
@@ -115,7 +115,7 @@ def test_the_page_shows_noise_accuracy_and_rows(fitted):
     assert fitted.accuracy_summary in page
     assert page.count("<tr") > 60
     shown = fitted.issues.head(60)
-    unclear = shown["wrong"] & (shown["suggested"] == shown["given"])
+    unclear = shown["suggested"] == ""
     assert page.count('<td class="suggested">?</td>') == unclear.sum()
 
 
@@ -126,10 +126,13 @@ def test_the_accuracy_of_the_model_is_that_of_its_learner_if_there_is_one(people
     assert model.facts["noisy_accuracy"] == network["noisy_accuracy"]  # networks that have seen a label do not count
 
 
-def test_a_marked_label_without_a_suggestion_is_not_shown_as_its_own_suggestion():
-    assert show_suggestion("frog", "ship", wrong=True) == "ship"
-    assert show_suggestion("frog", "frog", wrong=True) == "?"
-    assert show_suggestion("frog", "frog", wrong=False) == "frog"
+def test_a_marked_label_is_never_its_own_suggestion(blobs):
+    source, _ = blobs
+    given = source.labels
+    other, wrong = (given + 1) % 3, np.ones(450, bool)
+    for suggested, marked, expected in ((other, wrong, other), (given, wrong, None), (given, ~wrong, given)):
+        found = find_suggestion(SimpleNamespace(suggested=suggested, wrong=marked), 7, source)
+        assert found == ("" if expected is None else source.class_names[expected[7]])
 
 
 def test_columns_missing_unknown_and_new(people, fitted, caplog):
@@ -433,6 +436,17 @@ def test_texts(tmp_path):
     model = lc.fit(tmp_path / "x.csv", label="kind", text="words", out=tmp_path / "m", clip="none", epochs=8)
     assert (model.predict(frame)["class"] == frame["kind"]).mean() > 0.95
     assert rows[0][0].split()[0] in (tmp_path / "m" / "page.html").read_text(encoding="utf-8")
+    shown = model.issues.iloc[: max(60, model.marked)]
+    assert shown["values"].tolist() == [rows[int(row) - 1][0] for row in shown["row"]]
+    assert not model.issues["values"].iloc[len(shown) :].any()
+
+
+def test_a_long_text_is_shown_on_one_line_up_to_a_length():
+    kind = SimpleNamespace(show=lambda i, names: "a line\nand another " * 50)
+    found = show_values(SimpleNamespace(kind=kind), 0)
+    assert found.startswith("a line and another a line")
+    assert found.endswith("...")
+    assert len(found) == 300
 
 
 # -- bad inputs: a sentence or a recorded skip -------------------------------------------------------------------------
@@ -606,16 +620,30 @@ def test_columns_that_are_named_one_by_one_are_refused(people, tmp_path, capsys,
     )
 
 
+def test_fit_says_something_before_it_imports_torch(people):
+    code = """
+import sys
+from logitclip.cli import own_data
+def tell(said):
+    raise SystemExit(f"{said} {'torch' in sys.modules}")
+own_data.tell = tell
+getattr(own_data, sys.argv[1])(own_data.Path(sys.argv[2]))
+"""
+    for command in ("fit", "issues"):
+        done = subprocess.run([sys.executable, "-c", code, command, people[0]], capture_output=True, text=True)
+        assert done.stderr == f"reading {people[0]}. False\n"
+
+
 def test_commands(people, tmp_path, capsys, monkeypatch):
     path, *_ = people
     quick = ("--clip", "norm:temp=2.5", "--epochs", 3)
     code, printed, told = run(capsys, monkeypatch, "fit", path, "--label", "kind", "-o", tmp_path / "m", *quick)
     assert code == 0
+    assert told.startswith(f"logitclip: reading {path}.")
     assert "600 rows in 3 classes" in told
     assert "Left out: 'id' numbers the rows" in told
     assert "This will take about" in told
-    assert "Accuracy on held-out noisy labels" in printed
-    assert "a perfect classifier would score about" in " ".join(printed.split())
+    assert "of the labels, by predictions that have not seen them. Some labels" in " ".join(printed.split())
     assert "predict with: logitclip predict" in printed
     code, _, told = run(capsys, monkeypatch, "predict", tmp_path / "m", path, "-o", tmp_path / "out.csv")
     assert code == 0
@@ -1051,15 +1079,20 @@ def test_the_summaries_say_what_the_estimate_means(fitted):
     assert "Between 5% and 12% of the labels are wrong, probably about 10%" in noise
     assert "such as those of labelling rules, are not counted" in noise
     assert "clean" not in noise
-    assert "a perfect classifier would score about 90% (88% to 95% over its interval)" in accuracy
+    assert "even the true classes would agree with only about 90% of all labels (88% to 95%)." in accuracy
+    assert "The model agrees with more" not in accuracy
+    more = told(rate=0.4, rate_interval=[0.3, 0.5], at_most=0.5)[1]
+    assert more.endswith("The model agrees with more: it repeats some wrong labels, or fewer than 40% are wrong.")
     noise, accuracy = told(rate=0.1, rate_interval=[0.01, 0.25], at_most=0.25)
     assert noise.startswith("At most 25% of the labels are wrong")
-    assert accuracy.endswith("A perfect classifier would score between 75% and 99% on them.")
+    assert accuracy.endswith("Some labels may be wrong: the true classes would agree with 75% to 99% of all labels.")
     assert "The labels look clean" in told(rate=0.0, rate_interval=[0.0, 0.03], at_most=0.03)[0]
     lost = replace(fitted, facts={**fitted.facts, "noisy_accuracy": 0.8, "largest_share": 0.79, "learnt": False})
-    guessing = "Accuracy on held-out noisy labels: 80.0%. Guessing the largest class scores about 79.0%."
+    guessing = (
+        "80.0% of the labels, by predictions that have not seen them. Guessing the largest class would agree with about"
+    )
     assert "The noise cannot be estimated" in lost.noise_summary
-    assert lost.accuracy_summary == guessing
+    assert lost.accuracy_summary == f"The model agrees with {guessing} 79.0%."
 
 
 # -- what people expect ------------------------------------------------------------------------------------------------
@@ -1210,7 +1243,7 @@ def test_test_data_measures_the_accuracy(people, tmp_path):
     frame, true = people[1].drop(columns="id"), np.array(["red", "green", "blue"])[people[2]]
     model = lc.fit(frame, "kind", out=tmp_path, learner="logistic", test=frame.assign(kind=true))
     assert model.facts["test_accuracy"] == (model.predict(frame)["class"] == true).mean()
-    assert f"On your test data: {model.facts['test_accuracy']:.1%}" in model.accuracy_summary
+    assert f"Accuracy on your test data: {model.facts['test_accuracy']:.1%}" in model.accuracy_summary
     some = frame.assign(kind=[*true[:100], *[None] * (len(true) - 100)])
     again = lc.fit(frame, "kind", out=tmp_path, learner="logistic", test=some)
     assert again.facts["test_accuracy"] == (model.predict(frame)["class"] == true)[:100].mean()
@@ -1291,7 +1324,7 @@ def test_labels_that_rules_explain_have_no_estimate_but_at_most(tmp_path):
     assert model.noise_summary.startswith("At most 50% of the labels are wrong. A decision tree with few leaves")
     folder = shlex.quote(str(tmp_path / "rule"))
     assert model.noise_summary.endswith(f"logitclip review {folder} --audit 100.")
-    assert model.accuracy_summary.endswith("A perfect classifier would score between 50% and 100% on them.")
+    assert model.accuracy_summary.endswith("the true classes would agree with 50% to 100% of all labels.")
     smooth = np.where(x.sum(1) > 0, "u", "v")
     model = lc.fit(x, smooth, learner="forest,logistic", out=tmp_path / "smooth")
     assert "rules" not in model.facts

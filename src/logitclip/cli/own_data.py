@@ -191,8 +191,6 @@ def issues(
         fast: Leave the network out: it takes most of the time.
         json: Print the ranking as a JSON list on stdout.
     """
-    from logitclip.own_data.issues import count_marked, show_suggestion
-
     load_plugins(options.plugin)
     out = out.expanduser()
     if fast and options.learner == "auto":
@@ -201,12 +199,14 @@ def issues(
     if json:
         show_json(fitted.issues.to_dict("records"))
         return
+    from logitclip.own_data.issues import UNCERTAIN, count_marked
+
     _report(fitted)
     if last is not None:
         show_round(last, fitted)
     table = make_table("Most suspicious labels", "row", "given", "suggested", "score", "wrong")
     for row in fitted.issues.head(ISSUES_SHOWN).to_dict("records"):
-        suggested = show_suggestion(row["given"], row["suggested"], wrong=row["wrong"])
+        suggested = row["suggested"] or UNCERTAIN
         table.add_row(
             *map(escape, (row["row"], row["given"], suggested)), f"{row['score']:.3f}", "yes" if row["wrong"] else ""
         )
@@ -299,6 +299,8 @@ def _make_data_and_fit(data: Path, options: FitOptions, out: Path, made_by: str)
 
     Returns the model, and the last round of review if its answers corrected the labels.
     """
+    if data.exists():
+        tell(f"reading {data}.")  # loading torch and scikit-learn takes seconds
     columns = options.columns
     if not options.makes_data:
         return _fit_with_progress(data, options, out=out, made_by=made_by, **columns), None

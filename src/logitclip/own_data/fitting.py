@@ -201,8 +201,8 @@ def find_issues(
         fast: Leave the network out: it takes most of the time.
 
     Returns:
-        A pandas data frame, most suspicious label first: `row` (row number or file name), `given`, `suggested`,
-        `score`, `wrong`, and `values`, the columns that mattered for it.
+        A pandas data frame, most suspicious label first: `row` (row number or file name), `given`, `suggested` (empty
+        where `wrong` and no other class is certain), `score`, `wrong`, and `values`, the columns that mattered for it.
 
     Raises:
         ValueError: If the data cannot be used, or training fails.

@@ -24,6 +24,8 @@ DOUBT = 1.55, 1.29, -0.44  # weights of the odds by Bayes' rule and of agreement
 ODDS = 4.0  # log-odds by Bayes' rule from which more say little more
 SURE = 0.9  # score from which the class that all learners agree on is suggested,
 LEAST_AGREEMENT = 0.6  # unless the votes agree with fewer labels
+UNCERTAIN = "?"  # what people see where a label is marked wrong and no other class is certain enough
+LONGEST = 300  # characters of the values of a row in the list and on the page
 WIDER_BY = 2.0  # standard errors that the range of the noise rate is wider than the shares it is made of
 
 
@@ -141,20 +143,27 @@ def count_marked(wrong: int, judged: int, *, learnt: bool = True) -> str:
     )
 
 
-def show_suggestion(given: str, suggested: str, *, wrong: bool) -> str:
-    """Return the suggested class as people read it: ? if the label is marked and no other class is certain enough."""
-    return "?" if wrong and suggested == given else suggested
+def find_suggestion(issues: Issues, i: int, source: Source) -> str:
+    """Return the class suggested for a row: empty if the label is marked wrong and no other class is certain enough."""
+    none = issues.wrong[i] and issues.suggested[i] == source.labels[i]
+    return "" if none else source.class_names[int(issues.suggested[i])]
+
+
+def show_values(source: Source, i: int, names: Sequence[str] = ()) -> str:
+    """Return the columns `names` of a row, or the text of one, on one line that is not too long."""
+    text = " ".join(source.kind.show(i, names).split())
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
 
 
 def write_issues(path: Path, issues: Issues, source: Source, mattered: Mapping[int, Sequence[str]]) -> None:
-    """Write all scored rows as CSV, the most suspicious first, those in `mattered` with the values of these columns."""
+    """Write all scored rows as CSV, the most suspicious first, those in `mattered` with their values or text."""
     text = io.StringIO()
     table = csv.writer(text)
     table.writerow(["row", "given", "suggested", "score", "wrong", "values"])
     names, classes, labels = source.rows.names, source.class_names, source.labels
     for i in issues.ranking.tolist():
-        cells = [names[i], classes[int(labels[i])], classes[int(issues.suggested[i])]]
-        values = guard_formula(source.kind.show(i, mattered[i])) if i in mattered else ""
+        cells = [names[i], classes[int(labels[i])], find_suggestion(issues, i, source)]
+        values = guard_formula(show_values(source, i, mattered[i])) if i in mattered else ""
         wrong = str(bool(issues.wrong[i])).lower()
         table.writerow([*map(guard_formula, cells), f"{issues.scores[i]:.4f}", wrong, values])
     files.replace(path, text.getvalue().encode())

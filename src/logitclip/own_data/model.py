@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 MODEL, ISSUES, PAGE, UNLABELLED = "model.json", "issues.csv", "page.html", "unlabelled.csv"
 PREDICTIONS = "predictions.npz"  # out of fold, for `review`
 KEPT_CLASSES = 5  # the most probable classes of a row, in predictions.npz
+MORE = 0.01  # agreement beyond that of the true classes from which it is explained
 ROWS_AT_ONCE = 50_000  # rows that are predicted at a time
 ENCODED_AT_ONCE = 2048  # rows that are encoded and predicted at a time
 LEARNERS: dict[str, type[Learner]] = {learner.name: learner for learner in (Forest, Logistic, Neighbours)}
@@ -133,21 +134,28 @@ class Model:
 
     @property
     def accuracy_summary(self) -> str:
-        """The accuracy on held-out noisy labels in words, and what a perfect classifier would score on them."""
-        text = f"Accuracy on held-out noisy labels: {self.facts['noisy_accuracy']:.1%}. "
+        """How many labels the model agrees with in words, and how many a perfect classifier would agree with."""
+        agrees = self.facts["noisy_accuracy"]
+        text = f"The model agrees with {agrees:.1%} of the labels, by predictions that have not seen them. "
         for name in ("val", "test"):
             if f"{name}_accuracy" in self.facts:
-                text += f"On your {name} data: {self.facts[f'{name}_accuracy']:.1%}. "
+                text += f"Accuracy on your {name} data: {self.facts[f'{name}_accuracy']:.1%}. "
         if not self.learnt:
             share = self.facts.get("largest_share", 1 / len(self.class_names))  # older folders do not have it
-            return f"{text}Guessing the largest class scores about {share:.1%}."
-        low, high = self.noise["rate_interval"]
+            return f"{text}Guessing the largest class would agree with about {share:.1%}."
+        rate, (low, high) = self.noise["rate"], self.noise["rate_interval"]
         if self._only_at_most:
-            return f"{text}A perfect classifier would score between {1 - high:.0%} and {1 - low:.0%} on them."
-        return (
-            f"{text}At the estimated noise rate a perfect classifier would score about {1 - self.noise['rate']:.0%} "
-            f"({1 - high:.0%} to {1 - low:.0%} over its interval)."
+            return (
+                f"{text}Some labels may be wrong: the true classes would agree with {1 - high:.0%} to {1 - low:.0%} "
+                "of all labels."
+            )
+        text += (
+            f"Some labels are wrong, so even the true classes would agree with only about {1 - rate:.0%} of all labels "
+            f"({1 - high:.0%} to {1 - low:.0%})."
         )
+        if agrees < 1 - rate + MORE:
+            return text
+        return f"{text} The model agrees with more: it repeats some wrong labels, or fewer than {rate:.0%} are wrong."
 
     @property
     def _only_at_most(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from logitclip import files
-from logitclip.own_data.issues import Issues, count_marked, show_suggestion
+from logitclip.own_data.issues import UNCERTAIN, Issues, count_marked, find_suggestion, show_values
 from logitclip.own_data.kind import Source
 from logitclip.own_data.model import Model
 from logitclip.studies import drawing
@@ -31,13 +31,11 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues, mattere
         rows=[
             {
                 "name": source.rows.names[i],
-                "given": (given := source.class_names[int(source.labels[i])]),
-                "suggested": show_suggestion(
-                    given, source.class_names[int(issues.suggested[i])], wrong=bool(issues.wrong[i])
-                ),
+                "given": source.class_names[int(source.labels[i])],
+                "suggested": find_suggestion(issues, i, source) or UNCERTAIN,
                 "score": f"{issues.scores[i]:.3f}",
                 "wrong": bool(issues.wrong[i]),
-                "text": source.kind.show(i, mattered.get(i, ()))[:300],
+                "text": show_values(source, i, mattered.get(i, ())),
                 "image": source.kind.thumbnail(i),
             }
             for i in map(int, issues.ranking[:ISSUES_ON_PAGE])

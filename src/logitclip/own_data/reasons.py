@@ -8,7 +8,7 @@ from logitclip.data._columns import Column, Dates, TextColumn, take
 from logitclip.own_data.issues import Issues
 from logitclip.own_data.kind import Source
 from logitclip.own_data.model import Model
-from logitclip.own_data.tables import COLUMNS_SHOWN, Table
+from logitclip.own_data.tables import COLUMNS_SHOWN, Table, Texts
 
 LEAST_EXPLAINED = 60  # rows that are explained at least
 MOST_EXPLAINED = 600  # rows times columns that are explained at most, beyond the first rows
@@ -23,15 +23,16 @@ def columns_that_mattered(model: Model, source: Source, issues: Issues) -> dict[
     one: either quartile, or either of the two most frequent categories.
 
     Returns:
-        Position of the row -> names of columns, for the first rows and those marked wrong. Empty for images, and for
-        texts, which are shown as a whole.
+        Position of the row -> names of columns, for the first rows and those marked wrong. Texts, which are shown as a
+        whole, have no names; images are not in it.
     """
-    kind = source.kind
-    if type(kind) is not Table:
+    kind, marked = source.kind, int(issues.wrong.sum())
+    if isinstance(kind, Texts):
+        return {int(row): [] for row in issues.ranking[: max(LEAST_EXPLAINED, marked)]}
+    if not isinstance(kind, Table):
         return {}
     names = _choose_columns(kind, source.labels)
-    count = max(LEAST_EXPLAINED, min(int(issues.wrong.sum()), MOST_EXPLAINED // len(names)))
-    rows = issues.ranking[:count]
+    rows = issues.ranking[: max(LEAST_EXPLAINED, min(marked, MOST_EXPLAINED // len(names)))]
     # All replacements as one table: the rows as they are, then a copy of them for each typical value.
     copies = [(name, typical) for name in names for typical in _find_typical(kind.columns[name])]
     tall = take(kind.columns, np.tile(rows, 1 + len(copies)))
