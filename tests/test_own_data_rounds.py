@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from dataclasses import replace
@@ -189,6 +190,45 @@ def test_the_command_fits_on_answers_and_says_what_the_round_brought(tmp_path: P
     assert (again.answers_array()[first] == again.given[first]).all()
     kept = fit_on(tmp_path / "model" / "corrected.csv", tmp_path / "fresh")  # without the folder's answers
     assert open_review(kept).checked.sum() == 12
+
+
+def test_after_a_round_the_audit_before_it_is_still_reported(tmp_path: Path, capsys) -> None:
+    from logitclip.cli.own_data import FitOptions, fit
+    from logitclip.cli.review import review
+
+    data = make_table(tmp_path)
+    model = make_model(data, tmp_path / "model", label="kind")
+    true = pd.read_csv(tmp_path / "with_truth.csv", keep_default_na=False)["true"].tolist()
+
+    def audit(size: int) -> Any:
+        state = open_review(load(model.folder), size)
+        for i in state.asked.tolist():
+            state.answer(i, state.rows.digest(i), "class", true[i], "Ann")
+        found = state.report()
+        assert found is not None
+        return found
+
+    options = FitOptions(answers=model.folder, learner="logistic")
+    first = audit(40)
+    fit(data, out=model.folder, options=options)
+    fit(data, out=model.folder, options=options)  # the model stays, and so does what is kept
+    second = audit(30)
+    capsys.readouterr()
+    review(model.folder, report=True)
+    out = capsys.readouterr().out
+    said = (
+        f"An earlier audit, with 40 answers: {first.noise} of the labels were wrong, as they were then; the model of "
+    )
+    assert out.count("An earlier audit") == 1
+    assert f"{said}then was right for {first.model} of the rows." in out
+    assert f"Audit: {second.noise.answers} answers" in out
+    fit(data, out=model.folder, options=options)
+    review(model.folder, json=True)
+    kept = json.loads("{" + capsys.readouterr().out.partition("\n{")[2])["earlier_audits"]
+    assert [one["noise"]["value"] for one in kept] == [first.noise.value, second.noise.value]
+    for content in ("7", "[7]", '[{"of": "x", "noise": {"value": 2}}]'):
+        (model.folder / "earlier_audits.json").write_text(content, encoding="utf-8")
+        assert open_review(load(model.folder)).earlier == []
 
 
 def test_rounds_remember_the_columns_of_the_model(tmp_path: Path, capsys) -> None:

@@ -221,6 +221,9 @@ def _as_json(state: Review, found: Report | None) -> Json:
     progress = state.state()
     shared = {name: progress[name] for name in ("answered", "left", "audit", "audit_left", "last", "last_wrong")}
     shared |= {"disagreements": list(state.disagreements), "changed": state.changed, "audit_report": None}
+    shared["earlier_audits"] = [
+        {"noise": asdict(one.noise), "model": one.model and asdict(one.model)} for one in state.earlier
+    ]
     if found is not None:
         report = asdict(found)
         report["classes"] = {state.class_names[k]: rate for k, rate in report["classes"].items()}
@@ -234,6 +237,12 @@ def _show_report(state: Review, found: Report | None) -> None:
 
     progress = state.state()
     show(f"{progress['answered']:,} rows are reviewed; {progress['left']:,} labels that are marked wrong are left.")
+    for one in state.earlier:
+        model = "" if one.model is None else f"; the model of then was right for {one.model} of the rows"
+        show(
+            f"An earlier audit, with {counted(one.noise.answers, 'answer')}: {one.noise} of the labels were wrong, as "
+            f"they were then{model}."
+        )
     if progress["last"]:
         show(f"Wrong among the last suspects: {progress['last_wrong']} of {progress['last']}.")
     if found is None:

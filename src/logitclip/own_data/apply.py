@@ -227,7 +227,9 @@ def correct_data(folder: Path, answers: Path, data: Path | None = None) -> Corre
     merge_answers(folder / ANSWERS, new)
     review = Review(model, FittedRows(model, data))
     kind = review.rows.source.kind
-    earlier = _count_corrected(path) if Path(model.facts["source"]["path"]) == path.resolve() else 0
+    again = Path(model.facts["source"]["path"]) == path.resolve() and path.is_file()  # this is not the first round
+    (Review(model, FittedRows(model)) if again else review).keep_report()  # of the labels that the model was fitted on
+    earlier = _count_corrected(path) if again else 0
     new = path.with_stem("corrected_next")  # the data may be that of an earlier round, in `path`
     applied = apply_answers(review.rows, review.settled, new)
     new.replace(path)
@@ -253,5 +255,4 @@ def _encoder_of(facts: Facts) -> str:
 
 def _count_corrected(path: Path) -> int:
     """Return how many labels an earlier round has corrected, by the file that it wrote."""
-    notes = read_frame(path)[REVIEW_COLUMN] if path.is_file() else []
-    return sum(note.startswith(CORRECTED) for note in notes)
+    return sum(note.startswith(CORRECTED) for note in read_frame(path)[REVIEW_COLUMN])

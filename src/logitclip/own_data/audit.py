@@ -302,6 +302,15 @@ class Report:
         return self.noise.complement
 
 
+@dataclass(frozen=True)
+class Earlier:
+    """What an audit said about labels that were then corrected, and about the model that was fitted on them."""
+
+    of: str  # the digest of that model
+    noise: Rate
+    model: Rate | None
+
+
 def report(
     given: np.ndarray, predicted: np.ndarray, answers: np.ndarray, strata: np.ndarray, asked: np.ndarray
 ) -> Report:

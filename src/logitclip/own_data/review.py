@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +34,12 @@ from logitclip.own_data.answers import (
     read_answers,
     settle,
 )
-from logitclip.own_data.facts import is_list_of, is_whole
+from logitclip.own_data.facts import is_list_of, is_share, is_whole
 from logitclip.own_data.fitted_rows import FittedRows
 from logitclip.own_data.model import PREDICTIONS, Model, predictions_from_bytes, read_checked
 
 AUDIT = "audit.json"  # in the model folder: the draw
+EARLIER = "earlier_audits.json"  # what audits of earlier models in the folder said
 SEED = 0  # of the draw, and of the order
 LAST_ANSWERS = 20  # suspects whose share of wrong labels tells when to stop
 LEASE = 600.0  # seconds for which a row that a reviewer has on screen is not given to another
@@ -282,6 +284,20 @@ class Review:
             return None
         return audit.report(self.given, self.classes[:, 0], found, self.strata, self.asked)
 
+    def keep_report(self) -> None:
+        """Keep what the audit says, for when another model is in the folder."""
+        found, digest = self.report(), self.model.facts.get("digest")
+        if found is not None and digest is not None:
+            every = [*self.earlier, audit.Earlier(digest, found.noise, found.model)]
+            files.write_json(self.model.folder / EARLIER, [asdict(one) for one in every])
+
+    @property
+    def earlier(self) -> list[audit.Earlier]:
+        """What audits said of earlier models in this folder, the oldest first."""
+        kept = files.read_json(self.model.folder / EARLIER)
+        every = [_parse_earlier(one) for one in kept] if isinstance(kept, list) else []
+        return [one for one in every if one is not None and one.of != self.model.facts.get("digest")]
+
     # -- the page ------------------------------------------------------------------------------------------------------
 
     def page(self, nonce: str, data: Json | None = None) -> str:
@@ -324,6 +340,21 @@ class Review:
         page = self.page(secrets.token_urlsafe(16), {"items": items, "pictures": pictures})
         files.write(path, page.encode())
         return len(items), len(left) - len(items)
+
+
+def _parse_earlier(kept: object) -> audit.Earlier | None:
+    """Return what `keep_report` has written; None if it is something else."""
+    if not isinstance(kept, dict) or not isinstance(kept.get("of"), str):
+        return None
+    noise, model = (_parse_rate(kept.get(name)) for name in ("noise", "model"))
+    return None if noise is None else audit.Earlier(kept["of"], noise, model)
+
+
+def _parse_rate(kept: object) -> audit.Rate | None:
+    if not isinstance(kept, dict) or not all(is_share(kept.get(name)) for name in ("value", "low", "high")):
+        return None
+    answers = kept.get("answers")
+    return audit.Rate(kept["value"], kept["low"], kept["high"], answers if is_whole(answers) else 0)
 
 
 def interleave(suspects: Sequence[int], asked: Sequence[int], seed: int) -> list[int]:
