@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 import logitclip as lc
+from logitclip import cli
 from logitclip.data._texts import TextInputs
 from logitclip.own_data import load
 from logitclip.own_data.export import export
@@ -92,3 +93,15 @@ def test_what_cannot_be_exported(change, options, sentence, rows, tmp_path):
     with pytest.raises(ValueError, match=sentence):
         export(model, tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.parametrize("name", ["model.pb", "model", "model.onnx.gz"])
+def test_another_ending_than_that_of_the_format_is_refused(name, rows, tmp_path, monkeypatch, capsys):
+    lc.fit(rows, "kind", learner="logistic", out=tmp_path / "model")
+    out = tmp_path / "out" / name
+    monkeypatch.setattr("sys.argv", ["logitclip", "export", str(tmp_path / "model"), "-o", str(out)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"logitclip: Unknown format of a model: {str(out)!r}. Use .onnx.\n"
+    assert not out.exists()

@@ -21,6 +21,7 @@ import pytest
 from PIL import Image
 
 from logitclip import cli, files
+from logitclip.cli.output import can_be_bold
 from logitclip.losses import LOSSES
 from logitclip.runs.config import RunConfig
 from logitclip.runs.results import Failure, Result
@@ -355,6 +356,22 @@ def test_terminal(table):
     assert "Digits <small> & 100 % of them" in text
     assert entry(table, **CELL).ours in text
     assert "1 of 16 runs failed" in text
+    assert "Bold: best within each group" in text
+    console.print(reporting.terminal(table, bold=False))
+    text = console.export_text()
+    best = [one.ours for one in table.entries.values() if one.best]
+    assert all(f"*{ours}" in text for ours in best)
+    assert text.count("*") == len(best) + 1 > 1  # and the caption
+    assert "*: best within each group" in text
+
+
+def test_bold_is_only_for_those_who_see_it(monkeypatch):
+    assert not can_be_bold(io.StringIO())
+    screen = io.StringIO()
+    screen.isatty = lambda: True
+    for term, seen in (("xterm", True), ("dumb", False)):
+        monkeypatch.setenv("TERM", term)
+        assert can_be_bold(screen) == seen
 
 
 def test_in_a_narrow_terminal_the_names_of_rows_stay_whole_and_a_pipe_folds_nothing(tmp_path, monkeypatch, capsys):

@@ -122,6 +122,11 @@ def show(what: RenderableType) -> None:
     put(Text.from_markup(what) if isinstance(what, str) else what, sys.stdout)
 
 
+def can_be_bold(stream: TextIO) -> bool:
+    """Return whether people see bold text in what is printed there: not in a pipe, or in a terminal without styles."""
+    return Console(file=stream).color_system is not None
+
+
 def tell(sentence: str) -> None:
     """Print a sentence to stderr."""
     put(f"logitclip: {sentence}", sys.stderr)

@@ -270,7 +270,7 @@ def export(model: ModelFolder, /, *, out: Out = Path("model.onnx"), plugin: Mode
     encoder, float32 [N, D]. The outputs are `probabilities` [N, K] and `class` [N].
 
     Args:
-        out: The file to write.
+        out: The file to write, .onnx.
     """
     from logitclip.own_data import load
     from logitclip.own_data.export import export as write

@@ -13,7 +13,7 @@ from rich.markup import escape
 from tyro.conf import Positional, UseAppendAction, arg
 
 from logitclip.cli.options import ChangeOptions, Flag, Place, Plugins, Quiet, Root, Runs, Text, Verbose, runs_folder
-from logitclip.cli.output import Exit, fail, put, show, show_json, tell
+from logitclip.cli.output import Exit, can_be_bold, fail, put, show, show_json, tell
 from logitclip.cli.terminal import SweepBoard, announce
 from logitclip.cli.training import set_verbosity, stop_on_sigterm
 from logitclip.runs.config import words_to_tune
@@ -224,7 +224,7 @@ def report(
     if json:
         show_json(reporting.as_json(table))
     else:
-        show(reporting.terminal(table))
+        show(reporting.terminal(table, bold=can_be_bold(sys.stdout)))
         if not loaded.paper:  # of the paper's tables the caption says it all
             show(escape(loaded.about))
     if strict:

@@ -16,6 +16,7 @@ from logitclip.own_data.learners import UNSEEN, Forest, Learner, Logistic
 from logitclip.own_data.model import Model
 from logitclip.own_data.network import Network
 from logitclip.own_data.tables import Table
+from logitclip.studies.drawing import check_suffix
 from logitclip.text import explain_missing
 
 if TYPE_CHECKING:
@@ -36,12 +37,13 @@ def export(model: Model, path: str | Path) -> None:
 
     Args:
         model: The model.
-        path: The file to write.
+        path: The file to write; its name ends in .onnx.
 
     Raises:
-        ValueError: If a part of the model has no counterpart in ONNX.
+        ValueError: If the name has another ending, or a part of the model has no counterpart in ONNX.
         ImportError: If onnx is not installed.
     """
+    check_suffix(Path(path), (".onnx",), "model")
     with explain_missing("Exporting needs onnx", "onnx"):
         import onnx
     graph = _Graph()

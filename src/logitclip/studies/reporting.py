@@ -39,8 +39,8 @@ from logitclip.text import duration, printable
 # -- writers -----------------------------------------------------------------------------------------------------------
 
 
-def terminal(table: ResultTable) -> Group:
-    """Return the table for a terminal, as a rich renderable."""
+def terminal(table: ResultTable, *, bold: bool = True) -> Group:
+    """Return the table for a terminal, as a rich renderable; without `bold`, as in a pipe, a star marks the best."""
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, axis in enumerate(table.row_axes):
         longest = max(len(table.labels(row)[i]) for row in table.rows)
@@ -55,13 +55,14 @@ def terminal(table: ResultTable) -> Group:
             shown.add_section()
         cells = []
         for entry in table.line(row):
-            cell = Text(table.ours(entry), style="bold" if entry.best else "")
+            star = "*" if entry.best and not bold else ""
+            cell = Text(f"{star}{table.ours(entry)}", style="bold" if entry.best else "")
             for detail in table.details(entry):
                 cell.append(f"\n{detail}", "dim not bold")
             cells.append(cell)
         shown.add_row(*map(escape, labels), *cells)
         before = row
-    below = [Text(table.caption, style="dim"), *map(Text, table.notes)]
+    below = [Text(table.explain("Bold" if bold else "*"), style="dim"), *map(Text, table.notes)]
     head = Text(title(table.recipe), style="bold")  # not the table's own title, which would be as narrow as the table
     above = [head, Text(f"\n{table.headline}")] if table.headline else [head]
     return Group(*above, shown, *below, *(Text(f"Warning: {warning}", style="yellow") for warning in table.warnings))

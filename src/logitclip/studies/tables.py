@@ -180,12 +180,16 @@ class ResultTable:
     @property
     def caption(self) -> str:
         """Return the caption, which explains the numbers."""
+        return self.explain("Bold")
+
+    def explain(self, best: str) -> str:
+        """Return the caption of a table in which the best numbers are marked by what `best` names."""
         what = "; ".join(MEASURES[statistic].title for statistic in self.statistics)
         spread = f" Mean ± sample standard deviation over {self.most} runs." if self.most > 1 else ""
         if spread and "gain" in self.statistics:
             spread += f" Gain ± half of its {100 * (1 - LEVEL):g} % confidence interval (Student's t, paired by seed)."
         marked = any(entry.best for entry in self.entries.values())
-        bold = " Bold: best within each group that differs only in the clip or the penalty." if marked else ""
+        bold = f" {best}: best within each group that differs only in the clip or the penalty." if marked else ""
         paper = " In parentheses: the paper's number." if self.compared else ""
         if any(entry.difference is not None for entry in self.entries.values()):
             paper = " In parentheses: the paper's number, and ours minus the paper's."
