@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from logitclip.runs.results import Failure, Result
 from logitclip.search import TRIALS
 from logitclip.studies import queue, sweeping, tuning
 from logitclip.studies.recipe import Cell, Recipe, load_recipe
+from logitclip.studies.tables import missing_runs
 
 SMALL = RunConfig(limit=64, model="mlp:width=8,depth=1", epochs=1, batch_size=32)
 GRID = "norm:weight=grid"  # the shortest search: four values
@@ -279,6 +281,24 @@ def test_a_sweep_that_is_interrupted_and_killed_repeats_nothing(tmp_path, first)
     assert "Next: " + shlex.join(["logitclip", "report", str(own), "--scale", "full", "--runs", str(folder)]) in out
     for run in after:
         assert [row["epoch"] for row in read_rows(folder / run / "metrics.jsonl")] == list(range(60))
+
+
+def test_a_removed_trial_is_named_by_the_report_and_is_all_that_is_repeated(tmp_path):
+    study, log = recipe(tmp_path, penalty=["none", GRID], seed=[0]), Log()
+    rows = swept(study, log)
+    assert missing_runs(study, rows) is None
+    trial = next(config for config in log.of("start") if config.val > 0)
+    shutil.rmtree(tmp_path / trial.id)
+    without = missing_runs(study, sweeping.collect(study))
+    assert without is not None
+    assert without.startswith("1 of 2 runs have no result yet: logitclip sweep ")
+    assert "For 1 of them a value is not chosen, because trials were not run yet or were removed" in without
+    log.events.clear()
+    assert swept(study, log) == rows
+    assert log.of("start") == [trial]
+    untuned = missing_runs(study, [replace(rows[0], outcome=None), rows[1]])
+    assert untuned is not None
+    assert untuned.endswith(" makes them.")
 
 
 def test_tuned_cells_train_on_all_examples(tmp_path):

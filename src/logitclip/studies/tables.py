@@ -372,7 +372,14 @@ def missing_runs(recipe: Recipe, rows: Sequence[CellOutcome]) -> str | None:
     missing = sum(row.outcome is None for row in rows)
     if not missing:
         return None
-    return f"{missing} of {len(rows)} runs have no result yet: {recipe.command()} makes them."
+    text = f"{missing} of {len(rows)} runs have no result yet: {recipe.command()} makes them."
+    # A finished run is not looked for: a run that nothing was tuned for may have the same options.
+    if undecided := sum(row.config is None and row.outcome is None for row in rows):
+        text += (
+            f" For {undecided} of them a value is not chosen, because trials were not run yet or were removed; what is "
+            "finished is not repeated."
+        )
+    return text
 
 
 def pairs_of(rows: Iterable[CellOutcome]) -> list[tuple[Result, Result]]:
