@@ -292,6 +292,15 @@ def test_auto_is_the_searched_temp_and_refused_before_anything_is_announced(comm
     assert err.startswith("logitclip: temp of the clip 'norm:temp=auto' is to be tuned")
 
 
+def test_an_error_of_the_system_is_a_sentence(command, monkeypatch, tmp_path):
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr("logitclip.runs.listing.read_runs", refuse)
+    said = f"logitclip: {tmp_path} cannot be used: Permission denied.\n"
+    assert command("runs", "--runs", str(tmp_path)) == (2, "", said)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="sends SIGINT to one process")
 @pytest.mark.parametrize("milliseconds", [60, 120, 240])
 def test_an_early_interrupt_prints_no_traceback(milliseconds):

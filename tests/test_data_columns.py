@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from logitclip.data import _columns
 from logitclip.data._columns import Dates, TextColumn, Unusable, as_text, from_frame, read_table, take
 
 pa = pytest.importorskip("pyarrow")
@@ -229,6 +230,17 @@ def test_wrong_files_are_one_sentence(tmp_path):
     np.savez(tmp_path / "uneven.npz", x=np.zeros((3, 2)), y=np.zeros(4))
     with pytest.raises(ValueError, match="'y' has 4 rows, others 3"):
         read_table(tmp_path / "uneven.npz")
+
+
+def test_a_file_that_must_not_be_read_needs_no_repair(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Failed to open local file. Detail: [errno 13] Permission denied")
+
+    monkeypatch.setattr(_columns, "_open_file", refuse)
+    for name in ("x.csv", "x.parquet"):
+        (tmp_path / name).touch()
+        with pytest.raises(ValueError, match=rf"{name} could not be read: Permission denied\.$"):
+            read_table(tmp_path / name)
 
 
 def test_text_that_is_not_utf8_has_a_reason(tmp_path):

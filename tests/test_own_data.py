@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -27,7 +28,7 @@ from logitclip.own_data.combining import Vote, adjust_for_classes, combine, shar
 from logitclip.own_data.folds import make_folds
 from logitclip.own_data.images import Images
 from logitclip.own_data.issues import SURE, count_marked, find_suggestion, judge_labels, make_less_sure, show_values
-from logitclip.own_data.kind import Rows
+from logitclip.own_data.kind import RowNumbers, Rows
 from logitclip.own_data.labelled import match_classes
 from logitclip.own_data.learners import Forest, Logistic, Neighbours
 from logitclip.own_data.parts import Parts
@@ -147,7 +148,7 @@ def test_columns_missing_unknown_and_new(people, fitted, caplog):
     new = frame.head(4).assign(kind=["red", "green", "blue", "violet"])
     sentence = fitted.agreement(new, fitted.predict(new))
     assert "75.0% agree with the column 'kind'" in sentence
-    assert "perfect classifier would agree with about 1 - r" in sentence
+    assert "If 20% of these labels are wrong, even the true classes agree with only about 80%." in sentence
     assert "1 class is new to the model and counted as wrong: violet" in sentence
     some = new.assign(kind=["red", None, "blue", None])
     assert "100.0% agree" in fitted.agreement(some, fitted.predict(some))
@@ -283,6 +284,8 @@ def test_what_cannot_be_written_is_refused_before_training(people, pictures, tmp
         pytest.skip("the file system only takes UTF-8")
     with pytest.raises(ValueError, match=r"The file name red/caf\\xe9.png is not UTF-8: rename the file"):
         lc.fit(tmp_path / "pictures", out=tmp_path / "m")
+    with pytest.raises(ValueError, match=r"people.csv is a file, and `fit` writes a folder: name another one with out"):
+        lc.fit(people[0], "kind", out=people[0])
     (tmp_path / "n" / "page.html").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"page.html is a folder, and `fit` writes a file there"):
         lc.fit(people[0], "kind", out=tmp_path / "n")
@@ -631,7 +634,7 @@ getattr(own_data, sys.argv[1])(own_data.Path(sys.argv[2]))
 """
     for command in ("fit", "issues"):
         done = subprocess.run([sys.executable, "-c", code, command, people[0]], capture_output=True, text=True)
-        assert done.stderr == f"reading {people[0]}. False\n"
+        assert done.stderr == f"reading {people[0]} False\n"
 
 
 def test_commands(people, tmp_path, capsys, monkeypatch):
@@ -639,7 +642,7 @@ def test_commands(people, tmp_path, capsys, monkeypatch):
     quick = ("--clip", "norm:temp=2.5", "--epochs", 3)
     code, printed, told = run(capsys, monkeypatch, "fit", path, "--label", "kind", "-o", tmp_path / "m", *quick)
     assert code == 0
-    assert told.startswith(f"logitclip: reading {path}.")
+    assert told.startswith(f"logitclip: reading {path}\n")
     assert "600 rows in 3 classes" in told
     assert "Left out: 'id' numbers the rows" in told
     assert "This will take about" in told
@@ -826,6 +829,14 @@ def blobs():
     given = np.where(rng.random(450) < 0.25, (true + 1) % 3, true)
     source = look(pd.DataFrame(x, columns=["a", "b"]), pd.Series(given, name="kind"))
     return source, true
+
+
+@pytest.mark.parametrize("make", [Forest, Logistic, Neighbours])
+def test_a_learner_of_many_classes_warns_of_nothing(make):
+    x, y = np.eye(12, dtype=np.float32), np.arange(12) % 9
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make(9).fit(Rows(RowNumbers(y), x, torch.from_numpy(x)), y)
 
 
 @pytest.mark.parametrize("make", [Forest, Logistic, Neighbours])

@@ -509,6 +509,8 @@ def test_the_commands(model, fitted: Path, tmp_path: Path, capsys: pytest.Captur
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="must not be negative"):
         review(model.folder, audit=-1)
+    with pytest.raises(ValueError, match="is a folder, and the model was fitted on a table"):
+        review(model.folder, report=True, data=tmp_path)
     with pytest.raises(ValueError, match="is not there: name it with --data"):
         review(model.folder, data=tmp_path / "gone.csv", report=True)
 

@@ -217,10 +217,11 @@ def test_after_a_round_the_audit_before_it_is_still_reported(tmp_path: Path, cap
     review(model.folder, report=True)
     out = capsys.readouterr().out
     said = (
-        f"An earlier audit, with 40 answers: {first.noise} of the labels were wrong, as they were then; the model of "
+        f"An earlier audit, with 40 answers: {first.noise.value:.1%} ({first.noise.low:.1%} to {first.noise.high:.1%}) "
+        "of the labels were wrong, as they were then; the model of then was right for "
     )
     assert out.count("An earlier audit") == 1
-    assert f"{said}then was right for {first.model} of the rows." in out
+    assert f"{said}{first.model.value:.1%}" in out
     assert f"Audit: {second.noise.answers} answers" in out
     fit(data, out=model.folder, options=options)
     review(model.folder, json=True)

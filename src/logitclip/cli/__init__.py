@@ -216,13 +216,19 @@ def _explain_error(error: Exception) -> NoReturn:
     place = _find_plugin_line(error)
     if isinstance(error, ValueError | OSError | ImportError | Claimed):
         where = "" if place is None else f" (raised in the plugin {place})"
-        fail(Exit.MISTAKE, f"{error}{_suggest_remedy(error)}{where}")
+        fail(Exit.MISTAKE, f"{_describe(error)}{_suggest_remedy(error)}{where}")
     with tempfile.NamedTemporaryFile(prefix="logitclip-", suffix=".txt", delete=False) as file:
         file.write("".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace"))
     reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200] or 'no reason given'}"
     if place is not None:
         fail(Exit.MISTAKE, f"The plugin {place} raised {reason}. The traceback is in {file.name}.")
     fail(Exit.UNEXPECTED, f"Unexpected {reason}. The traceback is in {file.name}.")
+
+
+def _describe(error: Exception) -> str:
+    """Return the message of an error; of one of the system, the file and the reason without their notation."""
+    of_system = isinstance(error, OSError) and error.filename is not None and str(error).startswith("[Errno")
+    return f"{error.filename} cannot be used: {error.strerror}." if of_system else str(error)
 
 
 def _find_plugin_line(error: Exception) -> str | None:

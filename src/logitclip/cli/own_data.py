@@ -300,7 +300,7 @@ def _make_data_and_fit(data: Path, options: FitOptions, out: Path, made_by: str)
     Returns the model, and the last round of review if its answers corrected the labels.
     """
     if data.exists():
-        tell(f"reading {data}.")  # loading torch and scikit-learn takes seconds
+        tell(f"reading {data}")  # loading torch and scikit-learn takes seconds
     columns = options.columns
     if not options.makes_data:
         return _fit_with_progress(data, options, out=out, made_by=made_by, **columns), None

@@ -23,7 +23,7 @@ from logitclip.text import counted, join_names
 
 if TYPE_CHECKING:
     from logitclip.own_data.apply import CorrectedData, Round
-    from logitclip.own_data.audit import Report
+    from logitclip.own_data.audit import Rate, Report
     from logitclip.own_data.model import Model
     from logitclip.own_data.review import Review
 
@@ -238,10 +238,10 @@ def _show_report(state: Review, found: Report | None) -> None:
     progress = state.state()
     show(f"{progress['answered']:,} rows are reviewed; {progress['left']:,} labels that are marked wrong are left.")
     for one in state.earlier:
-        model = "" if one.model is None else f"; the model of then was right for {one.model} of the rows"
+        model = "" if one.model is None else f"; the model of then was right for {_format_rate(one.model)} of the rows"
         show(
-            f"An earlier audit, with {counted(one.noise.answers, 'answer')}: {one.noise} of the labels were wrong, as "
-            f"they were then{model}."
+            f"An earlier audit, with {counted(one.noise.answers, 'answer')}: {_format_rate(one.noise)} of the labels "
+            f"were wrong, as they were then{model}."
         )
     if progress["last"]:
         show(f"Wrong among the last suspects: {progress['last_wrong']} of {progress['last']}.")
@@ -275,6 +275,10 @@ def _show_report(state: Review, found: Report | None) -> None:
         rate, (low, high) = state.model.noise["rate"], state.model.noise["rate_interval"]
         verdict = "The audit contradicts it" if contradicts(found.noise, (low, high)) else "The audit agrees"
         show(f"`fit` estimated {rate:.1%} ({low:.1%} to {high:.1%}) without any true label. {verdict}.")
+
+
+def _format_rate(rate: Rate) -> str:
+    return f"{rate.value:.1%} ({rate.low:.1%} to {rate.high:.1%})"
 
 
 # -- the next round ----------------------------------------------------------------------------------------------------

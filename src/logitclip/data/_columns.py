@@ -279,6 +279,8 @@ def _explain_arrow_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, builtin_csv.Error, OSError, UnicodeDecodeError) as error:
+        if isinstance(error, PermissionError):
+            raise ValueError(f"{path} could not be read: {os.strerror(error.errno)}.") from error
         reason = first_line(error)
         encoded = isinstance(error, UnicodeDecodeError) or "UTF8" in reason or "utf-16" in reason
         remedy = "save it as UTF-8" if encoded else "repair it or save it again"

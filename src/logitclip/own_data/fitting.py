@@ -258,7 +258,9 @@ def claim_folder(out: Path, names: Sequence[str]) -> Iterator[None]:
 
 
 def _refuse_foreign_files(out: Path, names: Sequence[str] = WRITTEN) -> None:
-    """Raise a ValueError if a name that `fit` will write is taken by a folder, or by a file that it did not write."""
+    """Raise a ValueError if a name that `fit` will write is taken by something that it did not write."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file, and `fit` writes a folder: name another one with out.")
     ours = (out / CLAIM_LOCK).exists() or is_model(out)
     for name in names:
         if (out / name).is_dir():

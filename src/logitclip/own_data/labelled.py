@@ -124,8 +124,8 @@ class Agreement:
         are = "classes are" if len(new) > 1 else "class is"
         unknown = f" {len(new)} {are} new to the model and counted as wrong: {', '.join(new[:3])}." if new else ""
         return (
-            f"{self.right / self.counts.total():.1%} agree with the {place}. If a share r of these labels is wrong, a "
-            f"perfect classifier would agree with about 1 - r.{unknown}"
+            f"{self.right / self.counts.total():.1%} agree with the {place}. If 20% of these labels are wrong, even "
+            f"the true classes agree with only about 80%.{unknown}"
         )
 
 

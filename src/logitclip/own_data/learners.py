@@ -224,6 +224,7 @@ class Logistic(Learner):
         model = LogisticRegression(C=self.strength or STRENGTHS[1], max_iter=100, tol=1e-3)
         with warnings.catch_warnings():  # a hundred steps are enough to vote, and the user cannot add to them
             warnings.simplefilter("ignore", ConvergenceWarning)
+            warnings.filterwarnings("ignore", "The number of unique classes is greater than 50%")  # the plan names them
             model.fit((x - self.centre) * self.scale, y, weight)
         weights, bias = model.coef_, model.intercept_
         if len(model.classes_) == 2:  # scikit-learn keeps only the second of two classes

@@ -115,6 +115,8 @@ def look_again(facts: Facts, data: str | Path | None = None) -> Source:
     path = Path(source["path"] if data is None else data)
     if not path.exists():
         raise ValueError(f"The data of the model, {path}, is not there: name it with --data.")
+    if path.is_dir() and facts["kind"] != Images.name:
+        raise ValueError(f"{path} is a folder, and the model was fitted on a table: name that with --data.")
     if path.is_dir():  # also if the model was fitted on a corrected list of its files
         return look(path, decode=False)
     return look(path, facts["label"], Options(**source["options"]), decode=False)
