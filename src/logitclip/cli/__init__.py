@@ -227,8 +227,9 @@ def _explain_error(error: Exception) -> NoReturn:
 
 def _describe(error: Exception) -> str:
     """Return the message of an error; of one of the system, the file and the reason without their notation."""
-    of_system = isinstance(error, OSError) and error.filename is not None and str(error).startswith("[Errno")
-    return f"{error.filename} cannot be used: {error.strerror}." if of_system else str(error)
+    if isinstance(error, OSError) and error.filename is not None and str(error).startswith("[Errno"):
+        return f"{error.filename} cannot be used: {error.strerror}."
+    return str(error)
 
 
 def _find_plugin_line(error: Exception) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import csv as builtin_csv
+import errno
 import os
 import re
 import warnings
@@ -280,7 +281,7 @@ def _explain_arrow_errors(path: Path) -> Iterator[None]:
         yield
     except (pa.ArrowException, builtin_csv.Error, OSError, UnicodeDecodeError) as error:
         if isinstance(error, PermissionError):
-            raise ValueError(f"{path} could not be read: {os.strerror(error.errno)}.") from error
+            raise ValueError(f"{path} could not be read: {os.strerror(error.errno or errno.EACCES)}.") from error
         reason = first_line(error)
         encoded = isinstance(error, UnicodeDecodeError) or "UTF8" in reason or "utf-16" in reason
         remedy = "save it as UTF-8" if encoded else "repair it or save it again"
