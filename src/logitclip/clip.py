@@ -394,6 +394,9 @@ def z_penalty(logits: Tensor, *, dim: int = -1) -> Tensor:
     Returns:
         The mean, a tensor of one number; float32 for half-precision logits.
 
+    Raises:
+        ValueError: If the logits are integers or a single number.
+
     >>> z_penalty(torch.zeros(2, 4))
     tensor(1.9218)
 
@@ -433,6 +436,9 @@ def norm_penalty(logits: Tensor, *, dim: int = -1) -> Tensor:
 
     Returns:
         The mean, a tensor of one number; float32 for half-precision logits.
+
+    Raises:
+        ValueError: If the logits are integers or a single number.
 
     >>> norm_penalty(torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
     tensor(3.)

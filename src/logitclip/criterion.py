@@ -326,7 +326,11 @@ class Linked(_Wrapper):
         super().set_head(network)
 
     def link(self, logits: Tensor) -> Tensor:
-        """Apply the link to logits with the classes in dimension 1 (0 for a single vector)."""
+        """Apply the link to logits with the classes in dimension 1 (0 for a single vector).
+
+        Raises:
+            ValueError: If the link needs the weight of the last layer, and no `set_head` has given it.
+        """
         dim = 1 if logits.ndim > 1 else 0
         given = {}
         if self._takes_weight:
@@ -434,7 +438,11 @@ class LogitClip(_Wrapper):
         self._set_clip(None, None, self.p, value)
 
     def link(self, logits: Tensor) -> Tensor:
-        """Clip logits with the classes in dimension 1 (0 for a single vector): Eq. 4."""
+        """Clip logits with the classes in dimension 1 (0 for a single vector): Eq. 4.
+
+        Raises:
+            ValueError: If the logits are integers or a single number.
+        """
         return apply_clip(logits, self.clip, dim=1 if logits.ndim > 1 else 0)
 
     def forward(self, logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:

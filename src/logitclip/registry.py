@@ -185,6 +185,10 @@ class Registry:
 
         One bare value stands for the first knob: ``"timm:resnet18"`` is ``"timm:name=resnet18"``. A first knob whose
         default is None must be named: the 1.5 of ``"norm:1.5"`` might be tau or temp.
+
+        Raises:
+            ValueError: If the spec is not of the form ``name:key=value,key=value``.
+            TypeError: If it is not a string.
         """
         if not isinstance(spec, str):
             raise TypeError(f"A {self.kind} is named by a spec string such as 'name:key=value', got {spec!r}.")
@@ -212,7 +216,12 @@ class Registry:
         return name, values
 
     def parse(self, spec: str, **more: Any) -> tuple[str, dict[str, Any]]:
-        """Split a spec into its name and its checked knobs; `more` are knobs given as keywords."""
+        """Split a spec into its name and its checked knobs; `more` are knobs given as keywords.
+
+        Raises:
+            ValueError: If the name or a knob is unknown, or a value is missing, wrong or given twice.
+            TypeError: If the spec is not a string.
+        """
         name, given = self.split(spec)
         knobs, values = self.knobs(name), dict[str, Any]()
         for key, text in given.items():

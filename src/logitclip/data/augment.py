@@ -108,6 +108,9 @@ def transform(spec: str, mean: Sequence[float] = (), std: Sequence[float] = ()) 
     Returns:
         The function. Its `x` is a batch of the dataset, [N, C, H, W] uint8 or [N, D].
 
+    Raises:
+        ValueError: If the augmentation or one of its knobs is unknown.
+
     >>> view = transform("flip_crop:padding=4", mean=(0.5,), std=(0.25,))
     >>> view(torch.zeros(2, 1, 8, 8, dtype=torch.uint8), None).unique()
     tensor([-2.])

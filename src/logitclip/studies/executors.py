@@ -63,6 +63,10 @@ def execute(
         address: Address of a running Ray cluster, or auto; without it, Ray is started on this machine.
         listener: Hears what happens to the runs.
         then: Called with every config and its outcome; returns configs to run next.
+
+    Raises:
+        ValueError: If the executor is unknown, or the others do not fit it.
+        CannotWrite: If a folder of runs cannot be written.
     """
     if executor not in EXECUTORS:
         raise ValueError(f"Unknown executor {executor!r}. {suggest(executor, EXECUTORS)}")

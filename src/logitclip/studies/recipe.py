@@ -226,6 +226,9 @@ def load_recipe(
         plugin: The plugins that the recipe may name; others are refused, because plugins are code.
         changes: Fields of `RunConfig` to set in every cell, whatever the recipe says.
 
+    Raises:
+        ValueError: If there is no such recipe or scale, or what it says cannot be run.
+
     >>> len(load_recipe("quickstart").cells)
     36
     >>> {cell.config.epochs for cell in load_recipe("quickstart", changes={"epochs": 2}).cells}

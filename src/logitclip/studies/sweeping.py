@@ -58,6 +58,10 @@ def sweep(
         executor, jobs, per_device, address: Where to run, as in `executors.execute`.
         shard: (i, n): only the i-th of n parts. The cells that share a tuned value are in the same part.
         listener: Hears what happens to the runs, and which values are tuned and chosen.
+
+    Raises:
+        ValueError: If the shard or a place to run does not exist.
+        CannotWrite: If the folder of runs cannot be written.
     """
     listener = listener or Listener()
     memory = _Memory(listener, open_manifest(recipe))
@@ -108,6 +112,9 @@ def tune(config: RunConfig, search: tuning.Search | None = None, **where: Any) -
 
     Args:
         where: Executor, jobs, per_device, address and listener, as in `executors.execute`.
+
+    Raises:
+        ValueError: If the config has nothing to tune, or as in `executors.execute`.
     """
     search = search or tuning.search_for(config)
     memory = _Memory(Listener(), Manifest(None))

@@ -203,6 +203,9 @@ def tabulate(recipe: Recipe, rows: Sequence[CellOutcome]) -> ResultTable:
     """Return the table of a recipe from `sweeping.collect(recipe)`: means over seeds beside the paper's numbers.
 
     Axes that the recipe names neither as rows nor as columns, other than the seeds, become rows.
+
+    Raises:
+        ValueError: If there are no rows.
     """
     if not rows:
         draw = f": {recipe.command('figures')} -o {shlex.quote(recipe.name)}.svg draws it" if recipe.figure else ""

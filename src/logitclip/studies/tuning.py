@@ -124,7 +124,11 @@ def next_trials(
 
 
 def choose(config: RunConfig, outcome: FindOutcome = find_outcome, search: Search | None = None) -> RunConfig:
-    """Return the config with the best value filled in; it trains on all examples."""
+    """Return the config with the best value filled in; it trains on all examples.
+
+    Raises:
+        ValueError: If it has nothing to tune, or every trial failed.
+    """
     config, search = _search_now(config, outcome, search)
     return replace(with_value(config, search.option, best_value(config, outcome, search)), val=0.0)
 
