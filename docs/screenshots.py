@@ -1,5 +1,5 @@
-"""Takes the pictures of the pages that people see, in Chromium: fit_page.png, the same on a phone, review_page.png and
-review_grid.png, each also in the dark.
+"""Takes the pictures of the pages that people see, in Chromium: fit_page.png, review_page.png and review_grid.png, each
+also on a phone and in the dark.
 
     python docs/screenshots.py
 
@@ -24,10 +24,10 @@ import numpy as np
 from sklearn.datasets import load_digits, load_wine
 
 IMAGES = Path(__file__).parent / "img"
-WIDTHS = {"fit": 860, "phone": 420, "review": 760}  # in pixels: a page shows them at about 736, a phone at 388
+WIDTHS = {"fit": 860, "phone": 388, "review": 736}  # in pixels: a page shows them at 736, a phone at 388
 HEIGHT = 620
 SCHEMES = {"light": "", "dark": "_dark"}  # at the end of the file name
-ROWS = 14  # of the tables on the page of fit to be seen: those of the matrix, and ten suspicious labels
+ROWS = 10  # suspicious labels to be seen on the page of fit
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 
@@ -104,7 +104,7 @@ def take_fit(browser: Any, page: Path) -> None:
             set_screen(browser, WIDTHS[screen], 2 * HEIGHT, scheme)
             browser.get(page.resolve().as_uri())
             browser.execute_script("[...document.querySelectorAll('h2')].at(-1).scrollIntoView()")
-            script = f"return document.querySelectorAll('tr')[{rows}].getBoundingClientRect().bottom"
+            script = f"return document.querySelectorAll('.suspects tr')[{rows}].getBoundingClientRect().bottom"
             take(browser, f"fit_page{middle}{end}.png", browser.execute_script(script))
 
 
@@ -118,13 +118,14 @@ def take_review(browser: Any, model: Any) -> None:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
-        for scheme, end in SCHEMES.items():
-            set_screen(browser, WIDTHS["review"], 760, scheme)
-            browser.get(f"http://127.0.0.1:{listener.getsockname()[1]}/?key={secret}")
-            take(browser, f"review_page{end}.png", 760)
-            set_screen(browser, WIDTHS["review"], HEIGHT, scheme)
-            browser.find_element("tag name", "body").send_keys("g")
-            take(browser, f"review_grid{end}.png", HEIGHT)
+        for screen, middle in (("review", ""), ("phone", "_narrow")):
+            for scheme, end in SCHEMES.items():
+                set_screen(browser, WIDTHS[screen], 760, scheme)
+                browser.get(f"http://127.0.0.1:{listener.getsockname()[1]}/?key={secret}")
+                take(browser, f"review_page{middle}{end}.png", 760)
+                set_screen(browser, WIDTHS[screen], HEIGHT, scheme)
+                browser.find_element("tag name", "body").send_keys("g")
+                take(browser, f"review_grid{middle}{end}.png", HEIGHT)
     finally:
         server.should_exit = True
         thread.join(60)
