@@ -111,7 +111,7 @@ def test_the_folder_has_no_pickle_and_a_fresh_process_predicts_the_same(people, 
 def test_the_page_shows_noise_accuracy_and_rows(fitted):
     page = (fitted.folder / "page.html").read_text(encoding="utf-8")
     assert "of the labels are wrong" in page
-    assert "<svg" in page
+    assert f'style="width: {fitted.facts["noisy_accuracy"]:.1%}"' in page
     assert fitted.noise_summary in page
     assert fitted.accuracy_summary in page
     assert page.count("<tr") > 60

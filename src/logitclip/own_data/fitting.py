@@ -224,7 +224,7 @@ def find_issues(
 
 def _require_packages() -> None:
     """Name all packages that are missing at once, not one after the other."""
-    needed = ("lightning_fabric", "sklearn", "pandas", "skops", "pyarrow", "PIL", "jinja2", "altair", "vl_convert")
+    needed = ("lightning_fabric", "sklearn", "pandas", "skops", "pyarrow", "PIL", "jinja2")
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
         raise ImportError(f"Your own data needs {', '.join(missing)}: pip install 'logitclip[own-data]'.")

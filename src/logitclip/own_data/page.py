@@ -40,7 +40,7 @@ def write_page(path: Path, model: Model, source: Source, issues: Issues, mattere
             }
             for i in map(int, issues.ranking[:ISSUES_ON_PAGE])
         ],
-        accuracies=_draw_accuracies(model),
+        accuracies=_list_accuracies(model),
     )
     files.replace(path, page.encode(errors="backslashreplace"))  # the name of the data need not be UTF-8
 
@@ -59,20 +59,7 @@ def _format_matrix(source: Source, issues: Issues) -> list[tuple[str, list[tuple
     ]
 
 
-def _draw_accuracies(model: Model) -> str:
-    """Return the accuracy of the learners and of all together on held-out noisy labels, as one SVG picture."""
-    alt = drawing.altair()
-    each = {one["name"]: one["noisy_accuracy"] for one in model.facts["learners"] if "noisy_accuracy" in one}
-    values = [{"learner": name, "accuracy": share} for name, share in each.items()]
-    values.append({"learner": "the model", "accuracy": model.facts["noisy_accuracy"]})
-    bars = (
-        alt.Chart(alt.Data(values=values))
-        .mark_bar()
-        .encode(
-            x=alt.X("accuracy:Q", title="agreement with held-out noisy labels", axis=alt.Axis(format="%")),
-            y=alt.Y("learner:N", title=None, sort=None),
-        )
-        .properties(width=480, height=28 * len(values))
-        .configure_axis(labelFontSize=13, titleFontSize=13)
-    )
-    return drawing.vl_convert().vegalite_to_svg(bars.to_dict(), vl_version=drawing.vega_lite_version())
+def _list_accuracies(model: Model) -> list[tuple[str, str]]:
+    """Return the accuracy of the learners and of all together on held-out noisy labels."""
+    each = [(one["name"], one["noisy_accuracy"]) for one in model.facts["learners"] if "noisy_accuracy" in one]
+    return [(name, f"{share:.1%}") for name, share in [*each, ("the model", model.facts["noisy_accuracy"])]]
