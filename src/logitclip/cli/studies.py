@@ -140,7 +140,7 @@ def _ask_before_a_long_sweep(recipe: Recipe, datasets: list[Dataset], parts: int
         hours = _estimate_hours(recipe, datasets, left) / parts
     if hours < ASK_HOURS:
         return
-    cost = f"This sweep would take about {hours:,.0f} hours of one core or device."
+    cost = f"This sweep would take about {float(f'{hours:.2g}'):,.0f} hours of one core or device."
     if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
         fail(Exit.MISTAKE, f"{cost} Add --yes to start it, or take a smaller scale, as in --scale cpu.")
     tell(f"{cost} Start it? [y/N]")
