@@ -100,6 +100,13 @@ def keep_sentences(app: Sphinx, what: str, name: str, obj: object, options: obje
         lines[start:start] = ["    ..", ""]
 
 
+def shorten_numbers(
+    app: Sphinx, what: str, name: str, obj: object, options: object, signature: str, result: str
+) -> tuple:
+    """Show a default as -9.21, not with sixteen digits."""
+    return re.sub(r"-?\d+\.\d{7,}", lambda number: f"{float(number[0]):.3g}", signature or "") or None, result
+
+
 def hide_notes(app: Sphinx) -> None:
     """Show the types of options without bounds and other notes, which are for checks and for the command line."""
     for kind in (logitclip.RunConfig, Settings):
@@ -116,6 +123,7 @@ def check_pages(app: Sphinx, error: Exception | None) -> None:
 
 def setup(app: Sphinx) -> None:
     app.connect("builder-inited", hide_notes)
+    app.connect("autodoc-process-signature", shorten_numbers)
     app.connect("autodoc-process-docstring", keep_sentences, priority=400)  # before Napoleon, which has 500
     app.connect("env-check-consistency", check_reference)
     app.connect("build-finished", check_pages)

@@ -39,8 +39,8 @@ class Trial:
         train_accuracy: Accuracy on the training labels, in [0, 1], if known.
         val_accuracy: Accuracy on the held-out labels, in [0, 1]; None: computed from `predictions`.
 
-    >>> Trial(np.array([0, 1, 1]), np.array([0, 1, 0])).accuracy
-    0.6666666666666666
+    >>> Trial(np.array([0, 1, 1, 0]), np.array([0, 1, 0, 0])).accuracy
+    0.75
     """
 
     predictions: np.ndarray
