@@ -1,6 +1,6 @@
 """Fine-tune a small causal language model when a share of its target tokens is wrong, with and without the clip.
 
-    pip install 'logitclip[huggingface]'
+    # needs the extra huggingface
     python examples/causal_lm.py [--noise 0.5] [--steps 200] [--losses ce gce:q=0.7]
 
 The model and its language are made on the spot: sentences of a random grammar, in which each token has one usual
