@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 Row = dict[str, str]
-MEASURED = ("test_accuracy", "validation_accuracy", "memorised", "cpu_seconds")
+MEASURED = ("test_accuracy", "memorised", "cpu_seconds")
 
 
 def table(name: str) -> str:
@@ -52,19 +52,32 @@ def memory() -> str:
 
 
 def classes() -> str:
-    """The last epoch of each setting and clip, as the mean over the seeds."""
-    last: dict[tuple[str, str, str], dict[str, Row]] = {}
+    """Each setting and clip at its last epoch, and beside no clip early stopping, the best epoch and true labels."""
+    runs: dict[tuple[str, ...], dict[str, list[Row]]] = {}
     for row in _read(ROOT / "results" / "hundred_thousand_classes.csv"):
-        last.setdefault((row["classes"], row["examples"], row["clip"]), {})[row["seed"]] = row
+        key = row["classes"], row["examples"], row["noise"], row["clip"]
+        runs.setdefault(key, {}).setdefault(row["seed"], []).append(row)
     lines = []
-    for (classes, examples, clip), seeds in last.items():
-        rows = list(seeds.values())
-        test, validation, memorised, seconds = (statistics.mean(float(row[name]) for row in rows) for name in MEASURED)
-        figures = [f"{x:.1f}" for x in (test, validation, memorised, seconds / 60)]
-        epoch = f"{rows[0]['epoch']} of {rows[0]['epochs']}"
-        lines.append([f"{int(classes):,}", f"{int(examples):,}", epoch, clip, *figures, str(len(rows))])
-    heads = ["classes", "examples", "epoch", "clip", "test", "noisy validation", "memorised", "CPU minutes", "seeds"]
-    return _markdown(heads, lines)
+    for (classes, examples, noise, clip), seeds in runs.items():
+        if float(noise) == 0:
+            continue
+        last = [rows[-1] for rows in seeds.values()]
+        test, memorised, seconds = (statistics.mean(float(row[name]) for row in last) for name in MEASURED)
+        epochs = len(next(iter(seeds.values())))
+        others = ["", "", ""]
+        if clip == "none":
+            stopped = [max(rows, key=lambda row: float(row["validation_accuracy"])) for rows in seeds.values()]
+            best = [max(rows, key=lambda row: float(row["test_accuracy"])) for rows in seeds.values()]
+            true = [rows[epochs - 1] for rows in runs.get((classes, examples, "0.0", clip), {}).values()]
+            others = [_mean_test(found) for found in (stopped, best, true)]
+        line = [f"{epochs} of {last[0]['epochs']}", clip, f"{test:.1f}", *others, f"{memorised:.1f}"]
+        lines.append([f"{int(classes):,}", f"{int(examples):,}", *line, f"{seconds / 60:.1f}", str(len(seeds))])
+    heads = ["classes", "examples", "epoch", "clip", "test", "stopped early", "best epoch", "true labels", "memorised"]
+    return _markdown([*heads, "CPU minutes", "seeds"], lines)
+
+
+def _mean_test(rows: list[Row]) -> str:
+    return f"{statistics.mean(float(row['test_accuracy']) for row in rows):.1f}" if rows else "–"
 
 
 def language_model() -> str:
