@@ -57,7 +57,7 @@ def rivals(recipe: Recipe, done: Collection[tuple[str, ...]] = ()) -> Recipe:
     for cell in recipe.cells:
         if cell.coordinates.get(axis) == plain and place(recipe, cell) in wanted:
             for rival, config in (
-                ("early", replace(cell.config, val=HELD_OUT)),
+                ("early", replace(cell.config, val=HELD_OUT, measure_every=min(cell.config.measure_every, 1))),
                 ("true", on_true_labels(cell.config)),
             ):
                 cells.append(Cell({**cell.coordinates, "rival": rival}, config, cell.own_noise))
