@@ -23,13 +23,15 @@ _SPACE = "\u00a0"  # at which a line is not broken
 
 
 def table(name: str) -> str:
-    """`helps`, `counts`, `temps`, `features`, `issues`, `own report` or `own decide`; or a recipe and a scale."""
+    """A table by its name on a page: `helps`, `own report`, ...; or a recipe and a scale, such as `table1 mini`."""
     if name == "helps":
         return where_it_helps()
     if name == "temps":
         return chosen_temps()
     if name == "counts":
         return counts()
+    if name == "heads":
+        return heads_of_encoders(read(BENCHMARKS / "encoder_heads_report.csv"))
     if name.startswith("own "):
         return with_encoder(read(BENCHMARKS / "encoder_fit.csv"), name.removeprefix("own "))
     if name == "issues":
@@ -242,6 +244,7 @@ def noises_on_features(rows: list[dict[str, Any]], logistic: list[dict[str, Any]
         found = [beside(at[*setting, noise]) for noise in noises if (*setting, noise) in at]
         if all(found):
             others[f"{_setting(*setting)}, stopped early"] = [line["early"] for line in found]
+            others[f"{_setting(*setting)}, best epoch"] = [line["oracle"] for line in found]
             others[f"{_setting(*setting)}, true labels"] = [line["true_labels"] for line in found]
     lines += [f"| {name} | {statistics.fmean(numbers):.1f} | – | – | – |" for name, numbers in others.items()]
     tables = ["\n".join(lines)]
@@ -515,6 +518,30 @@ def with_encoder(rows: list[dict[str, Any]], half: str) -> str:
     ours, rival = (whole[list(methods).index(name)] for name in ("fit, encoder", "logistic"))
     gain = _signed(ours[0] - rival[0]) if ours and rival else "-"
     return "\n".join([*lines, f"| mean | | {' | '.join(_pair(one, best) for one in whole)} | {gain} |"])
+
+
+HEAD_METHODS = {
+    "head, clip none": "no clip",
+    "head, stopped early": "stopped early",
+    "head, best epoch": "best epoch",
+    "head, clip norm:temp=2.5": "`norm:temp=2.5`",
+    "head, clip norm:temp=5": "`norm:temp=5`",
+    "head, true labels": "true labels",
+}
+
+
+def heads_of_encoders(rows: list[dict[str, Any]]) -> str:
+    """The head that `fit` trains on features: accuracy on true labels and the share of wrong labels memorised."""
+    lines = [f"| set | {' | '.join(HEAD_METHODS.values())} |", "|---|" + "--:|" * len(HEAD_METHODS)]
+    for name in dict.fromkeys(row["set"] for row in rows):
+        texts = []
+        for method in HEAD_METHODS:
+            found = [row for row in rows if (row["set"], row["method"]) == (name, method)]
+            shares = [row["memorised"] for row in found if row["memorised"] is not None]
+            share = f" ({statistics.fmean(shares):.0f}{_SPACE}%)" if shares else ""
+            texts.append(f"{statistics.fmean(row['accuracy'] for row in found):.1f}{share}" if found else "–")
+        lines.append(f"| {OWN[name]} | {' | '.join(texts)} |")
+    return "\n".join(lines)
 
 
 METHODS = {
