@@ -367,11 +367,11 @@ def readings(scale: str) -> Any:
     return alt.vconcat(*rows, spacing=10)
 
 
-def temps() -> Any:
-    """Figure 2 on digits: accuracy over tau for three noises; without the clip, a dotted level with its name."""
+def temps(scale: str) -> Any:
+    """Figure 2: accuracy over tau for each noise; without the clip, a dotted level with its name."""
     from logitclip.studies.tables import label
 
-    rows = read(RESULTS / "figure2_cpu.csv")
+    rows = read(RESULTS / f"figure2_{scale}.csv")
     points = [
         {
             "noise": label("noise", row["noise"]),
@@ -384,11 +384,11 @@ def temps() -> Any:
     base = alt.Chart(data_of(points), width=520, height=260)
     keys = colour_and_dash("noise", list(dict.fromkeys(point["noise"] for point in points)))
     lines = base.mark_line(point=alt.OverlayMarkDef(size=30), strokeWidth=2.2).encode(
-        x=alt.X("tau:Q", title="tau = 1/temp", scale=alt.Scale(type="log")),
+        x=alt.X("tau:Q", title="tau = 1/temp", scale=alt.Scale(type="log", domain=[0.065, 10], nice=False)),
         y=alt.Y("accuracy:Q", title="test accuracy, %", scale=alt.Scale(zero=False)),
         **keys,
     )
-    levels = {point["noise"]: {"noise": point["noise"], "plain": point["plain"], "tau": 0.105} for point in points}
+    levels = {point["noise"]: {"noise": point["noise"], "plain": point["plain"], "tau": 0.067} for point in points}
     plain = base.mark_rule(strokeDash=[1, 3], strokeWidth=1.5).encode(y="plain:Q", color=keys["color"])
     layers = [lines, plain.properties(data=data_of(list(levels.values())))]
     highest = max(levels, key=lambda noise: levels[noise]["plain"])
@@ -511,7 +511,8 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "noise.svg": noise_matrices,
     "readings_mini.svg": functools.partial(readings, "mini"),
     "readings_cpu.svg": functools.partial(readings, "cpu"),
-    "figure2.svg": temps,
+    "figure2_mini.svg": functools.partial(temps, "mini"),
+    "figure2_cpu.svg": functools.partial(temps, "cpu"),
     "large_heads.svg": heads,
     "review.svg": reviewed,
     "reliability.svg": reliability,

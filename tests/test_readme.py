@@ -55,10 +55,10 @@ SIMILAR = {**RANDOM, "noise": "asymmetric:rate=0.4"}
 REAL = "results/real_noise_full.csv"
 PEOPLE = "results/features_worst.csv"
 ROWS = {
-    "at random, 50 % (CIFAR-10, MLP)": (FEATURES, RANDOM, {"recipe": "features", **RANDOM}),
+    "at random, 50 % (CIFAR-10, MLP)": (FEATURES, RANDOM, {"recipe": "features", "scale": "full", **RANDOM}),
     "people, 40 % (CIFAR-10N, MLP)": (PEOPLE, {"model": "mlp:depth=1"}, {"model": "mlp:depth=1", "scale": "worst"}),
     "people, 40 % (CIFAR-10N, linear)": (PEOPLE, {"model": "mlp:depth=0"}, {"model": "mlp:depth=0", "scale": "worst"}),
-    "similar classes, 20 % (CIFAR-10, MLP)": (FEATURES, SIMILAR, {"recipe": "features", **SIMILAR}),
+    "similar classes, 20 % (CIFAR-10, MLP)": (FEATURES, SIMILAR, {"recipe": "features", "scale": "full", **SIMILAR}),
     "a crowd, 25 % (LabelMe)": (REAL, {"data": "LabelMe", "clip": "norm:temp=auto"}, {"data": "LabelMe"}),
     "keyword rules, 46 % (TREC)": (REAL, {"data": "TREC", "clip": "norm:temp=auto"}, {"data": "TREC"}),
     "word lists, 50 % (Hausa)": (REAL, {"data": "Hausa", "clip": "norm:temp=auto"}, {"data": "Hausa"}),
