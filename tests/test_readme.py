@@ -130,8 +130,7 @@ def test_the_table_has_the_numbers_of_its_lines(name):
 
 VERDICTS = (
     "of {} cells that compare training with and without the clip, {} agree with the paper, {} disagree and {} are "
-    "undecided; of {} that compare the clip with other methods or other values of temp, {} agree, {} disagree and {} "
-    "are undecided"
+    "undecided; of {} other comparisons, such as with LogitNorm or of temps, {} agree, {} disagree and {} are undecided"
 )
 
 
