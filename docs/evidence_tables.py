@@ -81,9 +81,9 @@ def counts() -> str:
     others = sum(count for name, count in every if name.startswith(("Figure", "Table 5")))
     told = (
         f"{others} of the {sum(count for _, count in every)} cells do not compare training with and without the clip: "
-        "those of Table 5 and of Figures 2 to 4 compare it, other values of temp, LogitNorm, the clip by value, ReLU6, a "
-        "penalty and plain CE with each other. On the same data they share the runs with the clip, and those of plain CE, so they are not "
-        "independent of each other."
+        "those of Table 5 and of Figures 2 to 4 compare it, other values of temp, LogitNorm, the clip by value, ReLU6, "
+        "a penalty and plain CE with each other. On the same data they share the runs with the clip, and those of "
+        "plain CE, so they are not independent of each other."
     )
     lines += ["", *textwrap.wrap(told, 118)]
     return "\n".join(lines)
@@ -313,6 +313,7 @@ def cells(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         error = "" if row["standard_error"] is None else f" ± {row['standard_error']:.1f}"
         memorised = (row["memorised_without"], row["memorised_with"])
+        clean = row["recipe"].startswith("table8")  # all labels are true
         other = beside(row) if base == "none" or row["recipe"].startswith(("table5", "figure")) else {}
         line = [label(axis, row[axis], bare={"loss"}) for axis in varying]
         chosen = " ".join(label("clip", clip) for clip in str(row["chosen"]).split())
@@ -328,9 +329,7 @@ def cells(rows: list[dict[str, Any]]) -> str:
         line += ["–" if row["verdict"] == "not in the paper" else row["verdict"]]
         line += [
             "–" if None in memorised else "{:.0f} → {:.0f} %".format(*memorised),
-            "–"
-            if row["recipe"].startswith("table8")
-            else _accuracy(other.get("true_labels")),  # they are clean already
+            _accuracy(None if clean else other.get("true_labels")),
         ]
         lines.append(line)
     at = len(varying)
