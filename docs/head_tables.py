@@ -81,13 +81,14 @@ def _mean_test(rows: list[Row]) -> str:
 
 
 def language_model() -> str:
-    """The mean accuracy over the seeds, without and with the clip."""
+    """The mean accuracy over the seeds: without and with the clip, and without it on true tokens."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in _read(ROOT / "results" / "causal_lm.csv"):
-        found.setdefault(row["loss"], {}).setdefault(row["clip"], []).append(float(row["accuracy"]))
-    clips = list(next(iter(found.values())))
-    lines = [[f"`{loss}`", *(f"{statistics.mean(of[clip]):.1f}" for clip in clips)] for loss, of in found.items()]
-    return _markdown(["loss", *(f"`{clip}`" for clip in clips)], lines)
+        column = f"`{row['clip']}`" if float(row["noise"]) else "true tokens"
+        found.setdefault(row["loss"], {}).setdefault(column, []).append(float(row["accuracy"]))
+    columns = list(next(iter(found.values())))
+    lines = [[f"`{loss}`", *(f"{statistics.mean(of[column]):.1f}" for column in columns)] for loss, of in found.items()]
+    return _markdown(["loss", *columns], lines)
 
 
 def _read(path: Path) -> list[Row]:
