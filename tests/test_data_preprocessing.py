@@ -205,7 +205,7 @@ def test_without_pandas_the_extra_is_named(monkeypatch):
 def test_features_are_made_without_skops_whose_import_takes_a_second():
     code = "import sys, numpy; from logitclip.data._preprocessing import Preprocessor\n"
     code += "Preprocessor.fit({'a': numpy.arange(3.0)}); raise SystemExit('skops' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_unknown_categories_are_named():

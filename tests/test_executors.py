@@ -358,7 +358,7 @@ try:
 except IndexError:
     pass
 """
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert answer.stdout == "outcome (False, False) True True\n"
 
 

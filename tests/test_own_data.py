@@ -633,7 +633,9 @@ own_data.tell = tell
 getattr(own_data, sys.argv[1])(own_data.Path(sys.argv[2]))
 """
     for command in ("fit", "issues"):
-        done = subprocess.run([sys.executable, "-c", code, command, people[0]], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code, command, people[0]], capture_output=True, text=True, timeout=120
+        )
         assert done.stderr == f"reading {people[0]} False\n"
 
 

@@ -338,7 +338,7 @@ def _fit_with_progress(data: Path, options: FitOptions, **others: Any) -> Model:
 
     stop_on_sigterm()
     pace, encoding = Pace(), EncodingBar()
-    cli_only = ("plugin", "answers", "annotators", "item", "annotator", "answer")
+    cli_only = ("plugin", "answers", "annotators", *options.of_answers)
     given = {name: value for name, value in vars(options).items() if name not in cli_only} | options.columns | others
     calls = {"on_plan": pace.plan, "on_progress": pace, "on_rows": encoding}
     try:
