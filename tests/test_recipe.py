@@ -311,20 +311,20 @@ def test_figure_1_draws_four_numbers_of_classes() -> None:
 CELLS = {  # smoke, cpu, mini, full
     "all_losses": (32, 96, 32, 160),
     "figure1": (0, 0, 0, 0),
-    "figure2": (6, 180, 96, 480),
-    "figure3": (6, 45, 36, 60),
-    "figure4": (6, 45, 36, 60),
+    "figure2": (6, 180, 160, 480),
+    "figure3": (6, 45, 60, 60),
+    "figure4": (6, 45, 60, 60),
     "first_sight": (20, 60, 20, 60),
     "leaderboard": (16, *(count * len([*LOSSES]) for count in (8, 28, 28))),
     "memorisation": (2, 24, 30, 30),
     "methods": (11, 150, 22, 150),
     "quickstart": (12, 36, 12, 36),
     "readings": (4, 504, 60, 630),
-    "table1": (4, 440, 70, 550),
+    "table1": (4, 440, 150, 550),
     "table2": (4, 320, 24, 400),
     "table3": (6, 120, 12, 150),
     "table4": (8, 40, 8, 40),
-    "table5": (3, 45, 36, 60),
+    "table5": (3, 45, 60, 60),
     "table6": (1, 4, 5, 11),
     "table7": (4, 30, 24, 40),
     "table8": (3, 35, 21, 35),
@@ -756,9 +756,9 @@ def test_list_recipes(json_: bool, capsys: pytest.CaptureFixture[str], monkeypat
     shown = capsys.readouterr().out
     assert all(name in shown for name in recipe_names())
     if json_:
-        assert json.loads(shown)["table1"]["runs"] == {"smoke": 4, "cpu": 440, "mini": 70, "full": 550}
+        assert json.loads(shown)["table1"]["runs"] == {"smoke": 4, "cpu": 440, "mini": 150, "full": 550}
     else:
-        assert "smoke 4, cpu 440, mini 70, full 550" in shown
+        assert "smoke 4, cpu 440, mini 150, full 550" in shown
 
 
 def test_commands_can_be_pasted(tmp_path: Path) -> None:
