@@ -6,8 +6,7 @@ The sets are those of own_data_sets.py, divided in two before anything was measu
 settings were chosen on, `--half report` the others. Each set whose labels are right gets four kinds of noise at 30 %.
 Every result is kept in the work folder. The command stops after `--minutes`; repeat it to continue. It writes
 results/own_data.csv, a row for each set, noise, seed and method, results/own_data_scores.csv, and the tables of
-docs/own_data.md and docs/wrong_labels.md. `--minutes 0` only writes them. With some `--methods`, such as `fit` after a
-change, it writes only their rows, to results/own_data_again.csv.
+docs/own_data.md and docs/wrong_labels.md. `--minutes 0` only writes them.
 
 All other methods see the features of `fit`'s preprocessor; trees get 100 singular vectors of texts. CPU seconds are
 those of the call, without imports. CleanLearning ranks labels by the self-confidence of its out-of-fold predictions.
@@ -190,7 +189,7 @@ def run(args: argparse.Namespace) -> None:
         import_everything(args.work)
     stop = time.monotonic() + 60 * args.minutes
     for seed, name, noise in cases(args):
-        for method in args.methods.split(","):
+        for method in METHODS:
             file = args.work / args.half / f"{name}-{noise}-{seed}-{method}.json"
             if name in args.skip.split(","):
                 continue
@@ -212,13 +211,12 @@ def run(args: argparse.Namespace) -> None:
 
 
 def read(args: argparse.Namespace) -> Done:
-    """Return the results of each case by method; cases that a method of `--methods` is missing from are left out."""
+    """Return the results of each case by method; cases that a method is missing from are left out."""
     found: Done = {}
     for file in sorted((args.work / args.half).glob("*.json")):
         name, noise, seed, method = file.stem.split("-", 3)
         found.setdefault((name, noise, int(seed)), {})[method] = json.loads(file.read_text(encoding="utf-8"))
-    wanted = args.methods.split(",")
-    return {case: {name: by[name] for name in wanted} for case, by in found.items() if {*wanted} <= {*by}}
+    return {case: {name: by[name] for name in METHODS} for case, by in found.items() if {*METHODS} <= {*by}}
 
 
 def write_csv(done: Done, path: Path) -> None:
@@ -352,17 +350,12 @@ def main() -> None:
     parser.add_argument("--half", choices=("decide", "report"), default="report")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=30)
-    parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--skip", default="", help="sets to leave out, separated by commas")
     parser.add_argument("--work", type=Path, default=Path("build/own_data"))
     args = parser.parse_args()
     args.work = args.work.resolve()
     run(args)
     done = read(args)
-    if set(args.methods.split(",")) < set(METHODS):  # the tables need all of them
-        if done and args.half == "report":
-            write_csv(done, ROOT / "results" / "own_data_again.csv")
-        return
     if done and args.half == "report":
         write_csv(done, ROOT / "results" / "own_data.csv")
         write_scores(done, ROOT / "results" / "own_data_scores.csv")
