@@ -114,6 +114,17 @@ def test_a_new_option_does_not_rename_old_runs():
     assert Newer(loss="gce", novelty=1).id != RunConfig(loss="gce").id
 
 
+def test_a_transition_matrix_counts_by_content(tmp_path):
+    """A run with a new matrix under the old name got the result of the old one."""
+    file = tmp_path / "T.npy"
+    config = RunConfig(loss=f"forward:matrix={file}")
+    ids = []
+    for rate in (0.1, 0.2, 0.1):
+        np.save(file, np.full((10, 10), rate / 9) + np.eye(10) * (1 - rate / 0.9))
+        ids.append(config.id)
+    assert ids[0] == ids[2] != ids[1]
+
+
 def test_a_table_counts_by_content(tmp_path, monkeypatch):
     file = tmp_path / "my.csv"
     file.write_text(TABLE, encoding="utf-8")

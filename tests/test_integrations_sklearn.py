@@ -214,6 +214,19 @@ def test_the_device_can_be_chosen(iris):
             small(device="cuda").fit(*iris)
 
 
+def test_the_batch_size_may_be_an_integer_of_numpy(iris):
+    """As a search over an array or a distribution gives it."""
+    LogitClipClassifier(batch_size=cast(Any, np.int64(32)), epochs=1, width=8).fit(*iris)
+
+
+def test_it_trains_where_float64_is_the_default(iris):
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert LogitClipClassifier(epochs=1, width=8).fit(*iris).predict_proba(iris[0]).shape == (150, 3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_pipeline_grid_search_and_cross_val_predict(iris):
     X, y = iris
     pipeline = make_pipeline(MinMaxScaler(), small(epochs=10))

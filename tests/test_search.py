@@ -54,6 +54,26 @@ def test_tensors_and_logits_are_understood():
     assert lc.tune(lambda _: (logits, torch.tensor([0, 1, 2, 0])), values=[1.0]).scores == {1.0: 0.75}
 
 
+@pytest.mark.timeout(60)
+def test_values_and_range_may_be_tensors():
+    """A tensor does not equal itself as a key of a dictionary: the search never ended."""
+    calls = []
+    assert lc.tune(peaked(2.0, calls), values=torch.tensor([1.0, 2.0])).best == 2
+    assert lc.tune(peaked(2.0, calls), between=(torch.tensor(1.0), torch.tensor(5.0)), trials=3).best == 2.24
+    assert calls == [1.0, 2.0, 1.0, 2.24, 5.0]
+
+
+def test_logits_may_be_bfloat16():
+    logits = torch.eye(3, dtype=torch.bfloat16)[torch.tensor([0, 1, 2, 2])]
+    assert lc.tune(lambda _: (logits, torch.tensor([0, 1, 2, 0])), values=[1.0]).scores == {1.0: 0.75}
+
+
+def test_a_column_of_classes_is_refused():
+    """Its largest entry is always the first, so that every class was 0."""
+    with pytest.raises(ValueError, match=r"must be \[N\], or logits \[N, K\], got a column of shape \(2000, 1\)"):
+        lc.tune(lambda _: (LABELS, LABELS[:, None]))
+
+
 def test_a_failed_training_is_not_chosen():
     def train(value):
         return None if value > 1 else peaked(5.0)(value)

@@ -189,7 +189,7 @@ class Loss(nn.Module):
         if weight is not None and self.smoothing:
             return self._smooth_labels(logits, target, example_weight, clip, kept)
         values, own = evaluate(self.function, logits, target, self.knobs, clip, weight, state, kept)
-        if own is not None:
+        if own is not None and torch.is_grad_enabled():  # not for validation
             self.count_removed(own, target, kept)
         return reduce(values, weights_of(values, target, own, example_weight, kept, weight), self.reduction)
 

@@ -106,22 +106,24 @@ def tune(
     >>> tune(train).best
     2.24
     """
-    if values is not None and not len(values):
+    given = None if values is None else [float(value) for value in values]
+    if given is not None and not given:
         raise ValueError("values must not be empty.")
     if trials < 3:
         raise ValueError(f"trials must be at least 3, got {trials}.")
+    low, high = map(float, between)
     done: dict[float, Trial | None] = {}
 
     def next_values() -> Sequence[float]:
-        return propose_values(between, done, trials) if values is None else values
+        return propose_values((low, high), done, trials) if given is None else given
 
     while ahead := [value for value in next_values() if value not in done]:
         for value in ahead:
             finished = [trial for trial in done.values() if trial is not None]
-            done[float(value)] = _trial(train(value), finished[0] if finished else None)
+            done[value] = _trial(train(value), finished[0] if finished else None)
     scores = {value: None if trial is None else trial.accuracy for value, trial in done.items()}
-    chosen = highest(scores) if values is not None else best(done)
-    if values is None and not any(map(has_learnt, done.values())):
+    chosen = best(done) if given is None else highest(scores)
+    if given is None and not any(map(has_learnt, done.values())):
         warnings.warn(NOTHING_LEARNT, stacklevel=2)
     return Tuned(chosen, scores)
 
@@ -298,5 +300,7 @@ def _trial(result: Any, other: Trial | None) -> Trial | None:
 
 def _classes(values: Any) -> np.ndarray:
     """Return classes [N] from classes [N], or from logits or probabilities [N, K]; tensors may be on any device."""
-    array = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
-    return array.argmax(1) if array.ndim == 2 else array
+    array = values.detach().cpu() if hasattr(values, "detach") else np.asarray(values)
+    if array.ndim == 2 and array.shape[1] == 1:
+        raise ValueError(f"Classes must be [N], or logits [N, K], got a column of shape {tuple(array.shape)}.")
+    return np.asarray(array.argmax(1) if array.ndim == 2 else array)  # numpy has no bfloat16, in which logits may be

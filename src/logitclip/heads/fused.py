@@ -289,6 +289,7 @@ class _ByAutograd(_LayerLoss):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.soft = self.target.is_floating_point()
+        self.learns = torch.is_grad_enabled()  # not from a loss for validation
         if self.shard.group is not None:
             what = "Probability targets" if self.soft else self.criterion.name
             raise ValueError(f"{what} cannot be used with sharded classes: all classes of a row are needed at once.")
@@ -334,7 +335,7 @@ class _ByAutograd(_LayerLoss):
             y = y * (1 - self.smoothing) + self.smoothing / self.shard.num_classes
         state = criterion.training_state()
         values, own = evaluate(criterion.function, logits, y, knobs, self.clip, criterion.weight, state)
-        if own is not None and count:
+        if own is not None and count and self.learns:
             criterion.count_removed(own, y)
         row_weight = None if self.row_weight is None else self.row_weight[rows]
         weights = weights_of(values, y, own, row_weight, None, criterion.weight)

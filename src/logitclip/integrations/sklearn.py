@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from functools import partial
 from typing import Any
@@ -176,12 +177,12 @@ class LogitClipClassifier(ClassifierMixin, BaseEstimator):
         with _ONE_AT_A_TIME:
             worker = engine.fit(
                 Dataset("X", split, nothing, classes, tuple(map(str, self.classes_))),
-                lambda seed: models.build(spec, classes, (features,), seed=seed),
+                lambda seed: models.build(spec, classes, (features,), seed=seed).float(),  # whatever torch's default is
                 self._criterion(temp),
                 Standard if weights is None else partial(Weighted, weights=weights),
                 Settings(
                     epochs=self.epochs,
-                    batch_size=self.batch_size,
+                    batch_size=operator.index(self.batch_size),  # torch refuses the integers of NumPy
                     lr=self.lr,
                     momentum=self.momentum,
                     weight_decay=self.weight_decay,

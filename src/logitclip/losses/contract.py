@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, cast, overload
 
+import torch
 from torch import Tensor
 
 from logitclip.clip import Clip, apply_clip, full_precision
@@ -188,7 +189,7 @@ def evaluate(
     if not soft and takes[0] == "log_p" and "log_probs" not in takes:
         log_p, *found = row_log_probs(logits, target, clip, wanted)
         log_p = _finite(log_p, kept)
-        if state is not None:
+        if state is not None and torch.is_grad_enabled():  # not a loss for validation
             state.observe(log_p, kept)
         return call(function, log_p, dict(zip(wanted.names, found, strict=True)), knobs, state), None
 

@@ -257,7 +257,7 @@ def resolved_id(config: RunConfig) -> str:
     counted["plugin"] = _digests_of_plugins(config)
     if config.encoder != "none":
         counted["encoder"] = identity_of_encoder(config)
-    counted["files"] = _digests_of_data(config)
+    counted["files"] = _digests_of_files(config, [name for name in registries() if name != "encoder"])
     revisions = {
         field: revision
         for field, registry in registries().items()
@@ -279,18 +279,19 @@ def identify_data(config: RunConfig) -> tuple[str, ...]:
         from logitclip.encoders.features import cache_folder
 
         values += [json.dumps(identity_of_encoder(config)), str(cache_folder())]
-    return (*values, *_digests_of_plugins(config), json.dumps(_digests_of_data(config)), _digest_of_images(config))
+    read = json.dumps(_digests_of_files(config, ["data", "noise"]))
+    return (*values, *_digests_of_plugins(config), read, _digest_of_images(config))
 
 
 def _digests_of_plugins(config: RunConfig) -> list[str]:
     return [sha256_once(Path(os.path.expanduser(path))) for path in config.plugin]
 
 
-def _digests_of_data(config: RunConfig) -> dict[str, str]:
-    """Return the digests of the files that the specs of data and noise name."""
+def _digests_of_files(config: RunConfig, specs: list[str]) -> dict[str, str]:
+    """Return the digests of the files that these specs of a resolved config name."""
     return {
         file: digest
-        for field in ("data", "noise")
+        for field in specs
         for file, digest in _digests_of_spec(registries()[field], getattr(config, field), config.root).items()
     }
 
