@@ -175,6 +175,13 @@ def test_answers_undo_and_progress(model, fitted: Path) -> None:
     assert again.undo("Ann")["id"] == review.suspects[3]
 
 
+def test_a_time_that_a_spreadsheet_has_rewritten_does_not_count(model) -> None:
+    review = open_review(model)
+    for i, at in enumerate(("2026-01-31T12:00:00Z", "2026-01-31T12:00Z", "2026-01-31T12:00:30Z")):
+        append_answers(review.path, [Answer(review.rows.names[i], review.rows.digest(i), "unsure", "", "Ann", at)])
+    assert open_review(model).state("Ann")["per_minute"] == 2.0
+
+
 def test_two_browsers_never_have_the_same_row(model) -> None:
     review = open_review(model)
     mine, yours = review.next_items("a", 5), review.next_items("b", 5)

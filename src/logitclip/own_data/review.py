@@ -7,6 +7,7 @@ them, and appends each answer to a file. `server` serves it, and `write_page` pu
 from __future__ import annotations
 
 import calendar
+import contextlib
 import itertools
 import json
 import secrets
@@ -391,6 +392,9 @@ def _now() -> str:
 
 def _per_minute(times: Sequence[str]) -> float | None:
     """Return the speed over the last answers, breaks of more than five minutes aside."""
-    seconds = [calendar.timegm(time.strptime(at, "%Y-%m-%dT%H:%M:%SZ")) for at in times if at.endswith("Z")]
+    seconds = []
+    for at in times:
+        with contextlib.suppress(ValueError):  # of a file answers.csv that a spreadsheet has saved
+            seconds.append(calendar.timegm(time.strptime(at, "%Y-%m-%dT%H:%M:%SZ")))
     gaps = [b - a for a, b in itertools.pairwise(seconds) if 0 <= b - a <= 300]
     return round(60 * len(gaps) / max(sum(gaps), 1), 1) if gaps else None
