@@ -22,9 +22,9 @@ from logitclip.data._images import find_images
 from logitclip.data.table import column_text
 from logitclip.noise.estimate import CLEAN
 from logitclip.own_data.calibration import calibrate
-from logitclip.own_data.encoded import NewRows, with_bundle
+from logitclip.own_data.encoded import with_bundle
 from logitclip.own_data.facts import FORMAT, Facts, check_facts, check_file, upgrade
-from logitclip.own_data.kind import Kind, Rows
+from logitclip.own_data.kind import Kind, NewRows, Rows
 from logitclip.own_data.labelled import Agreement
 from logitclip.own_data.learners import Forest, Learner, Logistic, Neighbours, mix
 from logitclip.own_data.network import Network, NetworkOptions
