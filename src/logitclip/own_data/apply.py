@@ -74,7 +74,7 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
             f"{out} has the column {source.kind.label!r} and no column {REVIEW_COLUMN!r}, as the data of the first "
             "round: name another file with -o."
         )
-    given = list(map(list(source.class_names).__getitem__, source.labels.tolist()))
+    given = [source.class_names[k] for k in source.labels.tolist()]
     frame, column, lines = _read_table(rows, given)
     labels, notes, dropped = frame[column].astype(object).tolist(), [""] * len(frame), set[int]()
     # A class is text, and its value in a parquet file need not be: "0" may be the number 0.0, or False.

@@ -283,7 +283,9 @@ class Model:
         elif label is not None and hasattr(data, "columns"):
             tables = (read_columns(data),)
         texts = [column_text(columns, label, "the data") for columns in tables if label in columns]
-        return np.concatenate([[], *(np.array([*text.values, None], dtype=object)[text.codes] for text in texts)])
+        if not texts:
+            return np.array([])
+        return np.concatenate([np.array([*text.values, None], dtype=object)[text.codes] for text in texts])
 
     def probabilities(self, data: Data) -> tuple[list[str], np.ndarray]:
         """Return row names and calibrated class probabilities [N, K]; a row of NaN where an image cannot be read."""

@@ -84,16 +84,16 @@ class Review:
         self.suggested = self.given.copy()
         self.suspects: list[int] = []
         self.marked: set[int] = set()  # the suspects to look at first; all, if no label is marked wrong
-        for name, suggested, score, wrong in zip(
-            issues["row"], issues["suggested"], issues["score"], issues["wrong"], strict=True
-        ):
+        columns = issues[["row", "suggested", "score", "wrong"]]
+        for name, suggested, score, wrong in columns.itertuples(index=False, name=None):
             place = self.rows.place(name)
             if place is not None:
                 self.scores[place] = score
                 self.suggested[place] = self.positions.get(suggested, self.given[place])
                 if not self.checked[place]:
                     self.suspects.append(place)
-                    self.marked |= {place} if wrong else set()
+                    if wrong:
+                        self.marked.add(place)
         if not self.suspects:
             raise ValueError(f"{self.model.folder} has no list of suspicious labels: fit the model again.")
         self.marked = self.marked or set(self.suspects)
