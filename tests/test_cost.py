@@ -21,6 +21,7 @@ def test_the_estimate_grows_with_the_work():
     assert 100 < large / small < 10_000
     half = run_seconds(RunConfig(model="mlp:width=512,depth=4", epochs=1000, limit=len(digits.train) // 100), digits)
     assert half < large / 5
+    assert run_seconds(RunConfig(encoder="hf:name=somewhere"), digits) == 0  # not the network for images
 
 
 def test_each_run_is_timed_on_its_own_data(monkeypatch, tmp_path):

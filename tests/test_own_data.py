@@ -576,6 +576,9 @@ def test_a_folder_to_test_on_may_be_named_from_the_home(pictures, tmp_path, monk
     monkeypatch.setenv("HOME", str(pictures.parent))
     model = lc.fit(pictures, out=tmp_path, test=f"~/{pictures.name}", learner="logistic")
     assert model.facts["test_accuracy"] > 0.8
+    found = model.predict(f"~/{pictures.name}")
+    assert len(found) == 61
+    assert "agree with the class folders" in str(model.agreement(f"~/{pictures.name}", found))
 
 
 def test_a_folder_with_few_pictures(pictures, tmp_path):
@@ -1515,6 +1518,11 @@ def test_images_of_val_and_test_that_cannot_be_read_do_not_count(tmp_path):
     again = lc.fit(train, out=tmp_path / "without", **options)
     assert model.facts["test_accuracy"] == again.facts["test_accuracy"]
     assert model.facts["temperature"] == again.facts["temperature"]
+    for file in val.rglob("*.png"):
+        file.write_bytes(b"no image")
+    for name in ("val", "test"):  # said before anything is trained
+        with pytest.raises(ValueError, match=f"None of the {name} images can be read"):
+            lc.fit(train, out=tmp_path / "none", learner="logistic", **{name: val})
 
 
 @pytest.mark.parametrize("by", ["groups", "times"])

@@ -23,6 +23,7 @@ from logitclip.own_data.audit import UNSURE_CODE
 from logitclip.own_data.fitted_rows import FittedRows
 from logitclip.own_data.kind import Kind
 from logitclip.own_data.review import Review, content_policy, interleave
+from logitclip.own_data.source import look
 from logitclip.own_data.tables import Table
 
 pytest.importorskip("starlette")
@@ -172,6 +173,13 @@ def test_answers_undo_and_progress(model, fitted: Path) -> None:
     again = open_review(model)  # as after a restart
     assert again.state("Ann")["answered"] == 4
     assert again.undo("Ann")["id"] == review.suspects[3]
+
+
+def test_a_time_that_a_spreadsheet_has_rewritten_does_not_count(model) -> None:
+    review = open_review(model)
+    for i, at in enumerate(("2026-01-31T12:00:00Z", "2026-01-31T12:00Z", "2026-01-31T12:00:30Z")):
+        append_answers(review.path, [Answer(review.rows.names[i], review.rows.digest(i), "unsure", "", "Ann", at)])
+    assert open_review(model).state("Ann")["per_minute"] == 2.0
 
 
 def test_two_browsers_never_have_the_same_row(model) -> None:
@@ -383,8 +391,6 @@ def test_apply_writes_corrected_labels_and_what_was_changed(model, fitted: Path,
 
 
 def test_the_column_of_apply_is_never_a_feature(model, fitted: Path, tmp_path: Path) -> None:
-    from logitclip.own_data.source import look
-
     review = open_review(model)
     review.answer(0, review.rows.digest(0), "class", "oak", "Ann")
     apply_answers(review.rows, review.settled, tmp_path / "corrected.csv")
@@ -442,6 +448,28 @@ def test_apply_keeps_what_earlier_rounds_said(tmp_path: Path) -> None:
     assert done.corrected == 2 + (fifth != "kept")
     assert done.corrected + done.kept == 6
     assert (done.unsure, done.rows) == (0, 120)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [((False, True), "bool"), ((0.0, 1.0), "float64"), ((3, 4), "Int64"), ((3, 4), "category"), (("a", "b"), "str")],
+)
+def test_corrected_labels_keep_the_type_of_their_column(tmp_path: Path, values: tuple, kind: str) -> None:
+    rows = np.arange(60)
+    labels = pd.Series(np.array(values, dtype=object)[rows % 2]).astype(kind)
+    frame = pd.DataFrame({"x": rows % 2 + 0.01 * rows, "kind": labels})
+    model = make_model(frame, tmp_path / "model", label="kind", learner="logistic")
+    review = open_review(model)
+    for i in (0, 1):
+        review.answer(i, review.rows.digest(i), "class", model.class_names[1 - i], "Ann")
+    done = apply_answers(review.rows, review.settled, tmp_path / "corrected.parquet")
+    found = pd.read_parquet(tmp_path / "corrected.parquet")["kind"]
+    assert done.corrected == 2
+    assert found.tolist() == [labels[1], labels[0], *labels[2:]]
+    apply_answers(review.rows, review.settled, tmp_path / "corrected.csv")
+    again = look(tmp_path / "corrected.csv", "kind")
+    assert list(again.class_names) == model.class_names
+    assert again.labels.tolist() == [1, 0, *(rows[2:] % 2)]
 
 
 def test_a_table_of_images_is_corrected_in_its_lines(tmp_path: Path) -> None:

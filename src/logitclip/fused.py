@@ -275,10 +275,8 @@ class _RowLogProbs(torch.autograd.Function):
             return gradient.unsqueeze(1) if scale is None else gradient.unsqueeze(1) * scale
 
         # Each log p at a class k: (k, z_k, s g). Each sum of f: (f', s q, the sums of f' and of f' z).
-        picks, terms = (
-            [(index, at_target, times_s(torch.zeros_like(total[:, 0]) if d_target is None else d_target))],
-            [],
-        )
+        d_y = torch.zeros_like(total[:, 0]) if d_target is None else d_target
+        picks, terms = [(index, at_target, times_s(d_y))], []
         if ctx.top:
             index_max, at_max, *more = more
             if d_max is not None:

@@ -42,7 +42,8 @@ def _is_formula(text: str) -> bool:
 
 
 def counted(number: int, noun: str) -> str:
-    """
+    """Return a number with its noun.
+
     >>> counted(1, "run"), counted(36, "run")
     ('1 run', '36 runs')
     """
@@ -78,7 +79,8 @@ def quote_some(names: Sequence[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """
+    """Return seconds as people say them.
+
     >>> duration(31.2), duration(100), duration(9000)
     ('31 s', '1 min 40 s', '2 h 30 min')
     """

@@ -169,8 +169,10 @@ def _unframed_in_pipes() -> Iterator[None]:
         with contextlib.redirect_stderr(said):
             yield
     finally:
-        del os.environ["COLUMNS"]
-        os.environ |= {} if before is None else {"COLUMNS": before}
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
         lines = (re.sub(r"^[│|] ?|\s*[│|]?$", "", line) for line in said.getvalue().splitlines())
         for line in lines:
             if line.strip(" ╭╮╰╯─-+") and line[0] not in "╭╰":

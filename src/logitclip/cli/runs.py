@@ -63,7 +63,7 @@ def runs(
         json: Print JSON.
         dry: With rm and gc, only print what would be removed.
     """
-    from logitclip.runs import listing as studies
+    from logitclip.runs import listing
 
     folder = runs_folder(runs)
     given = {"ids": ids, "--where": where, "--sort": sort}
@@ -77,13 +77,13 @@ def runs(
     if wanted is not None and len(ids) != wanted:
         raise ValueError(f"runs {action} needs {'one id' if wanted == 1 else 'two ids'}, got {len(ids)}.")
     if action == "gc":
-        _print_removed(studies.collect_garbage(folder, dry=dry), dry)
+        _print_removed(listing.collect_garbage(folder, dry=dry), dry)
         return
-    every = studies.read_runs(folder)
-    found = [studies.find(every, start) for start in ids] if ids else every
-    found = studies.select(found, where)
+    every = listing.read_runs(folder)
+    found = [listing.find(every, start) for start in ids] if ids else every
+    found = listing.select(found, where)
     if sort is not None:
-        found = studies.sort_runs(found, sort)
+        found = listing.sort_runs(found, sort)
     if action == "rm":
         if not ids and not where:
             raise ValueError("runs rm needs the ids of runs, or --where.")
@@ -93,7 +93,7 @@ def runs(
     elif action == "diff":
         _show_difference(found[0], found[1])
     elif csv:
-        print(printable(studies.as_csv(found)), end="")
+        print(printable(listing.as_csv(found)), end="")
     elif json:
         show_json([run.record for run in found])
     else:

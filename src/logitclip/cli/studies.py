@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,9 +85,9 @@ def sweep(
 
     folders = {"runs": str(kept), "root": None if root is None else str(root)}
     loaded = load_recipe(recipe, scale, **folders, plugin=plugin, changes=changes)
-    get = {"download": download or mirror is not None, "mirror": mirror}
-    loaded = _leave_out_missing(loaded, get) if skip_missing else loaded
-    datasets = [data.load(spec, where, **get) for spec, where in loaded.data()]  # one sentence if one is missing
+    load = partial(data.load, download=download or mirror is not None, mirror=mirror)
+    loaded = _leave_out_missing(loaded, load) if skip_missing else loaded
+    datasets = [load(spec, where) for spec, where in loaded.data()]  # one sentence if one is missing
     configs = [cell.config for cell in loaded.cells]
     if download:
         fetch_encoders(configs)
@@ -109,18 +110,16 @@ def sweep(
     _exit_unless_done(rows)
 
 
-def _leave_out_missing(recipe: Recipe, get: dict[str, object]) -> Recipe:
+def _leave_out_missing(recipe: Recipe, load: Callable[..., Dataset]) -> Recipe:
     """Leave out the cells whose data cannot be loaded, with a line for each dataset.
 
     Raises:
         ValueError: No data can be loaded; the error is that of the last one.
     """
-    from logitclip import data
-
     missing: dict[tuple[str, str | None], ValueError] = {}
     for spec, where in recipe.data():
         try:
-            data.load(spec, where, **get)  # type: ignore[arg-type]
+            load(spec, where)
         except ValueError as error:
             missing[spec, where] = error
             tell(f"left out: {error}")

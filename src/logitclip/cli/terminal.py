@@ -328,7 +328,8 @@ class TrainingBar:
 
 
 def epoch_text(row: EpochRow, epochs: int | None, data: str) -> str:
-    """
+    """Describe an epoch in one line.
+
     >>> row = {"epoch": 1, "loss": 1.25, "test_accuracy": 87.5, "memorised": 12.5}
     >>> epoch_text(row, 4, "digits")
     'epoch 2/4: loss 1.250, test accuracy 87.5 %, memorised 12.5 %'

@@ -221,9 +221,8 @@ def parse_values(option: str, text: str) -> tuple[bool | int | float | str, ...]
     """Return the values to choose from. An option that takes text gets text, even if it looks like a number."""
     parts = [part.strip() for part in text.split(";" if ";" in text else ",")]
     kind = str(get_type_hints(RunConfig).get(option))
-    return (
-        tuple(parts) if any(word in kind for word in ("str", "Literal", "tuple")) else tuple(map(_parse_value, parts))
-    )
+    takes_text = any(word in kind for word in ("str", "Literal", "tuple"))
+    return tuple(parts) if takes_text else tuple(map(_parse_value, parts))
 
 
 def _parse_value(text: str) -> bool | int | float | str:

@@ -218,7 +218,9 @@ class _CsvLayout(NamedTuple):
         pa = _pyarrow()
         with read() as first:  # later rows of whole numbers may have fractions
             kinds = {field.name: pa.float64() if _is_number(field.type) else field.type for field in first.schema}
-        yield from read({n: kind if kind in (pa.float64(), pa.bool_()) else pa.string() for n, kind in kinds.items()})
+        types = {n: kind if kind in (pa.float64(), pa.bool_()) else pa.string() for n, kind in kinds.items()}
+        with read(types) as batches:
+            yield from batches
 
 
 def _is_number(kind: pyarrow.DataType) -> bool:

@@ -127,7 +127,10 @@ def read_labels(path: str | Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path} is not a label file: it must be .pt, .npz or .npy.")
     try:
         content = np.load(path, allow_pickle=False)
-        return {path.stem: content} if isinstance(content, np.ndarray) else dict(content)
+        if isinstance(content, np.ndarray):
+            return {path.stem: content}
+        with content:
+            return dict(content)
     except FileNotFoundError:
         raise
     except Exception as error:  # numpy and zipfile raise a dozen kinds on damaged files

@@ -41,8 +41,8 @@ class _Sentences:
     size = 0
 
     def __init__(self, model: Any, prompt: str, device: torch.device) -> None:
-        half = torch.float32 if device.type == "cpu" else torch.float16
-        self.model = model.eval().requires_grad_(False).to(device, half)
+        dtype = torch.float32 if device.type == "cpu" else torch.float16
+        self.model = model.eval().requires_grad_(False).to(device, dtype)
         self.prompt = f"{prompt} " if prompt else ""
         self.width = self([self.prepare("")]).shape[1]
 

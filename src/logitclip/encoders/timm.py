@@ -45,8 +45,8 @@ class _Pooled:
     def __init__(self, model: nn.Module, config: Json, device: torch.device) -> None:
         from PIL.Image import Resampling
 
-        self.half = torch.float32 if device.type == "cpu" else torch.float16
-        self.model, self.device = model.eval().requires_grad_(False).to(device, self.half), device
+        self.dtype = torch.float32 if device.type == "cpu" else torch.float16
+        self.model, self.device = model.eval().requires_grad_(False).to(device, self.dtype), device
         self.crop = int(config["input_size"][-1])
         self.size = round(self.crop / config["crop_pct"])
         self.mean, self.std = (torch.tensor(config[key]).view(-1, 1, 1) for key in ("mean", "std"))
@@ -59,7 +59,7 @@ class _Pooled:
 
     def __call__(self, batch: list[Tensor]) -> Tensor:
         with torch.inference_mode():
-            return self.model(torch.stack(batch).to(self.device, self.half)).float().cpu()
+            return self.model(torch.stack(batch).to(self.device, self.dtype)).float().cpu()
 
 
 def resize_and_crop(image: Image, size: int, crop: int, how: Resampling) -> Image:

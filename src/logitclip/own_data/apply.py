@@ -57,7 +57,8 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
 
     A table keeps its columns; its label column has the corrected labels, and a column says what was changed. Rows that
     are in no class are left out. Of a folder of images nothing is moved: the result is a list of files and labels. It
-    is data for the next `fit`, so every value is written as it is, whatever a spreadsheet would make of it.
+    is data for the next `fit`, so every value is written as it is, whatever a spreadsheet would make of it. Only labels
+    that are not text, in a parquet file, are written to csv as the classes are called.
 
     Raises:
         ValueError: If `out` is the data itself or looks like it, or is neither csv, tsv nor parquet.
@@ -73,9 +74,11 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
             f"{out} has the column {source.kind.label!r} and no column {REVIEW_COLUMN!r}, as the data of the first "
             "round: name another file with -o."
         )
-    given = list(map(list(source.class_names).__getitem__, source.labels.tolist()))
+    given = [source.class_names[k] for k in source.labels.tolist()]
     frame, column, lines = _read_table(rows, given)
     labels, notes, dropped = frame[column].astype(object).tolist(), [""] * len(frame), set[int]()
+    # A class is text, and its value in a parquet file need not be: "0" may be the number 0.0, or False.
+    values = {given[i]: labels[line] for i, line in enumerate(lines) if not isinstance(labels[line], str)}
     if REVIEW_COLUMN in frame:  # an earlier round
         notes = frame[REVIEW_COLUMN].fillna("").tolist()
     for name, answer in settled.items():
@@ -91,8 +94,12 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
             first = notes[line].removeprefix(CORRECTED) if notes[line].startswith(CORRECTED) else given[i]
             notes[line] = KEPT if answer.label == first else CORRECTED + first
             if answer.label != given[i]:
-                labels[line] = answer.label
-    frame[column] = labels if source.path.suffix != ".parquet" else _same_type(labels, frame, column)
+                labels[line] = values.get(answer.label, answer.label)
+    if suffix == ".parquet":
+        frame[column] = _with_type(labels, frame, column)
+    else:  # the names of the classes, so that the next model has the same ones
+        names = {value: name for name, value in values.items()}
+        frame[column] = [names.get(label, label) for label in labels]
     frame[REVIEW_COLUMN] = notes
     files.write(out, _to_bytes(frame.drop(index=frame.index[sorted(dropped)]), suffix))
     said = [notes[line] for line in lines if line not in dropped]
@@ -159,15 +166,14 @@ def read_frame(path: Path) -> pd.DataFrame:
     raise ValueError(f"The labels in {path} cannot be written back: save it as csv or parquet first.")
 
 
-def _same_type(values: list[object], frame: pd.DataFrame, column: str) -> pd.Series:
-    """Return labels in the type of their column; as text if a class does not fit."""
+def _with_type(labels: list[object], frame: pd.DataFrame, column: str) -> pd.Series:
+    """Return labels with the type of their column; as text if one of them does not fit."""
     import pandas as pd
 
-    found = pd.Series(values, index=frame.index)
     try:
-        return found.astype(frame.dtypes[column])
+        return pd.Series(labels, frame.index, frame.dtypes[column])
     except (TypeError, ValueError):
-        return found.map(str)
+        return pd.Series(labels, frame.index, object).map(str, na_action="ignore")
 
 
 # -- the next round ----------------------------------------------------------------------------------------------------
@@ -230,9 +236,9 @@ def correct_data(folder: Path, answers: Path, data: Path | None = None) -> Corre
     again = Path(model.facts["source"]["path"]) == path.resolve() and path.is_file()  # this is not the first round
     (Review(model, FittedRows(model)) if again else review).keep_report()  # of the labels that the model was fitted on
     earlier = _count_corrected(path) if again else 0
-    new = path.with_stem("corrected_next")  # the data may be that of an earlier round, in `path`
-    applied = apply_answers(review.rows, review.settled, new)
-    new.replace(path)
+    corrected = path.with_stem("corrected_next")  # the data may be that of an earlier round, in `path`
+    applied = apply_answers(review.rows, review.settled, corrected)
+    corrected.replace(path)
     columns = dict(model.facts["source"]["options"])
     if isinstance(kind, Images):
         columns |= {"image": kind.image or LISTED_FILE, "folder": str(kind.folder.resolve())}

@@ -327,11 +327,12 @@ def report(
     wrong = np.where(decided, given != answers, np.nan)
     right = np.where(decided, predicted == answers, np.nan)
     noise = estimate_rate(wrong, strata, asked)
-    open_ = (answers == UNSURE_CODE) | (answers == NO_CLASS_CODE)
+    undecided = (answers == UNSURE_CODE) | (answers == NO_CLASS_CODE)
     bounds = noise.low, noise.high
-    if open_.any():
-        low, high = (estimate_rate(np.where(open_, fill, wrong), strata, asked) for fill in (0.0, 1.0))
-        bounds = min(low.low, noise.low), max(high.high, noise.high)
+    if undecided.any():
+        if_right = estimate_rate(np.where(undecided, 0.0, wrong), strata, asked)
+        if_wrong = estimate_rate(np.where(undecided, 1.0, wrong), strata, asked)
+        bounds = min(if_right.low, noise.low), max(if_wrong.high, noise.high)
     known = predicted >= 0
     model = estimate_rate(right, strata, asked, known) if known.any() else None
     classes = {int(k): estimate_rate(wrong, strata, asked, given == k) for k in np.unique(given)}
@@ -341,7 +342,7 @@ def report(
         noise_bounds=bounds,
         classes=classes,
         model=model if model is not None and model.answers else None,
-        undecided=int((open_ & sampled).sum()),
+        undecided=int((undecided & sampled).sum()),
         halved_by=answers_to_halve(wrong, strata, asked),
     )
 

@@ -69,9 +69,6 @@ def combine(votes: Mapping[str, Vote], labels: np.ndarray, alike: Collection[str
 def weigh(right: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return the weights of learners, which sum to 1: exp(-z) of one that is z paired standard errors behind the best.
 
-    Two learners differ only on the rows where one of them is right; of m such rows, a difference of about sqrt(m)
-    is due to chance.
-
     Args:
         right: Which of the held-out labels each learner predicts, bool [n], by name.
 
@@ -80,12 +77,19 @@ def weigh(right: Mapping[str, np.ndarray]) -> dict[str, float]:
     {'a': 0.88, 'b': 0.12}
     """
     best = max(right.values(), key=np.sum)
-    behind = {}
-    for name, one in right.items():
-        ahead, other = int((best & ~one).sum()), int((one & ~best).sum())
-        behind[name] = np.exp(-(ahead - other) / max(1, ahead + other) ** 0.5)
-    total = sum(behind.values())
-    return {name: float(weight / total) for name, weight in behind.items()}
+    weights = {name: np.exp(-errors_behind(one, best)) for name, one in right.items()}
+    total = sum(weights.values())
+    return {name: float(weight / total) for name, weight in weights.items()}
+
+
+def errors_behind(right: np.ndarray, best: np.ndarray) -> float:
+    """Return how many paired standard errors a learner is behind another, by which labels each predicts, bool [n].
+
+    The learners differ only on the rows where one of them is right; of m such rows, a difference of about sqrt(m) is
+    due to chance.
+    """
+    ahead, other = int((best & ~right).sum()), int((right & ~best).sum())
+    return (ahead - other) / max(1, ahead + other) ** 0.5
 
 
 def share_out(right: Mapping[str, np.ndarray]) -> dict[str, float]:

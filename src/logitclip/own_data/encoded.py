@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,13 +19,13 @@ from logitclip.data._images import ImageFiles
 from logitclip.data._preprocessing import Preprocessor
 from logitclip.data.table import join_texts
 from logitclip.encoders import blocks
-from logitclip.encoders.features import Features, Inputs, OnRows, input_kind, select_inputs
+from logitclip.encoders.features import Features, Inputs, OnRows, input_kind
 from logitclip.files import Json
 from logitclip.own_data.facts import Facts
 from logitclip.own_data.images import Images
-from logitclip.own_data.kind import Kind, Read, RowNumbers, Rows
+from logitclip.own_data.kind import Kind, NewRows, Read, RowNumbers, Rows
 from logitclip.own_data.tables import PREPROCESSING, Texts
-from logitclip.runs.encoding import load_encoder
+from logitclip.runs.encoding import Pool, find_scale, load_encoder
 from logitclip.runs.plugins import loaded_plugins
 
 if TYPE_CHECKING:
@@ -46,9 +46,10 @@ class Encoding:
         """Return the features of training inputs, float32 [N, D], from the cache; missing ones are computed."""
         kept = Features.of(inputs, self.spec)
         load = partial(load_encoder, loaded_plugins(), self.spec, input_kind(inputs), "auto")
-        on_cpu = not torch.accelerator.is_available()
-        pool = partial(blocks.in_processes, jobs=self.jobs or torch.get_num_threads()) if on_cpu else None
-        kept.complete(inputs, partial(pool or blocks.in_this_process, load), self.on_rows)
+        pool: Pool = partial(blocks.in_processes, jobs=self.jobs or torch.get_num_threads())
+        if torch.accelerator.is_available():
+            pool = blocks.in_this_process
+        kept.complete(inputs, partial(pool, load), self.on_rows)
         return kept.read().astype(np.float32)
 
     def resolve(self, takes: encoders.InputKind) -> Encoding:
@@ -58,36 +59,6 @@ class Encoding:
         if "name" in knobs and (folder := Path(os.path.expanduser(knobs["name"]))).is_dir():
             spec = encoders.ENCODERS.format(name, {**knobs, "name": str(folder.resolve())})
         return replace(self, spec=encoders.ENCODERS.canonical(spec))
-
-
-class NewRows:
-    """Rows to predict, which are encoded when they are taken, so that a million need no more memory than a few."""
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        inputs: Inputs,
-        encode: Callable[[Inputs], np.ndarray],
-        finish: Callable[[np.ndarray, np.ndarray], Rows],
-    ) -> None:
-        self.names, self.inputs, self.encode, self.finish = names, inputs, encode, finish
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def take(self, index: np.ndarray) -> Rows:
-        """Encode some of the rows."""
-        index = np.flatnonzero(index) if index.dtype == bool else index
-        return self.finish(self.encode(select_inputs(self.inputs, torch.from_numpy(index))), index)
-
-
-def _find_scale(x: np.ndarray, beside: int = 0) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return mean and deviation of features [N, D]; the last `beside` columns stay as they are."""
-    mean, std = np.nanmean(x, 0), np.nanstd(x, 0)
-    std = np.where(std > 1e-6, std, 1.0)
-    if beside:
-        mean[-beside:], std[-beside:] = 0.0, 1.0
-    return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def check_bundle(spec: str) -> None:
@@ -178,7 +149,8 @@ class _Encoded(Kind):
         return encoders.build(self.encoding.spec, self.takes)
 
     def read_beside(self, data: Data, columns: Columns | None) -> Rows:
-        rows: NewRows = self.read(data, columns)  # type: ignore[assignment]
+        rows = self.read(data, columns)
+        assert isinstance(rows, NewRows)
         return rows.finish(self.encoding.features(rows.inputs), np.arange(len(rows)))
 
     def _encode(self, part: Inputs) -> np.ndarray:
@@ -206,12 +178,12 @@ class EncodedImages(_Encoded, Images):
         kept = np.flatnonzero(np.isfinite(x).all(1))
         if not len(kept):
             raise ValueError(f"{images.folder} holds no readable image.")
-        mean, std = _find_scale(x[kept])
+        mean, std = find_scale(x[kept])
         own = {**vars(images), "mean": mean, "std": std, "encoding": encoding}
         kind = cls(**own).keep(kept)
         return kind, kind.standardise(kind.names, x[kept]), kept
 
-    def read(self, data: Data, columns: Columns | None = None) -> NewRows:  # type: ignore[override]
+    def read(self, data: Data, columns: Columns | None = None) -> NewRows:
         folder, names = self._files(data, columns)
 
         def finish(x: np.ndarray, index: np.ndarray) -> Rows:
@@ -236,7 +208,7 @@ class EncodedTexts(_Encoded, Texts):
         """Learn the scale of the features, and the preprocessing of the other columns, from the training rows."""
         beside = Preprocessor.fit_beside(columns, text)
         kind = cls(label, beside, columns, text=tuple(text), encoding=encoding.resolve("texts"))
-        mean, std = _find_scale(kind._features(columns), beside.transform(columns).shape[1])
+        mean, std = find_scale(kind._features(columns), beside.transform(columns).shape[1])
         return replace(kind, mean=mean, std=std)
 
     @classmethod
@@ -275,7 +247,7 @@ class EncodedTexts(_Encoded, Texts):
     def text_columns(self) -> set[str]:
         return {*self.text, *self.preprocessor.text_columns}
 
-    def _read_part(self, columns: Columns, start: int, warned: set[str]) -> NewRows:  # type: ignore[override]
+    def _read_part(self, columns: Columns, start: int, warned: set[str]) -> NewRows:
         missing = [name for name in self.text if name not in columns]
         if missing:
             raise ValueError(f"There is no column {missing[0]!r}, and the model was fitted on it.")

@@ -48,18 +48,18 @@ def export(model: Model, path: str | Path) -> None:
         import onnx
     graph = _Graph()
     features = _add_inputs(graph, model)
-    mixed = [graph.add("Mul", _add_learner(graph, one, features), graph.hold([w])) for one, w in model.learners]
+    mixed = [graph.add("Mul", _add_learner(graph, one, features), graph.constant([w])) for one, w in model.learners]
     total = mixed[0] if len(mixed) == 1 else graph.add("Sum", *mixed)
-    log_p = graph.add("Log", graph.add("Max", total, graph.hold([1e-12])))
+    log_p = graph.add("Log", graph.add("Max", total, graph.constant([1e-12])))
     prior = np.array(model.facts["log_prior"], np.float32)
-    scaled = graph.add("Add", graph.add("Div", log_p, graph.hold([model.facts["temperature"]])), graph.hold(prior))
-    graph.add("Softmax", scaled, axis=1, out="probabilities")
+    tempered = graph.add("Div", log_p, graph.constant([model.facts["temperature"]]))
+    graph.add("Softmax", graph.add("Add", tempered, graph.constant(prior)), axis=1, out="probabilities")
     classes = model.classes_
     label_type = (
         onnx.TensorProto.STRING if classes.dtype == object else onnx.helper.np_dtype_to_tensor_dtype(classes.dtype)
     )
     best = graph.add("ArgMax", "probabilities", axis=1, keepdims=0)
-    graph.add("Gather", graph.hold(classes, keep=True), best, axis=0, out="class")
+    graph.add("Gather", graph.constant(classes, keep_type=True), best, axis=0, out="class")
     outputs = [
         onnx.helper.make_tensor_value_info("probabilities", onnx.TensorProto.FLOAT, ["N", len(classes)]),
         onnx.helper.make_tensor_value_info("class", label_type, ["N"]),
@@ -87,17 +87,17 @@ class _Graph:
         self.nodes.append(onnx.helper.make_node(operator, list(inputs), [out], domain=domain, **attributes))
         return out
 
-    def hold(self, values: ArrayLike, *, keep: bool = False) -> str:
+    def constant(self, values: ArrayLike, *, keep_type: bool = False) -> str:
         """Add a constant, float32 unless its type is to be kept, and return its name."""
         import onnx
 
         name, array = f"constant {len(self.constants)}", np.asarray(values)
-        array = array if keep else array.astype(np.float32)
+        array = array if keep_type else array.astype(np.float32)
         self.constants.append(onnx.numpy_helper.from_array(array, name))
         return name
 
-    def take(self, name: str, kind: str, shape: list[int | str]) -> str:
-        """Add an input."""
+    def input(self, name: str, kind: str, shape: list[int | str]) -> str:
+        """Add an input and return its name."""
         import onnx
 
         self.inputs.append(onnx.helper.make_tensor_value_info(name, getattr(onnx.TensorProto, kind), shape))
@@ -113,9 +113,9 @@ def _add_inputs(graph: _Graph, model: Model) -> str:
     if isinstance(kind, EncodedImages | EncodedTexts):
         if isinstance(kind, EncodedTexts) and kind.preprocessor.kinds:
             raise ValueError("A model of texts with columns beside them cannot be exported: fit it only on the texts.")
-        taken = graph.take("features", "FLOAT", ["N", len(kind.mean)])
-        centred = graph.add("Sub", taken, graph.hold(kind.mean))
-        return graph.add("Div", centred, graph.hold(kind.std))
+        taken = graph.input("features", "FLOAT", ["N", len(kind.mean)])
+        centred = graph.add("Sub", taken, graph.constant(kind.mean))
+        return graph.add("Div", centred, graph.constant(kind.std))
     if type(kind) is not Table:
         raise ValueError(f"A model of {kind.name}s cannot be exported unless an encoder makes their features.")
     preprocessor = kind.preprocessor
@@ -131,15 +131,15 @@ def _add_numbers(graph: _Graph, preprocessor: Preprocessor) -> list[str]:
     if not names:
         return []
     imputer, scaler = (step for _, step in preprocessor.transformer.named_transformers_["numbers"].steps)
-    taken = [graph.take(name, "DOUBLE", ["N", 1]) for name in names]
+    taken = [graph.input(name, "DOUBLE", ["N", 1]) for name in names]
     x = taken[0] if len(taken) == 1 else graph.add("Concat", *taken, axis=1)
     unknown = graph.add("Or", graph.add("IsNaN", x), graph.add("IsInf", graph.add("Cast", x, to=1)))
-    filled = graph.add("Where", unknown, graph.hold(imputer.statistics_, keep=True), x)
-    limits = (graph.hold(np.float64(sign * LARGEST_NUMBER), keep=True) for sign in (-1, 1))
-    centred = graph.add("Sub", graph.add("Clip", filled, *limits), graph.hold(scaler.mean_, keep=True))
-    scaled = graph.add("Div", centred, graph.hold(scaler.scale_, keep=True))
+    filled = graph.add("Where", unknown, graph.constant(imputer.statistics_, keep_type=True), x)
+    limits = (graph.constant(np.float64(sign * LARGEST_NUMBER), keep_type=True) for sign in (-1, 1))
+    centred = graph.add("Sub", graph.add("Clip", filled, *limits), graph.constant(scaler.mean_, keep_type=True))
+    scaled = graph.add("Div", centred, graph.constant(scaler.scale_, keep_type=True))
     most = float(np.finfo(np.float32).max)
-    ends = (graph.hold(np.float64(sign * most), keep=True) for sign in (-1, 1))
+    ends = (graph.constant(np.float64(sign * most), keep_type=True) for sign in (-1, 1))
     return [graph.add("Cast", graph.add("Clip", scaled, *ends), to=1)]
 
 
@@ -164,14 +164,14 @@ def _add_categories(graph: _Graph, preprocessor: Preprocessor) -> list[str]:
         values = [*range(len(known)), *([] if "<missing>" in known else [len(known)]), missing]
         place = graph.add(
             "LabelEncoder",
-            graph.take(name, "STRING", ["N", 1]),
+            graph.input(name, "STRING", ["N", 1]),
             domain="ai.onnx.ml",
             keys_strings=keys,
             values_int64s=values,
             default_int64=len(known) + 1,
         )
-        flat = graph.add("Reshape", place, graph.hold(np.array([-1], np.int64), keep=True))
-        parts.append(graph.add("Gather", graph.hold(codes), flat, axis=0))
+        flat = graph.add("Reshape", place, graph.constant(np.array([-1], np.int64), keep_type=True))
+        parts.append(graph.add("Gather", graph.constant(codes), flat, axis=0))
     return parts
 
 
@@ -189,7 +189,7 @@ def _add_learner(graph: _Graph, learner: Learner, features: str) -> str:
     if isinstance(learner, Logistic):
         weights = (learner.weights * learner.scale).astype(np.float64)
         bias = learner.bias - weights @ learner.centre
-        scores = graph.add("Gemm", features, graph.hold(weights.T), graph.hold(bias))
+        scores = graph.add("Gemm", features, graph.constant(weights.T), graph.constant(bias))
         return _every_class(graph, graph.add("Softmax", scores, axis=1), learner, learner.seen)
     if isinstance(learner, Forest):
         return _every_class(graph, _add_forest(graph, learner, features), learner, np.arange(learner.classes))
@@ -201,8 +201,8 @@ def _add_learner(graph: _Graph, learner: Learner, features: str) -> str:
 def _every_class(graph: _Graph, found: str, learner: Learner, seen: np.ndarray) -> str:
     """Spread the classes that a learner has seen over all K, as `Learner` does."""
     spread = np.eye(learner.classes)[seen]
-    least = graph.add("Max", graph.add("MatMul", found, graph.hold(spread)), graph.hold([UNSEEN]))
-    total = graph.add("ReduceSum", least, graph.hold(np.array([1], np.int64), keep=True), keepdims=1)
+    least = graph.add("Max", graph.add("MatMul", found, graph.constant(spread)), graph.constant([UNSEEN]))
+    total = graph.add("ReduceSum", least, graph.constant(np.array([1], np.int64), keep_type=True), keepdims=1)
     return graph.add("Div", least, total)
 
 
@@ -244,7 +244,7 @@ def _add_network(graph: _Graph, learner: Network, features: str) -> str:
     for layer in learner.network.modules():
         if isinstance(layer, nn.Linear):
             bias = torch.zeros(layer.out_features) if layer.bias is None else layer.bias
-            x = graph.add("Gemm", x, graph.hold(layer.weight.detach().T), graph.hold(bias.detach()))
+            x = graph.add("Gemm", x, graph.constant(layer.weight.detach().T), graph.constant(bias.detach()))
         elif type(layer) in ONNX_ACTIVATIONS:
             x = graph.add(ONNX_ACTIVATIONS[type(layer)], x)
         elif not isinstance(layer, nn.Sequential | nn.Dropout | nn.Flatten | nn.Identity):

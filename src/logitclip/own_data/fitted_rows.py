@@ -56,7 +56,7 @@ class FittedRows:
     @property
     def has_pictures(self) -> bool:
         """Whether the rows are pictures."""
-        return self.source.kind.has_pictures
+        return isinstance(self.source.kind, Images)
 
     @cached_property
     def _places(self) -> dict[str, int]:

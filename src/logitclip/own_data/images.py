@@ -16,7 +16,7 @@ from logitclip.data._columns import Columns
 from logitclip.data._images import IMAGENET_MEAN, IMAGENET_STD, ImageFiles, find_images, png_address, read_all
 from logitclip.data.table import column_text
 from logitclip.own_data.facts import Facts
-from logitclip.own_data.kind import ENCODER_HINT, Kind, Read, Rows, check_names
+from logitclip.own_data.kind import ENCODER_HINT, Kind, NewRows, Read, Rows, check_names
 from logitclip.own_data.tables import read_columns
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ class Images(Kind):
     """Image files, as squares of `size` pixels."""
 
     name: ClassVar[str] = "image"
-    has_pictures: ClassVar[bool] = True
     hint: ClassVar[str] = ENCODER_HINT
     label: str | None
     image: str | None  # the column with the files; None for a folder
@@ -89,7 +88,7 @@ class Images(Kind):
             raise ValueError(f"{self.folder} holds no readable image.")
         return Rows(self.keep(kept.numpy()).names, features, images), kept.numpy()
 
-    def read(self, data: Data, columns: Columns | None = None) -> Rows:
+    def read(self, data: Data, columns: Columns | None = None) -> Rows | NewRows:
         folder, names = self._files(data, columns)
         files = ImageFiles(folder, names, self.size)
         return Rows(names, small_pictures(files), files)

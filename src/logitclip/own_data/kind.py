@@ -21,6 +21,7 @@ from torch import Tensor
 
 from logitclip.data._columns import Columns
 from logitclip.data._images import ImageFiles
+from logitclip.encoders.features import Inputs, select_inputs
 from logitclip.own_data.facts import Facts
 
 if TYPE_CHECKING:
@@ -66,6 +67,27 @@ class Rows:
         return replace(self, names=names, features=features, inputs=inputs)
 
 
+class NewRows:
+    """Rows to predict, which are encoded when they are taken, so that a million need no more memory than a few."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        inputs: Inputs,
+        encode: Callable[[Inputs], np.ndarray],
+        finish: Callable[[np.ndarray, np.ndarray], Rows],
+    ) -> None:
+        self.names, self.inputs, self.encode, self.finish = names, inputs, encode, finish
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def take(self, index: np.ndarray) -> Rows:
+        """Encode some of the rows."""
+        index = np.flatnonzero(index) if index.dtype == bool else index
+        return self.finish(self.encode(select_inputs(self.inputs, torch.from_numpy(index))), index)
+
+
 class Kind(ABC):
     """One kind of data: how to read it, what a network for it looks like, and how to show a row."""
 
@@ -73,7 +95,6 @@ class Kind(ABC):
     label: str | None  # the label column, if there is one
     mean: tuple[float, ...] = ()  # of the channels of images
     std: tuple[float, ...] = ()
-    has_pictures: ClassVar[bool] = False  # whether a row is a picture
     hint: ClassVar[str] = ""  # what `fit` should say about this kind of data
     alike: ClassVar[tuple[str, ...]] = ()  # learners of the final model in equal shares; else held-out labels decide
 
@@ -96,14 +117,16 @@ class Kind(ABC):
         return set()
 
     @abstractmethod
-    def read(self, data: Data, columns: Columns | None = None) -> Rows:
+    def read(self, data: Data, columns: Columns | None = None) -> Rows | NewRows:
         """Read new rows: a file, a folder or a data frame; `columns` if those of a table have been read."""
 
     def read_beside(self, data: Data, columns: Columns | None) -> Rows:
         """Read `val` or `test` rows of a fit. What is expensive to compute is kept for the next one."""
-        return self.read(data, columns)
+        rows = self.read(data, columns)
+        assert isinstance(rows, Rows)
+        return rows
 
-    def read_parts(self, data: Data) -> Iterator[Rows]:
+    def read_parts(self, data: Data) -> Iterator[Rows | NewRows]:
         """Read new rows part by part, in the order of `read`. A kind whose rows need much memory reads them late."""
         yield self.read(data)
 

@@ -50,7 +50,7 @@ def read_labelled(data: Data | tuple[Data, ArrayLike], kind: Kind, classes: Sequ
         what: The name of the data, for messages: val or test. `val` may hold no other class.
 
     Raises:
-        ValueError: If there are no labels, or one of `val` is no class of the training data.
+        ValueError: If there are no labels, one of `val` is no class of the training data, or no image can be read.
     """
     label = str(kind.label)
     if isinstance(data, tuple):
@@ -74,7 +74,10 @@ def read_labelled(data: Data | tuple[Data, ArrayLike], kind: Kind, classes: Sequ
     if what == "val" and (positions < 0).any():
         other = labels.values[labels.codes[known][(positions < 0).argmax()]]
         raise ValueError(f"The val data: {other!r} is not a class of the training data. {suggest(other, classes)}")
-    return Labelled(rows.take(known), positions)
+    rows = rows.take(known)
+    if np.isnan(rows.features).any(1).all():
+        raise ValueError(f"None of the {what} images can be read.")
+    return Labelled(rows, positions)
 
 
 class Agreement:

@@ -22,9 +22,9 @@ from logitclip.data._images import find_images
 from logitclip.data.table import column_text
 from logitclip.noise.estimate import CLEAN
 from logitclip.own_data.calibration import calibrate
-from logitclip.own_data.encoded import NewRows, with_bundle
+from logitclip.own_data.encoded import with_bundle
 from logitclip.own_data.facts import FORMAT, Facts, check_facts, check_file, upgrade
-from logitclip.own_data.kind import Kind, Rows
+from logitclip.own_data.kind import Kind, NewRows, Rows
 from logitclip.own_data.labelled import Agreement
 from logitclip.own_data.learners import Forest, Learner, Logistic, Neighbours, mix
 from logitclip.own_data.network import Network, NetworkOptions
@@ -224,8 +224,7 @@ class Model:
         Yields:
             The data frames that make up the one of `predict`, without its index.
         """
-        self._check_data(data)
-        for rows in self.kind.read_parts(data):
+        for rows in self.kind.read_parts(_expand_path(data)):
             for part in _divide(rows):
                 yield self.table(part.names, self.probabilities_of(part), every=probabilities)
 
@@ -271,7 +270,9 @@ class Model:
 
     def _given_labels(self, data: Data) -> np.ndarray:
         """Return label column or class folder of each row, None where there is none, [N]; empty if no row has one."""
-        label, path = self.facts["label"], Path(data) if isinstance(data, str | os.PathLike) else None
+        label, path = self.facts["label"], None
+        if isinstance(data, str | os.PathLike):
+            path = Path(os.path.expanduser(data))
         if path is not None and path.is_dir():
             parts = [Path(name).parts for name in sorted(find_images(path))]
             labels = [folders[0] if folders else None for *folders, _ in parts]
@@ -282,18 +283,14 @@ class Model:
         elif label is not None and hasattr(data, "columns"):
             tables = (read_columns(data),)
         texts = [column_text(columns, label, "the data") for columns in tables if label in columns]
-        return np.concatenate([[], *(np.array([*text.values, None], dtype=object)[text.codes] for text in texts)])
+        if not texts:
+            return np.array([])
+        return np.concatenate([np.array([*text.values, None], dtype=object)[text.codes] for text in texts])
 
     def probabilities(self, data: Data) -> tuple[list[str], np.ndarray]:
         """Return row names and calibrated class probabilities [N, K]; a row of NaN where an image cannot be read."""
-        self._check_data(data)
-        rows = self.kind.read(data)
+        rows = self.kind.read(_expand_path(data))
         return list(rows.names), self.probabilities_of(rows)
-
-    @staticmethod
-    def _check_data(data: Data) -> None:
-        if isinstance(data, str | os.PathLike) and (Path(data) / MODEL).is_file():
-            raise ValueError(f"{data} is a model folder, not data: name a table or a folder of images.")
 
     def probabilities_of(self, rows: Rows | NewRows) -> np.ndarray:
         """Return calibrated class probabilities [N, K] for rows that are read, in chunks."""
@@ -302,6 +299,16 @@ class Model:
         mixed = mix(self.learners, rows)
         log_prior = np.array(self.facts["log_prior"])
         return calibrate(np.log(np.maximum(mixed, 1e-12)), self.facts["temperature"], log_prior)
+
+
+def _expand_path(data: Data) -> Data:
+    """Return the path of new data with ~ expanded, or data in memory as it is; a model folder is refused."""
+    if not isinstance(data, str | os.PathLike):
+        return data
+    path = Path(os.path.expanduser(data))
+    if (path / MODEL).is_file():
+        raise ValueError(f"{data} is a model folder, not data: name a table or a folder of images.")
+    return path
 
 
 def predictions_as_csv(predicted: pd.DataFrame, *, header: bool = True) -> bytes:

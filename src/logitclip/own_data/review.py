@@ -7,6 +7,7 @@ them, and appends each answer to a file. `server` serves it, and `write_page` pu
 from __future__ import annotations
 
 import calendar
+import contextlib
 import itertools
 import json
 import secrets
@@ -83,16 +84,16 @@ class Review:
         self.suggested = self.given.copy()
         self.suspects: list[int] = []
         self.marked: set[int] = set()  # the suspects to look at first; all, if no label is marked wrong
-        for name, suggested, score, wrong in zip(
-            issues["row"], issues["suggested"], issues["score"], issues["wrong"], strict=True
-        ):
+        columns = issues[["row", "suggested", "score", "wrong"]]
+        for name, suggested, score, wrong in columns.itertuples(index=False, name=None):
             place = self.rows.place(name)
             if place is not None:
                 self.scores[place] = score
                 self.suggested[place] = self.positions.get(suggested, self.given[place])
                 if not self.checked[place]:
                     self.suspects.append(place)
-                    self.marked |= {place} if wrong else set()
+                    if wrong:
+                        self.marked.add(place)
         if not self.suspects:
             raise ValueError(f"{self.model.folder} has no list of suspicious labels: fit the model again.")
         self.marked = self.marked or set(self.suspects)
@@ -391,6 +392,9 @@ def _now() -> str:
 
 def _per_minute(times: Sequence[str]) -> float | None:
     """Return the speed over the last answers, breaks of more than five minutes aside."""
-    seconds = [calendar.timegm(time.strptime(at, "%Y-%m-%dT%H:%M:%SZ")) for at in times if at.endswith("Z")]
+    seconds = []
+    for at in times:
+        with contextlib.suppress(ValueError):  # of a file answers.csv that a spreadsheet has saved
+            seconds.append(calendar.timegm(time.strptime(at, "%Y-%m-%dT%H:%M:%SZ")))
     gaps = [b - a for a, b in itertools.pairwise(seconds) if 0 <= b - a <= 300]
     return round(60 * len(gaps) / max(sum(gaps), 1), 1) if gaps else None

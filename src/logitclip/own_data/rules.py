@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from logitclip.own_data.combining import Votes
+from logitclip.own_data.combining import Votes, errors_behind
 from logitclip.own_data.folds import FOLDS, choose_rows, make_folds
 from logitclip.own_data.issues import Issues
 from logitclip.own_data.kind import Source
@@ -28,9 +28,8 @@ def share_by_rules(source: Source, votes: Votes, judged: np.ndarray, seed: int) 
     if right.mean() < LEAST_PREDICTED:
         return None
     found = check_by_rules(source, seed)[judged]
-    ahead, other = int((right & ~found).sum()), int((found & ~right).sum())
-    behind = (ahead - other) / max(1, ahead + other) ** 0.5
-    return float(found.mean()) if found.mean() >= LEAST_PREDICTED and behind <= BEHIND else None
+    explained = found.mean() >= LEAST_PREDICTED and errors_behind(found, right) <= BEHIND
+    return float(found.mean()) if explained else None
 
 
 def check_by_rules(source: Source, seed: int) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 from logitclip.data._columns import Column, Columns, from_frame, read_table, read_table_parts, row_count, value_text
 from logitclip.data._preprocessing import Preprocessor
 from logitclip.own_data.facts import Facts
-from logitclip.own_data.kind import ENCODER_HINT, Kind, Read, RowNumbers, Rows
+from logitclip.own_data.kind import ENCODER_HINT, Kind, NewRows, Read, RowNumbers, Rows
 from logitclip.text import quote_some
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ class Table(Kind):
     def text_columns(self) -> set[str]:
         return self.preprocessor.text_columns
 
-    def read(self, data: Data, columns: Columns | None = None) -> Rows:
+    def read(self, data: Data, columns: Columns | None = None) -> Rows | NewRows:
         columns = read_columns(data, self.text_columns) if columns is None else columns
         return self._read_part(columns, 0, set())
 
-    def read_parts(self, data: Data) -> Iterator[Rows]:
+    def read_parts(self, data: Data) -> Iterator[Rows | NewRows]:
         if not isinstance(data, str | os.PathLike):
             yield self.read(data)
             return
@@ -65,7 +65,7 @@ class Table(Kind):
             yield self._read_part(columns, start, warned)
             start += row_count(columns)
 
-    def _read_part(self, columns: Columns, start: int, warned: set[str]) -> Rows:
+    def _read_part(self, columns: Columns, start: int, warned: set[str]) -> Rows | NewRows:
         """Return rows from the number `start` on, and name unknown values of the columns that are not yet `warned`."""
         rows = self.rows(columns, start + np.arange(row_count(columns)))
         for name, new in self.preprocessor.unknown(columns).items():

@@ -20,12 +20,15 @@ TIMED_STEPS = 2  # the first one also allocates memory
 def run_seconds(config: RunConfig, dataset: Dataset) -> float:
     """Estimate the seconds of a run on one device: time training steps of its network on a few examples.
 
-    Evaluation, and the further passes of methods such as SAM, are not counted.
+    Evaluation, and the further passes of methods such as SAM, are not counted. A run on features of an encoder counts
+    as nothing: its network is small, and the encoder sees each example once, for all runs.
 
     Args:
         config: The run; a clip that is still to be tuned does not matter.
         dataset: Its data, as `data.load` returns it.
     """
+    if config.encoder != "none":
+        return 0.0
     resolved = RunConfig(data=config.data, model=config.model, epochs=config.epochs, augment=config.augment).resolve()
     device = find_device(config.accelerator)
     on_cpu = device.type == "cpu"

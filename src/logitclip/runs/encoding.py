@@ -60,16 +60,22 @@ def encode_dataset(config: RunConfig, dataset: data.Dataset) -> data.Dataset:
         keys.append(features.key)
         x = torch.from_numpy(features.read().astype(np.float32))
         parts |= {split: x[index] for split, index in positions.items()}
-    mean, std = (statistic(parts["train"].numpy(), axis=0) for statistic in (np.nanmean, np.nanstd))
-    std = np.where(std > 1e-6, std, 1.0)
     splits = {"train": dataset.train, "test": dataset.test}
     beside = dataset.train.beside
-    if beside is not None:  # they have been standardised
-        mean, std = np.append(mean, np.zeros(beside.shape[1])), np.append(std, np.ones(beside.shape[1]))
+    if beside is not None:
         parts = {name: torch.cat([x, splits[name].beside], 1) for name, x in parts.items()}  # type: ignore[list-item]
+    mean, std = find_scale(parts["train"].numpy(), 0 if beside is None else beside.shape[1])
     splits = {name: replace(split, x=parts[name], beside=None) for name, split in splits.items()}
-    scale = {"mean": tuple(mean.tolist()), "std": tuple(std.tolist())}
-    return replace(dataset, **splits, **scale, features=tuple(keys))
+    return replace(dataset, **splits, mean=mean, std=std, features=tuple(keys))
+
+
+def find_scale(x: np.ndarray, beside: int = 0) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and deviation of features [N, D]; the last `beside` columns have been standardised already."""
+    mean, std = np.nanmean(x, 0), np.nanstd(x, 0)
+    std = np.where(std > 1e-6, std, 1.0)
+    if beside:
+        mean[-beside:], std[-beside:] = 0.0, 1.0
+    return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def encode_inputs(config: RunConfig, inputs: Inputs) -> Tensor:

@@ -46,6 +46,10 @@ from logitclip.text import explain_missing
 
 SPLITS = ("train", "test")
 TENSORBOARD = "tensorboard"  # in the folder of a run
+MEMORY_ERRORS = (  # in torch's messages; the last two if the number of entries overflows
+    *("out of memory", "not enough memory", "can't allocate memory"),
+    *("size calculation overflow", "multiplication overflow"),
+)
 MOST_WEIGHT = 10.0  # largest class weight with `balance`: a few wrong labels must not count as hundreds
 
 if TYPE_CHECKING:
@@ -153,9 +157,7 @@ def _explain_memory_errors(config: RunConfig) -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        texts = ("out of memory", "not enough memory", "can't allocate memory", "size calculation overflow")
-        texts = (*texts, "multiplication overflow")  # of the number of entries
-        if not isinstance(error, MemoryError) and not any(text in str(error).lower() for text in texts):
+        if not isinstance(error, MemoryError) and not any(text in str(error).lower() for text in MEMORY_ERRORS):
             raise
         raise OutOfMemory(
             f"Training ran out of memory. Lower batch_size (it is {config.batch_size}), choose a smaller model (it is "
