@@ -494,3 +494,18 @@ def test_weights_and_groups_of_images_count(tmp_path: Path) -> None:
     assert source.groups.tolist() == (np.arange(36) // 3).tolist()
     assert source.weight.tolist() == [0.5, 0.5, 2.0] * 12
     assert look(photos / "photos.csv", "kind", Options(time="who")).times is not None
+
+
+@pytest.mark.parametrize("dtype", ["bool", "boolean", "Int64"])
+def test_corrected_labels_keep_their_type(tmp_path: Path, dtype: str) -> None:
+    frame = pd.read_csv(make_table(tmp_path), keep_default_na=False)
+    kind = pd.Series(np.arange(len(frame)) % 2 == 1)
+    frame["kind"] = kind.astype(dtype)
+    frame.to_parquet(tmp_path / "rows.parquet")
+    review = open_review(fit_on(tmp_path / "rows.parquet", tmp_path / "model"))
+    for i in (0, 1):
+        review.answer(i, review.rows.digest(i), "class", review.class_names[1 - i], "Ann")
+    apply_answers(review.rows, review.settled, tmp_path / "corrected.parquet")
+    found = pd.read_parquet(tmp_path / "corrected.parquet")["kind"]
+    assert found.tolist() == [True, False, *kind[2:]]
+    assert str(found.dtype) == dtype

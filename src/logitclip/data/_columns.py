@@ -108,10 +108,10 @@ def from_frame(frame: pd.DataFrame) -> dict[str, Column]:
 def to_frame(columns: Columns) -> pd.DataFrame:
     """Convert columns to a data frame that is read as the same columns; those that cannot be used are left out.
 
-    >>> to_frame({"word": from_numpy(np.array(["b", ""])), "size": np.array([1.5, 2.0])})
-       word  size
-    0     b   1.5
-    1  None   2.0
+    >>> to_frame({"word": from_numpy(np.array(["b", "a"])), "size": np.array([1.5, 2.0])})
+      word  size
+    0    b   1.5
+    1    a   2.0
     """
     import pandas as pd
 

@@ -80,6 +80,7 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
     given = list(map(list(source.class_names).__getitem__, source.labels.tolist()))
     frame, column, lines = _read_lines(rows, given, suffix)
     labels, notes, dropped = frame[column].astype(object).tolist(), [""] * len(frame), set[int]()
+    typed = {name: labels[line] for name, line in zip(given, lines, strict=True) if not isinstance(labels[line], str)}
     if REVIEW_COLUMN in frame:  # an earlier round
         notes = frame[REVIEW_COLUMN].fillna("").tolist()
     for name, answer in settled.items():
@@ -95,7 +96,7 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
             first = notes[line].removeprefix(CORRECTED) if notes[line].startswith(CORRECTED) else given[i]
             notes[line] = KEPT if answer.label == first else CORRECTED + first
             if answer.label != given[i]:
-                labels[line] = answer.label
+                labels[line] = typed.get(answer.label, answer.label)  # False, and not "0", which counts as true
     frame[column] = _same_type(labels, frame, column)
     frame[REVIEW_COLUMN] = notes
     files.write(out, _to_bytes(frame.drop(index=frame.index[sorted(dropped)]), suffix, source.path))
