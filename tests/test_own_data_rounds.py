@@ -509,3 +509,19 @@ def test_corrected_labels_keep_their_type(tmp_path: Path, dtype: str) -> None:
     found = pd.read_parquet(tmp_path / "corrected.parquet")["kind"]
     assert found.tolist() == [True, False, *kind[2:]]
     assert str(found.dtype) == dtype
+
+
+def test_val_and_test_images_are_in_the_folder_of_the_training_images(tmp_path: Path) -> None:
+    from logitclip.own_data.labelled import read_labelled
+
+    photos = make_images(tmp_path / "photos")
+    names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
+    (tmp_path / "lists").mkdir()
+    listed = tmp_path / "lists" / "photos.csv"
+    pd.DataFrame({"photo": names, "kind": [name.split("/")[0] for name in names]}).to_csv(listed, index=False)
+    source = look(listed, "kind", Options(folder=str(photos)))
+    beside = read_labelled(listed, source.kind, source.class_names, "test")
+    assert (beside.rows.features == source.rows.features).all()
+    pd.DataFrame({"photo": ["gone.png"], "kind": ["dark"]}).to_csv(listed, index=False)
+    with pytest.raises(ValueError, match="No image of the test data can be read"):
+        read_labelled(listed, source.kind, source.class_names, "test")
