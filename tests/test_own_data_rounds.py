@@ -369,3 +369,159 @@ def test_issues_takes_annotators_and_answers_but_no_folder_of_fit(tmp_path: Path
     with pytest.raises(ValueError, match="has a model that `fit` made: name another folder"):
         issues(path, out=tmp_path / "model", options=crowded)
     assert everything_in(tmp_path / "model") == before
+
+
+def with_decimal_commas(folder: Path) -> Path:
+    frame = pd.read_csv(make_table(folder), keep_default_na=False)
+    frame.to_csv(folder / "commas.csv", index=False, sep=";", decimal=",")
+    return folder / "commas.csv"
+
+
+def test_numbers_with_decimal_commas_stay_numbers(tmp_path: Path) -> None:
+    data = with_decimal_commas(tmp_path)
+    model = fit_on(data, tmp_path / "model")
+    review = open_review(model)
+    append_answers(review.path, [Answer("1", review.rows.digest(0), "class", "oak", "Ann")])
+    for name in ("again.csv", "again.tsv", "again.parquet"):
+        apply_answers(review.rows, review.settled, tmp_path / name)
+        again = look(tmp_path / name, "kind")
+        assert again.used == review.rows.source.used
+        assert (again.rows.features == review.rows.source.rows.features).all()
+    corrected = correct_data(model.folder, model.folder)
+    assert open_review(fit_on(corrected.path, tmp_path / "next")).rows.digest(0) == review.rows.digest(0)
+    read = pd.read_csv(data, sep=";", decimal=",", keep_default_na=False)
+    for name in ("ann", "bob"):
+        read[name] = read["kind"]
+    read.to_csv(tmp_path / "crowd.csv", index=False, sep=";", decimal=",")
+    fused = fuse_data(tmp_path / "crowd.csv", tmp_path, annotators=["ann", "bob"], drop=["kind"])
+    assert look(fused.path, FUSED_LABEL, Options(drop=(FUSED_WEIGHT, FUSED_ITEM))).used["x"] == "number"
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "npz"])
+def test_vectors_and_whole_labels_of_other_formats_are_read_again(tmp_path: Path, suffix: str) -> None:
+    rng = np.random.default_rng(0)
+    kind = np.arange(40) % 2
+    vectors = (np.eye(2)[kind] * 3 + rng.normal(size=(40, 2))).astype(np.float32)
+    data, codes = tmp_path / f"rows.{suffix}", np.array(["007", "7"])[rng.integers(0, 2, 40)]
+    if suffix == "npz":
+        np.savez(data, v=vectors, kind=kind.astype(float), code=codes)
+    else:
+        frame = pd.DataFrame({"v": list(vectors), "kind": kind.astype(float), "code": codes})
+        frame.to_parquet(data)
+    model = fit_on(data, tmp_path / "model")
+    review = open_review(model)
+    append_answers(review.path, [Answer("1", review.rows.digest(0), "class", "1", "Ann")])
+    corrected = correct_data(model.folder, model.folder)
+    again = look(corrected.path, "kind")
+    assert again.used == {"v0": "number", "v1": "number", "code": "category"}
+    assert again.class_names == ("0", "1")
+    assert again.labels.tolist() == [1, *kind[1:]]
+    review = open_review(model)
+    apply_answers(review.rows, review.settled, tmp_path / "again.csv")
+    assert look(tmp_path / "again.csv", "kind").labels.tolist() == [1, *kind[1:]]
+    assert look(tmp_path / "again.csv", "kind").used["v0"] == "number"
+
+
+def test_vectors_and_arrays_keep_their_features_with_annotators(tmp_path: Path) -> None:
+    path, _ = crowd(tmp_path)
+    frame = pd.read_csv(path, keep_default_na=False)
+    vectors = np.stack([frame["x"], -frame["x"]], 1)
+    said = {name: frame[name].to_numpy(str) for name in ("ann", "bob", "eve")}
+    np.savez(tmp_path / "crowd.npz", v=vectors, **said)
+    pd.DataFrame({"v": list(vectors), **said}).to_parquet(tmp_path / "crowd.parquet")
+    for name in ("crowd.npz", "crowd.parquet"):
+        fused = fuse_data(tmp_path / name, tmp_path, annotators=list(said))
+        assert list(pd.read_csv(fused.path))[:2] == ["v0", "v1"]
+
+
+def test_whole_numbers_with_gaps_are_the_same_answers(tmp_path: Path) -> None:
+    """A data frame writes 1.0 where an annotator was not asked about every row."""
+    path, _ = crowd(tmp_path)
+    frame = pd.read_csv(path, keep_default_na=False).replace({"no": 0, "yes": 1, "": None})
+    frame = frame.astype({"ann": float, "bob": float}).assign(eve=frame["ann"].fillna(0).astype(int))
+    frame.to_csv(path, index=False)
+    fused = fuse_data(path, tmp_path, annotators=["ann", "bob", "eve"])
+    assert set(pd.read_csv(fused.path, dtype=str)[FUSED_LABEL]) == {"0", "1"}
+    assert min(row["accuracy"] for row in fused.reliability) > 0.5
+
+
+@pytest.mark.parametrize("options", [{"group": "word"}, {"weight": "x"}, {"time": "x"}, {"label": "word"}])
+def test_options_that_annotators_replace_are_refused(tmp_path: Path, options: dict) -> None:
+    from logitclip.cli.own_data import FitOptions, fit
+
+    path, _ = crowd(tmp_path)
+    with pytest.raises(ValueError, match=r"Leave out --|Give either a label column"):
+        fit(path, out=tmp_path / "model", options=FitOptions(annotators="ann,bob,eve", **options))
+
+
+def test_annotators_of_images(tmp_path: Path, capsys) -> None:
+    """The files are relative to the table, an item is a group, and each of its rows is asked about once."""
+    from logitclip.cli.own_data import FitOptions, fit
+    from logitclip.cli.review import review as show_answers
+
+    photos = make_images(tmp_path / "photos")
+    names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
+    ann = [name.split("/")[0] for name in names]
+    frame = pd.DataFrame({"photo": names, "ann": ann, "bob": ["dark", "light"] * 18})
+    frame.to_csv(photos / "crowd.csv", index=False)
+    fit(photos / "crowd.csv", out=tmp_path / "model", options=FitOptions(annotators="ann,bob", learner="logistic"))
+    assert "'fused_item' is not used" not in capsys.readouterr().err
+    review = open_review(load(tmp_path / "model"), 25)
+    source = review.rows.source
+    assert source.weight is not None
+    assert len(set(source.groups.tolist())) == 36 < len(review.rows)  # type: ignore[union-attr]
+    seen = []
+    while items := review.next_items("here", 1, "Ann"):
+        seen.append(items[0]["id"])
+        review.answer(seen[-1], items[0]["digest"], "class", "dark", "Ann")
+    assert sorted(seen) == list(range(len(review.rows)))
+    done = apply_answers(review.rows, review.settled, tmp_path / "corrected.csv")
+    show_answers(tmp_path / "model", report=True)
+    assert "these are shares of rows" in capsys.readouterr().out
+    assert done.corrected + done.kept == len(review.rows)
+    assert set(pd.read_csv(tmp_path / "corrected.csv")[FUSED_LABEL]) == {"dark"}
+
+
+def test_weights_and_groups_of_images_count(tmp_path: Path) -> None:
+    photos = make_images(tmp_path / "photos")
+    names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
+    kinds = [name.split("/")[0] for name in names]
+    frame = pd.DataFrame({"photo": names, "kind": kinds, "who": np.arange(36) // 3, "w": [1, 1, 4] * 12})
+    frame.to_csv(photos / "photos.csv", index=False)
+    source = look(photos / "photos.csv", "kind", Options(group="who", weight="w"))
+    assert source.groups is not None
+    assert source.weight is not None
+    assert source.groups.tolist() == (np.arange(36) // 3).tolist()
+    assert source.weight.tolist() == [0.5, 0.5, 2.0] * 12
+    assert look(photos / "photos.csv", "kind", Options(time="who")).times is not None
+
+
+@pytest.mark.parametrize("dtype", ["bool", "boolean", "Int64"])
+def test_corrected_labels_keep_their_type(tmp_path: Path, dtype: str) -> None:
+    frame = pd.read_csv(make_table(tmp_path), keep_default_na=False)
+    kind = pd.Series(np.arange(len(frame)) % 2 == 1)
+    frame["kind"] = kind.astype(dtype)
+    frame.to_parquet(tmp_path / "rows.parquet")
+    review = open_review(fit_on(tmp_path / "rows.parquet", tmp_path / "model"))
+    for i in (0, 1):
+        review.answer(i, review.rows.digest(i), "class", review.class_names[1 - i], "Ann")
+    apply_answers(review.rows, review.settled, tmp_path / "corrected.parquet")
+    found = pd.read_parquet(tmp_path / "corrected.parquet")["kind"]
+    assert found.tolist() == [True, False, *kind[2:]]
+    assert str(found.dtype) == dtype
+
+
+def test_val_and_test_images_are_in_the_folder_of_the_training_images(tmp_path: Path) -> None:
+    from logitclip.own_data.labelled import read_labelled
+
+    photos = make_images(tmp_path / "photos")
+    names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
+    (tmp_path / "lists").mkdir()
+    listed = tmp_path / "lists" / "photos.csv"
+    pd.DataFrame({"photo": names, "kind": [name.split("/")[0] for name in names]}).to_csv(listed, index=False)
+    source = look(listed, "kind", Options(folder=str(photos)))
+    beside = read_labelled(listed, source.kind, source.class_names, "test")
+    assert (beside.rows.features == source.rows.features).all()
+    pd.DataFrame({"photo": ["gone.png"], "kind": ["dark"]}).to_csv(listed, index=False)
+    with pytest.raises(ValueError, match="No image of the test data can be read"):
+        read_labelled(listed, source.kind, source.class_names, "test")

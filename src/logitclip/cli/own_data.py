@@ -312,6 +312,8 @@ def _make_data_and_fit(data: Path, options: FitOptions, out: Path, made_by: str)
             data, columns, last = corrected.path, columns | fitted_with, corrected.round
             encoder = corrected.encoder if options.encoder == "none" else options.encoder
             options = replace(options, label=corrected.label, encoder=encoder)
+        elif options.label is not None:
+            raise ValueError("Give either a label column or the answers of annotators, from which labels are made.")
         else:
             answers = {"annotators": split_names(options.annotators), **options.of_answers}
             data, label = fuse(data, out, columns, **answers)
@@ -323,13 +325,13 @@ def _make_data_and_fit(data: Path, options: FitOptions, out: Path, made_by: str)
 def _claim(out: Path, made_by: str) -> Iterator[None]:
     """Claim the model folder for the data that is made there, and for the fit on it."""
     from logitclip.own_data.annotators import FUSED, RELIABILITY
-    from logitclip.own_data.apply import CORRECTED_FILE
+    from logitclip.own_data.apply import CORRECTED_FILES
     from logitclip.own_data.fitting import claim_folder
     from logitclip.own_data.model import maker
 
     if made_by == "issues" and maker(out) == "fit":
         raise ValueError(f"{out} has a model that `fit` made: name another folder with --out, or use `logitclip fit`.")
-    with claim_folder(out, (CORRECTED_FILE, FUSED, RELIABILITY)):
+    with claim_folder(out, (*CORRECTED_FILES, FUSED, RELIABILITY)):
         yield
 
 

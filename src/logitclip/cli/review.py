@@ -152,8 +152,7 @@ def _fit_options(state: Review, data: Path) -> str:
 
     kind, named = state.rows.source.kind, dict(state.model.facts["source"]["options"])
     named["encoder"] = state.model.facts.get("encoder", {}).get("spec")
-    if isinstance(kind, Images):
-        named["folder"] = str(kind.folder)
+    named["folder"] = str(kind.folder) if isinstance(kind, Images) else None
     words = [_quote(data), "--label", _quote(kind.label or LISTED_LABEL)]
     for name, value in named.items():
         if value:
@@ -233,6 +232,7 @@ def _as_json(state: Review, found: Report | None) -> Json:
 
 def _show_report(state: Review, found: Report | None) -> None:
     """Print the progress, and what an audit says beside the estimate of `fit`."""
+    from logitclip.own_data.annotators import FUSED_LABEL
     from logitclip.own_data.audit import contradicts
 
     progress = state.state()
@@ -260,6 +260,8 @@ def _show_report(state: Review, found: Report | None) -> None:
     for name, rate in shares:
         table.add_row(name, f"{rate.value:.1%}", f"{rate.low:.1%} to {rate.high:.1%}")
     show(table)
+    if state.rows.source.kind.label == FUSED_LABEL:
+        show("An item of several annotators has a row for each of its probable classes: these are shares of rows.")
     if found.undecided:
         low, high = found.noise_bounds
         show(
@@ -319,6 +321,11 @@ def fuse(data: Path, out: Path, columns: Json, *, annotators: list[str], **names
     """Fuse the answers of annotators, show who is reliable, and return the table to fit on and its label."""
     from logitclip.own_data.annotators import FUSED_ITEM, FUSED_LABEL, FUSED_WEIGHT, fuse_data
 
+    for name in ("weight", "group", "time"):
+        if columns[name] is not None:
+            raise ValueError(
+                f"Leave out --{name}: the answers give each item its weight, and its probable classes are a group."
+            )
     fused = fuse_data(data, out, annotators=annotators, text=columns["text"], drop=columns["drop"], **names)
     count = len(fused.reliability)
     which = f": the {NAMED} most and the {NAMED} least reliable of {count:,}" if count > 2 * NAMED else ""
@@ -331,4 +338,5 @@ def fuse(data: Path, out: Path, columns: Json, *, annotators: list[str], **names
     if fused.unanswered:
         show(f"{counted(fused.unanswered, 'item')} without any answer: their classes are predicted.")
     columns |= {"weight": FUSED_WEIGHT, "group": FUSED_ITEM, "drop": []}
+    columns["folder"] = columns["folder"] or str(data.resolve().parent)  # fused.csv is elsewhere
     return fused.path, FUSED_LABEL

@@ -79,7 +79,7 @@ def read_table(path: str | Path, *, text: Collection[str] = ()) -> dict[str, Col
         raise ValueError(f"{path} is a folder; name a csv, tsv, parquet or npz file.")
     if not path.is_file():
         raise ValueError(f"There is no file {path}; name a csv, tsv, parquet or npz file.")
-    kind = Path(path.name.lower().removesuffix(".gz")).suffix
+    kind = table_kind(path)
     readers = {".csv": _read_csv, ".tsv": _read_csv, ".parquet": _read_parquet, ".npz": _read_npz}
     if kind in (".xlsx", ".xlsm", ".xlsb", ".xls", ".ods"):
         raise ValueError(f"{path} is a spreadsheet: save the sheet as csv (UTF-8) and name that file.")
@@ -103,6 +103,38 @@ def from_frame(frame: pd.DataFrame) -> dict[str, Column]:
 
     named = ((str(name), column(frame.iloc[:, i])) for i, name in enumerate(frame.columns))
     return _from_arrow(named, "The data frame")
+
+
+def to_frame(columns: Columns) -> pd.DataFrame:
+    """Convert columns to a data frame that is read as the same columns; those that cannot be used are left out.
+
+    >>> to_frame({"word": from_numpy(np.array(["b", "a"])), "size": np.array([1.5, 2.0])})
+      word  size
+    0    b   1.5
+    1    a   2.0
+    """
+    import pandas as pd
+
+    def values(column: Column) -> np.ndarray:
+        if isinstance(column, TextColumn):
+            return np.array([*column.values, None], dtype=object)[column.codes]
+        if isinstance(column, Dates):
+            known = ~np.isnan(column.days)
+            ticks = np.rint(np.where(known, column.days, 0) * MICROSECONDS).astype("datetime64[us]")
+            return np.where(known, ticks, np.datetime64("NaT"))
+        return np.asarray(column)
+
+    usable = {name: values(column) for name, column in columns.items() if not isinstance(column, Unusable)}
+    return pd.DataFrame(usable, index=range(row_count(columns)))
+
+
+def table_kind(path: Path) -> str:
+    """Return how the name of a table ends, without .gz.
+
+    >>> table_kind(Path("Rows.CSV.gz"))
+    '.csv'
+    """
+    return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def row_count(columns: Columns) -> int:
@@ -131,7 +163,7 @@ def read_table_parts(
         ValueError: As `read_table` does.
     """
     path = Path(os.path.expanduser(path))
-    kind = Path(path.name.lower().removesuffix(".gz")).suffix
+    kind = table_kind(path)
     if not path.is_file() or kind not in (".csv", ".tsv", ".parquet"):
         yield read_table(path, text=text)
         return

@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from logitclip import files
-from logitclip.data._columns import Columns, read_table, row_count, take
+from logitclip.data._columns import Columns, read_table, row_count, take, to_frame
 from logitclip.data.table import column_text
 from logitclip.files import Json
-from logitclip.own_data.apply import read_frame
 from logitclip.own_data.calibration import softmax
 from logitclip.own_data.folds import FOLDS
 from logitclip.text import guard_formula
@@ -283,7 +282,7 @@ def fuse_data(
         if name not in columns:
             raise ValueError(f"There is no column {name!r} in {data}; it has {', '.join(list(columns)[:20])}.")
     if annotators:
-        answers = from_columns({name: _cell_texts(columns, name) for name in annotators})
+        answers = from_columns(_spell_alike({name: _cell_texts(columns, name) for name in annotators}))
         rows = np.array([int(name) - 1 for name in answers.items])
     else:
         answers, rows = _long(columns, str(item), str(annotator), str(answer))
@@ -294,7 +293,7 @@ def fuse_data(
     judged = reliability(answers, fused)
     _write_reliability(out / RELIABILITY, judged)
     silent = np.setdiff1d(np.arange(row_count(columns)), rows) if annotators else np.empty(0, int)
-    _write_fused(out / FUSED, data, answers, fused, rows, silent, list(left))
+    _write_fused(out / FUSED, left, answers, fused, rows, silent)
     votes = answers.votes
     return FusedData(out / FUSED, way, judged, float(((votes > 0).sum(1) > 1).mean()), len(silent))
 
@@ -302,6 +301,19 @@ def fuse_data(
 def _cell_texts(columns: Columns, name: str) -> list[str | None]:
     text = column_text(columns, name, "the data")
     return [None if code < 0 else text.values[code] for code in text.codes.tolist()]
+
+
+def _spell_alike(cells: dict[str, Sequence[str | None]]) -> dict[str, Sequence[str | None]]:
+    """Return answers with 1 for 1.0 if both occur: many programs write 1.0 where a column of numbers has gaps.
+
+    >>> _spell_alike({"ann": ["0.0", None, "1.0"], "bob": ["0", "1", "1"]})["ann"]
+    ['0', None, '1']
+    """
+    known = {value for values in cells.values() for value in values if value is not None}
+    whole = {value: value.removesuffix(".0") for value in known if value.endswith(".0")}
+    if known.isdisjoint(whole.values()):
+        return cells
+    return {name: [value and whole.get(value, value) for value in values] for name, values in cells.items()}
 
 
 def _long(columns: Columns, item: str, annotator: str, answer: str) -> tuple[Annotations, np.ndarray]:
@@ -340,18 +352,15 @@ def _write_reliability(path: Path, rows: list[Json]) -> None:
 
 def _write_fused(
     path: Path,
-    data: Path,
+    features: Columns,
     answers: Annotations,
     fused: FusedLabels,
     rows: np.ndarray,
     silent: np.ndarray,
-    kept: list[str],
 ) -> None:
     """Write one row per item and probable class; items without an answer have one row without a label."""
     place, label = np.nonzero(fused.probabilities > LEAST_LEARNT)
-    frame = read_frame(data)
-    frame = frame[[name for name in frame.columns if str(name).strip() in kept]]
-    frame = frame.iloc[np.concatenate([rows[place], silent])].copy()
+    frame = to_frame(take(features, np.concatenate([rows[place], silent])))
     frame[FUSED_LABEL] = [*np.array(answers.class_names, dtype=object)[label], *[""] * len(silent)]
     frame[FUSED_WEIGHT] = [*(f"{share:.4f}" for share in fused.probabilities[place, label]), *["1"] * len(silent)]
     frame[FUSED_ITEM] = [*np.array(answers.items, dtype=object)[place], *(str(row + 1) for row in silent)]

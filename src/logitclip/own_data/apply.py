@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import logging
 import os
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logitclip import files
-from logitclip.data._columns import find_delimiter
+from logitclip.data._columns import find_delimiter, read_table, table_kind, to_frame
+from logitclip.data.table import column_text
 from logitclip.files import Json
 from logitclip.own_data.answers import (
     ANSWERS,
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CORRECTED_FILE = "corrected.csv"  # in the model folder
+CORRECTED_FILES = ("corrected.csv", "corrected.parquet")  # in the model folder: of text or a list of images, of others
 LISTED_FILE, LISTED_LABEL = "file", "label"  # columns of a list of image files
 
 
@@ -57,8 +59,9 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
 
     A table keeps its columns; its label column has the corrected labels, and a column says what was changed. Rows that
     are in no class are left out. Of a folder of images nothing is moved: the result is a list of files and labels. It
-    is data for the next `fit`, so every value is written as it is, whatever a spreadsheet would make of it. Only labels
-    that are not text, in a parquet file, are written to csv as the classes are called.
+    is data for the next `fit`, so every value is written as it is, whatever a spreadsheet would make of it, and a csv
+    file keeps its delimiter, beside which 1,5 may be a number. In another format than that of the data, the values are
+    those that `fit` reads.
 
     Raises:
         ValueError: If `out` is the data itself or looks like it, or is neither csv, tsv nor parquet.
@@ -75,10 +78,9 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
             "round: name another file with -o."
         )
     given = [source.class_names[k] for k in source.labels.tolist()]
-    frame, column, lines = _read_table(rows, given)
+    frame, column, lines = _read_lines(rows, given, suffix)
     labels, notes, dropped = frame[column].astype(object).tolist(), [""] * len(frame), set[int]()
-    # A class is text, and its value in a parquet file need not be: "0" may be the number 0.0, or False.
-    values = {given[i]: labels[line] for i, line in enumerate(lines) if not isinstance(labels[line], str)}
+    typed = {name: labels[line] for name, line in zip(given, lines, strict=True) if not isinstance(labels[line], str)}
     if REVIEW_COLUMN in frame:  # an earlier round
         notes = frame[REVIEW_COLUMN].fillna("").tolist()
     for name, answer in settled.items():
@@ -94,14 +96,10 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
             first = notes[line].removeprefix(CORRECTED) if notes[line].startswith(CORRECTED) else given[i]
             notes[line] = KEPT if answer.label == first else CORRECTED + first
             if answer.label != given[i]:
-                labels[line] = values.get(answer.label, answer.label)
-    if suffix == ".parquet":
-        frame[column] = _with_type(labels, frame, column)
-    else:  # the names of the classes, so that the next model has the same ones
-        names = {value: name for name, value in values.items()}
-        frame[column] = [names.get(label, label) for label in labels]
+                labels[line] = typed.get(answer.label, answer.label)  # False, and not "0", which counts as true
+    frame[column] = _with_type(labels, frame, column)
     frame[REVIEW_COLUMN] = notes
-    files.write(out, _to_bytes(frame.drop(index=frame.index[sorted(dropped)]), suffix))
+    files.write(out, _to_bytes(frame.drop(index=frame.index[sorted(dropped)]), suffix, source.path))
     said = [notes[line] for line in lines if line not in dropped]
     corrected = sum(note.startswith(CORRECTED) for note in said)
     return Applied(len(said), corrected, said.count(KEPT), said.count(UNSURE), dropped=len(dropped))
@@ -121,10 +119,10 @@ def _is_like_the_data(path: Path, label: str | None) -> bool:
     return label in columns and REVIEW_COLUMN not in columns
 
 
-def _read_table(rows: FittedRows, labels: list[str]) -> tuple[pd.DataFrame, str, list[int]]:
+def _read_lines(rows: FittedRows, labels: list[str], suffix: str) -> tuple[pd.DataFrame, str, list[int]]:
     """Return the table, its label column, and the line that each row is from; of a folder, a list of its images.
 
-    Lines without a label or a readable image are not among the rows.
+    Lines without a label or a readable image are not among the rows. The table will be written to a file with `suffix`.
     """
     import pandas as pd
 
@@ -132,38 +130,45 @@ def _read_table(rows: FittedRows, labels: list[str]) -> tuple[pd.DataFrame, str,
     if not source.path.is_file():
         listed = pd.DataFrame({LISTED_FILE: list(rows.names), LISTED_LABEL: labels})
         return listed, LISTED_LABEL, list(range(len(rows)))
-    frame = read_frame(source.path)
+    if _is_text(source.path) if suffix != ".parquet" else table_kind(source.path) == suffix:
+        frame = read_frame(source.path)
+    else:
+        read = read_table(source.path, text={str(kind.label), *kind.text_columns})
+        frame = to_frame({**read, str(kind.label): column_text(read, str(kind.label), source.path)})
     columns = {str(column).strip(): column for column in frame.columns}
     if isinstance(kind, Images):
         values = enumerate(frame[columns[str(kind.image)]])  # in the order of the rows
-        lines = [next(line for line, value in values if str(value).strip() == name) for name in rows.names]
+        lines = [next(line for line, value in values if str(value).strip() == name) for name in kind.names]
     else:
         lines = [int(name) - 1 for name in rows.names]
     return frame, columns[str(kind.label)], lines
 
 
-def _to_bytes(frame: pd.DataFrame, suffix: str) -> bytes:
+def _to_bytes(frame: pd.DataFrame, suffix: str, data: Path) -> bytes:
     if suffix == ".parquet":
         return frame.to_parquet(index=False)
-    return frame.to_csv(index=False, sep="\t" if suffix == ".tsv" else ",", lineterminator="\n").encode()
+    delimiter = "\t" if suffix == ".tsv" else find_delimiter(_read_text(data)) if _is_text(data) else ","
+    return frame.to_csv(index=False, sep=delimiter, lineterminator="\n").encode()
+
+
+def _is_text(path: Path) -> bool:
+    """Return whether the data is a csv or tsv file."""
+    return path.is_file() and table_kind(path) in (".csv", ".tsv")
+
+
+def _read_text(path: Path) -> str:
+    content = path.read_bytes()
+    return (gzip.decompress(content) if path.name.lower().endswith(".gz") else content).decode("utf-8-sig")
 
 
 def read_frame(path: Path) -> pd.DataFrame:
-    """Read a table with every value as it is written; numbers in a csv file stay text."""
+    """Read a csv, tsv or parquet file with every value as it is written; numbers in a csv file stay text."""
     import pandas as pd
 
-    name = path.name.lower().removesuffix(".gz")
-    if name.endswith(".parquet"):
+    if table_kind(path) == ".parquet":
         return pd.read_parquet(path)
-    if name.endswith((".csv", ".tsv")):
-        import gzip
-
-        content = gzip.decompress(path.read_bytes()) if path.name.lower().endswith(".gz") else path.read_bytes()
-        text = content.decode("utf-8-sig")
-        return pd.read_csv(
-            io.StringIO(text), sep=find_delimiter(text), dtype=str, keep_default_na=False, na_filter=False
-        )
-    raise ValueError(f"The labels in {path} cannot be written back: save it as csv or parquet first.")
+    text = _read_text(path)
+    return pd.read_csv(io.StringIO(text), sep=find_delimiter(text), dtype=str, keep_default_na=False, na_filter=False)
 
 
 def _with_type(labels: list[object], frame: pd.DataFrame, column: str) -> pd.Series:
@@ -219,7 +224,6 @@ def correct_data(folder: Path, answers: Path, data: Path | None = None) -> Corre
     if not new:
         command = f"logitclip review {shlex.quote(str(folder))}"
         raise ValueError(f"There are no answers in {answers}: `{command}` asks for them.")
-    path = folder / CORRECTED_FILE
     facts = _facts_of_interrupted(folder)
     if facts is not None:
         merge_answers(folder / ANSWERS, new)
@@ -228,11 +232,13 @@ def correct_data(folder: Path, answers: Path, data: Path | None = None) -> Corre
             "repeat the command to use them.",
             folder,
         )
-        return CorrectedData(path, facts["label"], facts["source"]["options"], _encoder_of(facts), None)
+        path, columns = Path(facts["source"]["path"]), facts["source"]["options"]
+        return CorrectedData(path, facts["label"], columns, _encoder_of(facts), None)
     model = load(folder)
     merge_answers(folder / ANSWERS, new)
     review = Review(model, FittedRows(model, data))
-    kind = review.rows.source.kind
+    kind, read = review.rows.source.kind, review.rows.source.path
+    path = folder / CORRECTED_FILES[0 if read.is_dir() or _is_text(read) else 1]
     again = Path(model.facts["source"]["path"]) == path.resolve() and path.is_file()  # this is not the first round
     (Review(model, FittedRows(model)) if again else review).keep_report()  # of the labels that the model was fitted on
     earlier = _count_corrected(path) if again else 0
@@ -252,7 +258,7 @@ def _facts_of_interrupted(folder: Path) -> Facts | None:
     if (folder / PAGE).is_file() or not is_model(folder):
         return None
     made_of = facts.get("source", {}).get("path")
-    return facts if made_of == str((folder / CORRECTED_FILE).resolve()) else None
+    return facts if made_of in [str((folder / name).resolve()) for name in CORRECTED_FILES] else None
 
 
 def _encoder_of(facts: Facts) -> str:

@@ -105,7 +105,10 @@ class Images(Kind):
             raise ValueError(f"The model was fitted on a folder of images; give a folder, not {data}.")
         columns = read_columns(data) if columns is None else columns
         text = column_text(columns, self.image, str(data) if file else "The data frame")
-        return Path(data).parent if file else Path(), ["" if code < 0 else text.values[code] for code in text.codes]
+        names = ["" if code < 0 else text.values[code] for code in text.codes]
+        folders = [Path(data).parent if file else Path(), self.folder]  # the second is that of the training images
+        found = (folder for folder in folders if any((folder / name).is_file() for name in text.values))
+        return next(found, folders[0]), names
 
     def network(self, rows: int) -> dict[str, str | float]:
         small = not torch.accelerator.is_available() or self.size < 48

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -148,7 +149,7 @@ def _look_at_files(
     folder = Path(os.path.expanduser(options.folder)) if options.folder else Path() if path is FRAME else path.parent
     listing = image_listing(columns, path, folder, label, image)
     classes = class_names([columns[label]], label, path)
-    unused = {name: "is not used beside images" for name in columns if name not in (label, image)}
+    unused = {name: "is not used beside images" for name in columns if name not in (label, image, *options.special)}
     kind, rows, labels, kept = _read_images(listing, classes, (label, image), decode, encoding)
     reviewed = _find_reviewed(columns, kept)
     return Source(
@@ -161,6 +162,7 @@ def _look_at_files(
         left_out=unused | _about_review(reviewed),
         label_type=label_type,
         reviewed=reviewed,
+        **_read_special(columns, options, path, kept, labels),
     )
 
 
@@ -185,7 +187,21 @@ def _read_images(
     else:
         rows, kept = kind.load(decode=decode)
         kind = kind.keep(kept)
-    return kind, rows, labels.numpy()[kept], kept
+    return kind, replace(rows, names=_number_twins(rows.names)), labels.numpy()[kept], kept
+
+
+def _number_twins(names: Sequence[str]) -> list[str]:
+    """Return names of rows that differ: an image file may be in several lines of a table.
+
+    >>> _number_twins(["a.png", "b.png", "a.png"])
+    ['a.png', 'b.png', 'a.png (2)']
+    """
+    seen = Counter[str]()
+    found = []
+    for name in names:
+        seen[name] += 1
+        found.append(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return found
 
 
 def _look_at_table(
@@ -217,11 +233,9 @@ def _look_at_table(
         used=dict(kind.used),
         left_out={**dict.fromkeys(options.drop, "as you asked"), **kind.dropped, **_about_review(reviewed)},
         label_type=label_type,
-        weight=_read_weights(columns, options.weight, path, known, labels),
-        groups=None if options.group is None else group_numbers(columns, options.group, path)[known],
-        times=None if options.time is None else time_numbers(columns, options.time, path)[known],
         unlabelled=kind.rows(take(features, unknown), unknown) if len(unknown) else None,
         reviewed=reviewed,
+        **_read_special(columns, options, path, known, labels[known]),
     )
 
 
@@ -241,15 +255,25 @@ def _find_reviewed(columns: Columns, rows: np.ndarray) -> np.ndarray | None:
     return np.array([*checked, False])[column.codes][rows]
 
 
-def _read_weights(
-    columns: Columns, name: str | None, path: Path, rows: np.ndarray, labels: np.ndarray
-) -> np.ndarray | None:
-    if name is None:
-        return None
+def _read_special(
+    columns: Columns, options: Options, path: Path, rows: np.ndarray, labels: np.ndarray
+) -> dict[str, Any]:
+    """Return weights, groups and times of some rows with these labels, as far as the options name columns for them."""
+    found = {}
+    if options.weight is not None:
+        found["weight"] = _read_weights(columns, options.weight, path, rows, labels)
+    if options.group is not None:
+        found["groups"] = group_numbers(columns, options.group, path)[rows]
+    if options.time is not None:
+        found["times"] = time_numbers(columns, options.time, path)[rows]
+    return found
+
+
+def _read_weights(columns: Columns, name: str, path: Path, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
     column = columns[name]
     if not isinstance(column, np.ndarray) or not np.isfinite(column[rows]).all() or (column[rows] < 0).any():
         raise ValueError(f"{path}: the weights {name!r} must be numbers that are at least 0, one in every row.")
-    if len(np.unique(labels[rows][column[rows] > 0])) < 2:
+    if len(np.unique(labels[column[rows] > 0])) < 2:
         raise ValueError(f"{path}: the weights {name!r} must be above 0 in rows of at least two classes.")
     return column[rows] / column[rows].mean()
 
