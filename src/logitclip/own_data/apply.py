@@ -77,7 +77,8 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
             f"{out} has the column {source.kind.label!r} and no column {REVIEW_COLUMN!r}, as the data of the first "
             "round: name another file with -o."
         )
-    given = [source.class_names[k] for k in source.labels.tolist()]
+    classes = list(source.class_names)
+    given = [classes[k] for k in source.labels.tolist()]
     frame, column, lines = _read_lines(rows, given, suffix)
     labels, notes, dropped = frame[column].astype(object).tolist(), [""] * len(frame), set[int]()
     typed = {name: labels[line] for name, line in zip(given, lines, strict=True) if not isinstance(labels[line], str)}
