@@ -756,5 +756,11 @@ def test_one_word_for_the_loss_and_for_class_weights_and_the_old_ones_still_work
 
 
 def test_both_words_for_class_weights_are_refused():
+    from logitclip import heads
+
     with pytest.raises(ValueError, match="not both"):
         Loss("ce", class_weight=torch.ones(3), weight=torch.ones(3))
+    with pytest.raises(ValueError, match="not both"):
+        heads.linear_cross_entropy(
+            torch.ones(1, 2), torch.ones(3, 2), torch.tensor([0]), class_weight=torch.ones(3), weight=torch.ones(3)
+        )

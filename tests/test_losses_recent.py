@@ -192,6 +192,13 @@ def test_bi_tempered_at_1_and_1_is_cross_entropy_and_its_predictions_sum_to_1() 
     assert gradgradcheck(lambda z: losses.bi_tempered(z, torch.tensor([0, 1, 2])), (x,))
 
 
+def test_backward_needs_labels_that_say_something() -> None:
+    """At rate 1 - 1/K all rows of T are equal, and the loss was infinite."""
+    with pytest.raises(ValueError, match=r"rate must not be 1 - 1/K = 0\.75"):
+        Loss("backward:rate=0.75")(torch.zeros(2, 4), torch.tensor([0, 1]))
+    assert Loss("backward:rate=0.75")(torch.zeros(2, 3), torch.tensor([0, 1])).isfinite()
+
+
 def test_forward_and_backward_take_a_matrix(tmp_path: Path) -> None:
     z, y = batch(20, 3)
     matrix = np.array([[0.7, 0.2, 0.1], [0.1, 0.9, 0.0], [0.3, 0.1, 0.6]])

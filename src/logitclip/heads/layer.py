@@ -77,9 +77,9 @@ def linear_cross_entropy(
     if ignore_index is not None and target.is_floating_point():
         raise ValueError(f"ignore_index={ignore_index} needs class indices, got probability targets.")
     ignored = -100 if ignore_index is None else ignore_index
-    weight = class_weight if weight is None else weight
+    weights = {name: w for name, w in (("class_weight", class_weight), ("weight", weight)) if w is not None}
     criterion = partial(
-        Loss, "ce", reduction=reduction, class_weight=weight, ignore_index=ignored, label_smoothing=label_smoothing
+        Loss, "ce", reduction=reduction, ignore_index=ignored, label_smoothing=label_smoothing, **weights
     )
     clip = _optional_clip(tau, delta, temp)
     return layer_loss(criterion, input, linear_weight, linear_bias, target, clip, example_weight, group)

@@ -333,7 +333,7 @@ def backward(log_probs: Tensor, *, rate: float = 0.2, matrix: str | None = None)
         One value per example, [...]; float32 for half-precision logits.
 
     Raises:
-        ValueError: If the shapes do not fit or T is not a transition matrix with an inverse.
+        ValueError: If the shapes do not fit, or T is not a transition matrix with an inverse.
 
     >>> backward(torch.zeros(1, 4), torch.tensor([2]))
     tensor([1.3863])
@@ -345,6 +345,11 @@ def backward(log_probs: Tensor, *, rate: float = 0.2, matrix: str | None = None)
     masked = log_probs.isneginf()
     finite = log_probs.masked_fill(masked, 0.0)
     if matrix is None:  # the inverse is (I - b J) / (1 - b K) with b = rate / (K-1)
+        chance = 1 - 1 / finite.shape[-1]
+        if math.isclose(rate, chance, rel_tol=1e-6):
+            raise ValueError(
+                f"rate must not be 1 - 1/K = {chance:g}: such labels say nothing about the {finite.shape[-1]} classes."
+            )
         count = (~masked).sum(-1, keepdim=True).to(finite.dtype)
         b = rate / (count - 1).clamp_min(1)
         values = (b * finite.sum(-1, keepdim=True) - finite) / (1 - b * count)
