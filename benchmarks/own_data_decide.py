@@ -74,7 +74,7 @@ def compute(name: str, noise: str, seed: int, args: argparse.Namespace) -> Array
     """Let every learner vote and learn again, in every way that is compared."""
     task = load(name, noise, args, seed)
     source = look(task.train, "label", Options(text=task.text))
-    plan, test = make_plan(source, seed=seed), source.kind.read(task.test)
+    plan, test = make_plan(source, seed=seed), source.kind.read_beside(task.test, None)
     place = {name: i for i, name in enumerate(source.class_names)}
     found: Arrays = {
         "labels": source.labels,

@@ -427,11 +427,13 @@ def test_vectors_and_arrays_keep_their_features_with_annotators(tmp_path: Path) 
     frame = pd.read_csv(path, keep_default_na=False)
     vectors = np.stack([frame["x"], -frame["x"]], 1)
     said = {name: frame[name].to_numpy(str) for name in ("ann", "bob", "eve")}
+    said["code"] = np.array(["007", "7"])[np.arange(len(frame)) % 2]
     np.savez(tmp_path / "crowd.npz", v=vectors, **said)
     pd.DataFrame({"v": list(vectors), **said}).to_parquet(tmp_path / "crowd.parquet")
     for name in ("crowd.npz", "crowd.parquet"):
-        fused = fuse_data(tmp_path / name, tmp_path, annotators=list(said))
-        assert list(pd.read_csv(fused.path))[:2] == ["v0", "v1"]
+        fused = fuse_data(tmp_path / name, tmp_path, annotators=["ann", "bob", "eve"])
+        used = look(fused.path, FUSED_LABEL, Options(weight=FUSED_WEIGHT, group=FUSED_ITEM)).used
+        assert used == {"v0": "number", "v1": "number", "code": "category"}
 
 
 def test_whole_numbers_with_gaps_are_the_same_answers(tmp_path: Path) -> None:
@@ -443,14 +445,27 @@ def test_whole_numbers_with_gaps_are_the_same_answers(tmp_path: Path) -> None:
     fused = fuse_data(path, tmp_path, annotators=["ann", "bob", "eve"])
     assert set(pd.read_csv(fused.path, dtype=str)[FUSED_LABEL]) == {"0", "1"}
     assert min(row["accuracy"] for row in fused.reliability) > 0.5
+    frame = frame.assign(ann=frame["ann"].map({0.0: "v1", 1.0: "v1.0"}))
+    frame.to_csv(path, index=False)
+    assert {"v1", "v1.0"} <= set(
+        pd.read_csv(fuse_data(path, tmp_path, annotators=["ann"], drop=["bob", "eve"]).path)[FUSED_LABEL]
+    )
 
 
-@pytest.mark.parametrize("options", [{"group": "word"}, {"weight": "x"}, {"time": "x"}, {"label": "word"}])
-def test_options_that_annotators_replace_are_refused(tmp_path: Path, options: dict) -> None:
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group": "word"}, "Leave out --group"),
+        ({"weight": "x"}, "Leave out --weight"),
+        ({"time": "x"}, "Leave out --time"),
+        ({"label": "word"}, "Give either a label column"),
+    ],
+)
+def test_options_that_annotators_replace_are_refused(tmp_path: Path, options: dict, message: str) -> None:
     from logitclip.cli.own_data import FitOptions, fit
 
     path, _ = crowd(tmp_path)
-    with pytest.raises(ValueError, match=r"Leave out --|Give either a label column"):
+    with pytest.raises(ValueError, match=message):
         fit(path, out=tmp_path / "model", options=FitOptions(annotators="ann,bob,eve", **options))
 
 
@@ -463,9 +478,13 @@ def test_annotators_of_images(tmp_path: Path, capsys) -> None:
     names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
     ann = [name.split("/")[0] for name in names]
     frame = pd.DataFrame({"photo": names, "ann": ann, "bob": ["dark", "light"] * 18})
+    (photos / "more.png").write_bytes((photos / names[0]).read_bytes())
+    frame.loc[len(frame)] = ["more.png", "", ""]  # nobody was asked
     frame.to_csv(photos / "crowd.csv", index=False)
     fit(photos / "crowd.csv", out=tmp_path / "model", options=FitOptions(annotators="ann,bob", learner="logistic"))
-    assert "'fused_item' is not used" not in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert "'fused_item' is not used" not in shown.err
+    assert "1 item without any answer: they are left out" in shown.out + shown.err
     review = open_review(load(tmp_path / "model"), 25)
     source = review.rows.source
     assert source.weight is not None
@@ -496,19 +515,26 @@ def test_weights_and_groups_of_images_count(tmp_path: Path) -> None:
     assert look(photos / "photos.csv", "kind", Options(time="who")).times is not None
 
 
-@pytest.mark.parametrize("dtype", ["bool", "boolean", "Int64"])
-def test_corrected_labels_keep_their_type(tmp_path: Path, dtype: str) -> None:
-    frame = pd.read_csv(make_table(tmp_path), keep_default_na=False)
-    kind = pd.Series(np.arange(len(frame)) % 2 == 1)
-    frame["kind"] = kind.astype(dtype)
+def test_apply_keeps_every_column(tmp_path: Path) -> None:
+    """Whole numbers of 17 digits, times of day and groups such as 007 are what they were, whatever the format."""
+    rows = np.arange(40)
+    frame = pd.DataFrame({"x": rows % 2 + 0.01 * rows, "kind": np.array(["ash", "oak"])[rows % 2]})
+    frame["number"], frame["time"] = rows + 9007199254740993, [f"12:{row:02d}:00" for row in rows]
+    frame["who"], frame["v"] = (
+        np.array(["007", "7", "08", "9", "1.0", "11", "12", "13"])[rows // 5],
+        list(np.stack([rows, rows + 0.5], 1)),
+    )
     frame.to_parquet(tmp_path / "rows.parquet")
-    review = open_review(fit_on(tmp_path / "rows.parquet", tmp_path / "model"))
-    for i in (0, 1):
-        review.answer(i, review.rows.digest(i), "class", review.class_names[1 - i], "Ann")
-    apply_answers(review.rows, review.settled, tmp_path / "corrected.parquet")
-    found = pd.read_parquet(tmp_path / "corrected.parquet")["kind"]
-    assert found.tolist() == [True, False, *kind[2:]]
-    assert str(found.dtype) == dtype
+    frame.drop(columns="v").to_csv(tmp_path / "rows.csv", index=False)
+    for data, name in (("rows.parquet", "again.csv"), ("rows.csv", "again.parquet")):
+        model = make_model(tmp_path / data, tmp_path / f"of {data}", label="kind", group="who", learner="logistic")
+        review = open_review(model)
+        apply_answers(review.rows, review.settled, tmp_path / name)
+        again = pd.read_csv(tmp_path / name, dtype=str) if name.endswith("csv") else pd.read_parquet(tmp_path / name)
+        for column in ("number", "time", "who", "kind"):
+            assert [str(value) for value in again[column]] == frame[column].astype(str).tolist(), (name, column)
+        vectors = ["v0", "v1"] if data == "rows.parquet" else []
+        assert {*again} == {"x", "kind", "number", "time", "who", *vectors, "logitclip_review"}
 
 
 def test_val_and_test_images_are_in_the_folder_of_the_training_images(tmp_path: Path) -> None:
@@ -517,11 +543,15 @@ def test_val_and_test_images_are_in_the_folder_of_the_training_images(tmp_path: 
     photos = make_images(tmp_path / "photos")
     names = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
     (tmp_path / "lists").mkdir()
-    listed = tmp_path / "lists" / "photos.csv"
-    pd.DataFrame({"photo": names, "kind": [name.split("/")[0] for name in names]}).to_csv(listed, index=False)
-    source = look(listed, "kind", Options(folder=str(photos)))
-    beside = read_labelled(listed, source.kind, source.class_names, "test")
-    assert (beside.rows.features == source.rows.features).all()
-    pd.DataFrame({"photo": ["gone.png"], "kind": ["dark"]}).to_csv(listed, index=False)
-    with pytest.raises(ValueError, match="No image of the test data can be read"):
-        read_labelled(listed, source.kind, source.class_names, "test")
+    train, test = tmp_path / "lists" / "train.csv", tmp_path / "lists" / "test.csv"
+    frame = pd.DataFrame({"photo": names, "kind": [name.split("/")[0] for name in names]})
+    frame[::2].to_csv(train, index=False)
+    frame[1::2].to_csv(test, index=False)
+    source = look(train, "kind", Options(folder=str(photos)))
+    beside = read_labelled(test, source.kind, source.class_names, "test")
+    assert len(beside.rows) == 18
+    assert np.isfinite(beside.rows.features).all()
+    for missing in (pd.DataFrame({"photo": ["gone.png"], "kind": ["dark"]}), frame[::2]):  # or those of the training
+        missing.to_csv(test, index=False)
+        with pytest.raises(ValueError, match="None of the test images can be read"):
+            read_labelled(test, source.kind, source.class_names, "test")

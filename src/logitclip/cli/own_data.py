@@ -324,14 +324,14 @@ def _make_data_and_fit(data: Path, options: FitOptions, out: Path, made_by: str)
 @contextlib.contextmanager
 def _claim(out: Path, made_by: str) -> Iterator[None]:
     """Claim the model folder for the data that is made there, and for the fit on it."""
-    from logitclip.own_data.annotators import FUSED, RELIABILITY
+    from logitclip.own_data.annotators import FUSED_FILES, RELIABILITY
     from logitclip.own_data.apply import CORRECTED_FILES
     from logitclip.own_data.fitting import claim_folder
     from logitclip.own_data.model import maker
 
     if made_by == "issues" and maker(out) == "fit":
         raise ValueError(f"{out} has a model that `fit` made: name another folder with --out, or use `logitclip fit`.")
-    with claim_folder(out, (*CORRECTED_FILES, FUSED, RELIABILITY)):
+    with claim_folder(out, (*CORRECTED_FILES, *FUSED_FILES, RELIABILITY)):
         yield
 
 

@@ -323,9 +323,7 @@ def fuse(data: Path, out: Path, columns: Json, *, annotators: list[str], **names
 
     for name in ("weight", "group", "time"):
         if columns[name] is not None:
-            raise ValueError(
-                f"Leave out --{name}: the answers give each item its weight, and its probable classes are a group."
-            )
+            raise ValueError(f"Leave out --{name}: with annotators, weights and groups come from the answers.")
     fused = fuse_data(data, out, annotators=annotators, text=columns["text"], drop=columns["drop"], **names)
     count = len(fused.reliability)
     which = f": the {NAMED} most and the {NAMED} least reliable of {count:,}" if count > 2 * NAMED else ""
@@ -336,7 +334,8 @@ def fuse(data: Path, out: Path, columns: Json, *, annotators: list[str], **names
     show(table)
     show(f"They disagree on {fused.disagree:.0%} of the items. All annotators: {escape(str(out / 'annotators.csv'))}.")
     if fused.unanswered:
-        show(f"{counted(fused.unanswered, 'item')} without any answer: their classes are predicted.")
+        what = "their classes are predicted" if fused.predicted else "they are left out"
+        show(f"{counted(fused.unanswered, 'item')} without any answer: {what}.")
     columns |= {"weight": FUSED_WEIGHT, "group": FUSED_ITEM, "drop": []}
-    columns["folder"] = columns["folder"] or str(data.resolve().parent)  # fused.csv is elsewhere
+    columns["folder"] = columns["folder"] or str(data.resolve().parent)  # fused.csv is not there
     return fused.path, FUSED_LABEL

@@ -346,7 +346,7 @@ def backward(log_probs: Tensor, *, rate: float = 0.2, matrix: str | None = None)
     finite = log_probs.masked_fill(masked, 0.0)
     if matrix is None:  # the inverse is (I - b J) / (1 - b K) with b = rate / (K-1)
         chance = 1 - 1 / finite.shape[-1]
-        if math.isclose(rate, chance, rel_tol=1e-6):
+        if chance and math.isclose(rate, chance, rel_tol=1e-6):
             raise ValueError(
                 f"rate must not be 1 - 1/K = {chance:g}: such labels say nothing about the {finite.shape[-1]} classes."
             )

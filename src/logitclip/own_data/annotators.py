@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,15 +17,17 @@ from pathlib import Path
 import numpy as np
 
 from logitclip import files
-from logitclip.data._columns import Columns, read_table, row_count, take, to_frame
+from logitclip.data._columns import Columns, read_table, row_count, table_kind, take, to_frame
 from logitclip.data.table import column_text
 from logitclip.files import Json
 from logitclip.own_data.calibration import softmax
 from logitclip.own_data.folds import FOLDS
+from logitclip.own_data.source import Options, find_image_column
 from logitclip.text import guard_formula
 
-FUSED, RELIABILITY = "fused.csv", "annotators.csv"  # in the model folder
-FUSED_LABEL, FUSED_WEIGHT, FUSED_ITEM = "fused_label", "fused_probability", "fused_item"  # columns of fused.csv
+FUSED_FILES = ("fused.csv", "fused.parquet")  # in the model folder: of text, of other data
+RELIABILITY = "annotators.csv"
+FUSED_LABEL, FUSED_WEIGHT, FUSED_ITEM = "fused_label", "fused_probability", "fused_item"  # columns of fused data
 LEAST_LEARNT = 0.02  # probability of a class with which an item is still learnt from
 EM_STEPS = 200  # of expectation maximisation, at most
 TOLERANCE = 1e-6
@@ -242,6 +245,7 @@ class FusedData:
     reliability: list[Json]
     disagree: float  # share of the items whose annotators disagree
     unanswered: int  # items without any answer
+    predicted: bool  # the classes of these items will be; images are left out
 
 
 def fuse_data(
@@ -262,7 +266,7 @@ def fuse_data(
 
     Args:
         data: A csv, tsv, parquet or npz file.
-        out: The model folder; it gets fused.csv and annotators.csv.
+        out: The model folder; it gets annotators.csv and fused.csv, or fused.parquet if the data is not text.
         annotators: The columns with the answers of one annotator each; an empty value means not asked.
         item: In a table with one row per answer, the column that names the item.
         annotator: The column that names the annotator.
@@ -293,9 +297,11 @@ def fuse_data(
     judged = reliability(answers, fused)
     _write_reliability(out / RELIABILITY, judged)
     silent = np.setdiff1d(np.arange(row_count(columns)), rows) if annotators else np.empty(0, int)
-    _write_fused(out / FUSED, left, answers, fused, rows, silent)
+    path = out / FUSED_FILES[table_kind(data) not in (".csv", ".tsv")]
+    images = find_image_column(left, FUSED_LABEL, Options(text=tuple(text)))
+    _write_fused(path, left, answers, fused, rows, silent if images is None else silent[:0])
     votes = answers.votes
-    return FusedData(out / FUSED, way, judged, float(((votes > 0).sum(1) > 1).mean()), len(silent))
+    return FusedData(path, way, judged, float(((votes > 0).sum(1) > 1).mean()), len(silent), images is None)
 
 
 def _cell_texts(columns: Columns, name: str) -> list[str | None]:
@@ -304,13 +310,13 @@ def _cell_texts(columns: Columns, name: str) -> list[str | None]:
 
 
 def _spell_alike(cells: dict[str, Sequence[str | None]]) -> dict[str, Sequence[str | None]]:
-    """Return answers with 1 for 1.0 if both occur: many programs write 1.0 where a column of numbers has gaps.
+    """Return answers with 1 for 1.0 if both occur: a column of whole numbers with gaps is often saved so.
 
     >>> _spell_alike({"ann": ["0.0", None, "1.0"], "bob": ["0", "1", "1"]})["ann"]
     ['0', None, '1']
     """
     known = {value for values in cells.values() for value in values if value is not None}
-    whole = {value: value.removesuffix(".0") for value in known if value.endswith(".0")}
+    whole = {value: value[:-2] for value in known if re.fullmatch(r"-?\d+\.0", value)}
     if known.isdisjoint(whole.values()):
         return cells
     return {name: [value and whole.get(value, value) for value in values] for name, values in cells.items()}
@@ -361,7 +367,8 @@ def _write_fused(
     """Write one row per item and probable class; items without an answer have one row without a label."""
     place, label = np.nonzero(fused.probabilities > LEAST_LEARNT)
     frame = to_frame(take(features, np.concatenate([rows[place], silent])))
-    frame[FUSED_LABEL] = [*np.array(answers.class_names, dtype=object)[label], *[""] * len(silent)]
-    frame[FUSED_WEIGHT] = [*(f"{share:.4f}" for share in fused.probabilities[place, label]), *["1"] * len(silent)]
+    frame[FUSED_LABEL] = [*np.array(answers.class_names, dtype=object)[label], *[None] * len(silent)]
+    frame[FUSED_WEIGHT] = np.append(fused.probabilities[place, label].round(4), np.ones(len(silent)))
     frame[FUSED_ITEM] = [*np.array(answers.items, dtype=object)[place], *(str(row + 1) for row in silent)]
-    files.replace(path, frame.to_csv(index=False, lineterminator="\n").encode())
+    text = path.suffix == ".csv"
+    files.replace(path, frame.to_csv(index=False, lineterminator="\n").encode() if text else frame.to_parquet())

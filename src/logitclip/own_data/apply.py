@@ -131,11 +131,7 @@ def _read_lines(rows: FittedRows, labels: list[str], suffix: str) -> tuple[pd.Da
     if not source.path.is_file():
         listed = pd.DataFrame({LISTED_FILE: list(rows.names), LISTED_LABEL: labels})
         return listed, LISTED_LABEL, list(range(len(rows)))
-    if _is_text(source.path) if suffix != ".parquet" else table_kind(source.path) == suffix:
-        frame = read_frame(source.path)
-    else:
-        read = read_table(source.path, text={str(kind.label), *kind.text_columns})
-        frame = to_frame({**read, str(kind.label): column_text(read, str(kind.label), source.path)})
+    frame = _read_as(rows, suffix)
     columns = {str(column).strip(): column for column in frame.columns}
     if isinstance(kind, Images):
         values = enumerate(frame[columns[str(kind.image)]])  # in the order of the rows
@@ -143,6 +139,45 @@ def _read_lines(rows: FittedRows, labels: list[str], suffix: str) -> tuple[pd.Da
     else:
         lines = [int(name) - 1 for name in rows.names]
     return frame, columns[str(kind.label)], lines
+
+
+def _read_as(rows: FittedRows, suffix: str) -> pd.DataFrame:
+    """Read the table of the rows for a file with `suffix`: its values as they are, but for what that format changes.
+
+    In a parquet file numbers of text are numbers. In a csv file a vector has a column for each number, and labels are
+    called as the classes are.
+    """
+    import pandas as pd
+
+    path, label = rows.source.path, str(rows.source.kind.label)
+    written = None if table_kind(path) == ".npz" else read_frame(path)
+    if written is not None and _is_text(path) == (suffix != ".parquet"):
+        return written
+    texts = {label, *rows.source.kind.text_columns, rows.model.facts["source"]["options"].get("group")} - {None}
+    read = read_table(path, text=texts)
+    frame = to_frame({**read, label: column_text(read, label, path)})
+    if written is None:
+        return frame
+    written.columns = [str(name).strip() for name in written.columns]
+    if suffix == ".parquet":
+        typed = {str(name): values for name, values in frame.items()}
+        return pd.DataFrame(
+            {name: _as_numbers(typed.get(str(name), values), values) for name, values in written.items()}
+        )
+    kept = written[[name for name in written.columns if name in read]].assign(**{label: frame[label]})
+    return pd.concat([kept, frame[[name for name in frame.columns if name not in kept]]], axis=1)
+
+
+def _as_numbers(column: pd.Series, written: pd.Series) -> pd.Series:
+    """Return a column of numbers as they are written, whole ones with all digits; any other column as it is."""
+    import pandas as pd
+
+    if not pd.api.types.is_numeric_dtype(column):
+        return column
+    try:
+        return pd.Series(pd.to_numeric(written))
+    except ValueError:  # decimal commas, or a word for what is missing
+        return column
 
 
 def _to_bytes(frame: pd.DataFrame, suffix: str, data: Path) -> bytes:
@@ -176,10 +211,14 @@ def _with_type(labels: list[object], frame: pd.DataFrame, column: str) -> pd.Ser
     """Return labels with the type of their column; as text if one of them does not fit."""
     import pandas as pd
 
+    given = pd.Series(labels, frame.index, object)
+    kind = frame.dtypes[column]
     try:
-        return pd.Series(labels, frame.index, frame.dtypes[column])
+        if not isinstance(kind, pd.CategoricalDtype) or given.dropna().isin(kind.categories).all():
+            return given.astype(kind)
     except (TypeError, ValueError):
-        return pd.Series(labels, frame.index, object).map(str, na_action="ignore")
+        pass
+    return given.map(str, na_action="ignore")
 
 
 # -- the next round ----------------------------------------------------------------------------------------------------

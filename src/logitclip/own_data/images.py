@@ -106,9 +106,11 @@ class Images(Kind):
         columns = read_columns(data) if columns is None else columns
         text = column_text(columns, self.image, str(data) if file else "The data frame")
         names = ["" if code < 0 else text.values[code] for code in text.codes]
-        folders = [Path(data).parent if file else Path(), self.folder]  # the second is that of the training images
-        found = (folder for folder in folders if any((folder / name).is_file() for name in text.values))
-        return next(found, folders[0]), names
+        folder = Path(data).parent if file else Path()
+        others = bool(self.names) and set(self.names).isdisjoint(names)  # images of val or test, not those trained on
+        if others and not any((folder / name).is_file() for name in text.values):
+            return self.folder, names
+        return folder, names
 
     def network(self, rows: int) -> dict[str, str | float]:
         small = not torch.accelerator.is_available() or self.size < 48

@@ -69,8 +69,6 @@ def read_labelled(data: Data | tuple[Data, ArrayLike], kind: Kind, classes: Sequ
     known = np.flatnonzero(labels.codes >= 0)
     if not len(known):
         raise ValueError(f"The {what} data has no labels.")
-    if np.isnan(rows.features[known]).any(1).all():
-        raise ValueError(f"No image of the {what} data can be read: write file names relative to its own folder.")
     place = {name: i for i, name in enumerate(classes)}
     positions = np.array([place.get(value, -1) for value in match_classes(labels.values, classes)])[labels.codes[known]]
     if what == "val" and (positions < 0).any():

@@ -93,7 +93,7 @@ def look(
     if REVIEW_COLUMN in columns and REVIEW_COLUMN not in options.drop:
         options = replace(options, drop=(*options.drop, REVIEW_COLUMN))
     _check_columns(columns, path, label, options)
-    image = options.image or _image_column(columns, label, options)
+    image = options.image or find_image_column(columns, label, options)
     if image is not None:
         options = replace(options, image=image)
         return _look_at_files(columns, path, label, options, label_type, decode, encoding)
@@ -293,7 +293,7 @@ def _check_columns(columns: Columns, path: Path, label: str, options: Options) -
     require_rows(row_count(columns), path)
 
 
-def _image_column(columns: Columns, label: str, options: Options) -> str | None:
+def find_image_column(columns: Columns, label: str, options: Options) -> str | None:
     """Return the column whose values are names of image files, if there is one."""
     if options.text:
         return None
