@@ -311,7 +311,7 @@ def test_figure_1_draws_four_numbers_of_classes() -> None:
 CELLS = {  # smoke, cpu, mini, full
     "all_losses": (32, 96, 32, 160),
     "figure1": (0, 0, 0, 0),
-    "figure2": (6, 180, 160, 480),
+    "figure2": (6, 180, 96, 480),
     "figure3": (6, 45, 60, 60),
     "figure4": (6, 45, 60, 60),
     "first_sight": (20, 60, 20, 60),
@@ -321,7 +321,7 @@ CELLS = {  # smoke, cpu, mini, full
     "quickstart": (12, 36, 12, 36),
     "readings": (4, 504, 60, 630),
     "table1": (4, 440, 150, 550),
-    "table2": (4, 320, 60, 400),
+    "table2": (4, 320, 24, 400),
     "table3": (6, 120, 12, 150),
     "table4": (8, 40, 8, 40),
     "table5": (3, 45, 60, 60),
