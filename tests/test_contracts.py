@@ -251,13 +251,11 @@ def test_public_names_are_listed_and_others_are_not_there() -> None:
         logitclip.clip_logit  # noqa: B018
 
 
-def test_importing_is_quick_and_leaves_torch_alone() -> None:
-    code = (
-        "import sys, time; start = time.process_time(); import logitclip; print(time.process_time() - start);"
-        "assert not {'torch', 'numpy', 'tyro', 'rich'} & set(sys.modules), 'too much was imported'"
-    )
-    # CPU time, and the best of ten, so that other programs do not matter.
-    assert any(float(_python(code)) < 0.05 for _ in range(10))
+def test_importing_takes_few_modules_and_leaves_torch_alone() -> None:
+    new = _python("import sys; before = set(sys.modules); import logitclip; print(*set(sys.modules) - before)").split()
+    assert "logitclip" in new
+    assert not {"torch", "numpy", "tyro", "rich"} & set(new)
+    assert len(new) < 60  # all but one are of the standard library
 
 
 @pytest.mark.parametrize("module", ["logitclip.registry"])
