@@ -1,5 +1,6 @@
 """Batches: every example where it belongs, in memory and on disk, in one process and in several."""
 
+import itertools
 import os
 import re
 
@@ -200,11 +201,13 @@ def test_a_damaged_file_is_one_sentence_from_a_worker_too(workers):
 def test_many_batches_do_not_use_up_file_handles():
     resource = pytest.importorskip("resource")
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(map(int, os.listdir("/dev/fd")))  # of those that earlier tests have left open
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(highest + 100, hard), hard))
+    taken = set(map(int, os.listdir("/dev/fd")))
+    free = (number for number in itertools.count() if number not in taken)
+    limit = next(itertools.islice(free, 100, None))  # which leaves 100, whatever earlier tests have open
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit, hard), hard))
     try:
         data = Split(OnDisk(200), torch.zeros(200, dtype=torch.int64))
-        assert len([index for index, _, _ in list(batches(data, 1, workers=1))]) == 200
+        assert sum(len(index) for index, _, _ in batches(data, 1, workers=1)) == 200  # none of them is kept
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
