@@ -60,8 +60,8 @@ def apply_answers(rows: FittedRows, settled: dict[str, Answer], out: Path) -> Ap
     A table keeps its columns; its label column has the corrected labels, and a column says what was changed. Rows that
     are in no class are left out. Of a folder of images nothing is moved: the result is a list of files and labels. It
     is data for the next `fit`, so every value is written as it is, whatever a spreadsheet would make of it, and a csv
-    file keeps its delimiter, beside which 1,5 may be a number. In another format than that of the data, the values are
-    those that `fit` reads.
+    file keeps its delimiter, beside which 1,5 may be a number. A parquet file made from text has numbers as numbers; a
+    csv file made from parquet has a column for each number of a vector.
 
     Raises:
         ValueError: If `out` is the data itself or looks like it, or is neither csv, tsv nor parquet.
@@ -213,12 +213,11 @@ def _with_type(labels: list[object], frame: pd.DataFrame, column: str) -> pd.Ser
 
     given = pd.Series(labels, frame.index, object)
     kind = frame.dtypes[column]
+    fits = not isinstance(kind, pd.CategoricalDtype) or given.dropna().isin(kind.categories).all()
     try:
-        if not isinstance(kind, pd.CategoricalDtype) or given.dropna().isin(kind.categories).all():
-            return given.astype(kind)
+        return given.astype(kind) if fits else given.map(str, na_action="ignore")
     except (TypeError, ValueError):
-        pass
-    return given.map(str, na_action="ignore")
+        return given.map(str, na_action="ignore")
 
 
 # -- the next round ----------------------------------------------------------------------------------------------------
